@@ -1,0 +1,99 @@
+"""The columns of a run's record, as the runner writes them and everything else reads them.
+
+All times are integer nanoseconds. Points in time count from the start of the measured run (``t0``) on the
+runner's monotonic clock (``time.perf_counter_ns``); warm-up requests therefore have negative arrivals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.stages import STAGES
+
+Columns = dict[str, npt.NDArray[Any]]
+
+#: What one thread did over an interval, from two snapshots of its own counters. On-CPU time, time runnable
+#: but not running (it includes cgroup throttling), voluntary and involuntary switches, page faults.
+THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt")
+
+
+def _account(prefix: str) -> list[tuple[str, str]]:
+    return [(f"{prefix}_{name}", "<i8") for name in THREAD_ACCOUNT]
+
+
+#: One row a request, in segments on disk and in memory.
+REQUEST_DTYPE = np.dtype(
+    [
+        ("index", "<i8"),  # position in the replayed schedule; warm-up requests count down from -1
+        ("arrival_ns", "<i8"),  # scheduled arrival
+        *[(f"{stage}_ns", "<i8") for stage in STAGES],
+        ("latency_ns", "<i8"),  # exactly the sum of the stages
+        ("status", "<i8"),  # latfix.stages.Status
+        ("batch_id", "<i8"),  # -1: never in a batch
+        ("warmup", "<i8"),
+        ("prepare_thread", "<i8"),  # index of the prepare thread; -1: never prepared
+        # Parts of `prepare` and `finish` (both inside the stage):
+        ("prepare_wait_ns", "<i8"),  # handed over -> a prepare thread picked it up
+        ("finish_wait_ns", "<i8"),  # the batch's other members were finished first
+        ("prepare_span_ns", "<i8"),  # declared with latfix.span, outermost spans only
+        ("finish_span_ns", "<i8"),
+        *_account("prepare"),  # of the prepare thread, over its own work on this request
+        *_account("finish"),  # of the worker's thread, over this request's finish alone
+        ("input_elements", "<i8"),  # elements in all tensors that prepare returned
+        ("input_length", "<i8"),  # largest size of dimension 0 among them
+    ]
+)
+
+#: One row a batch.
+BATCH_DTYPE = np.dtype(
+    [
+        ("batch_id", "<i8"),
+        ("worker", "<i8"),
+        ("size", "<i8"),
+        ("warmup", "<i8"),
+        ("free_ns", "<i8"),  # the worker became free: end of its previous batch (run's start for the first)
+        ("open_ns", "<i8"),  # first member taken: the later of free_ns and that member's enqueue
+        ("close_ns", "<i8"),  # membership fixed (full, or the window ended)
+        ("collated_ns", "<i8"),  # collate done, host-to-device copy begins
+        ("h2d_end_ns", "<i8"),  # compute begins
+        ("compute_end_ns", "<i8"),
+        ("d2h_end_ns", "<i8"),  # finish of the first member begins
+        ("finish_end_ns", "<i8"),  # last member finished; the worker is free again
+        *_account("collate"),  # of the worker's thread, close -> collated
+        *_account("compute"),  # of the worker's thread, h2d end -> compute end
+        ("pool_runq_ns", "<i8"),  # largest run-queue delay of one intra-op pool thread during compute
+        ("process_cpu_ns", "<i8"),  # CPU time of the whole process during compute
+        ("throttled_ns", "<i8"),  # growth of the cgroup's throttled time seen at the end of this batch
+        ("real_elements", "<i8"),  # sum of its members' input_elements
+        ("padded_elements", "<i8"),  # elements of the collated batch
+        ("padded_length", "<i8"),  # largest size of dimension 1 among its tensors (0 where there is none)
+        ("first_shape", "<i8"),  # 1: the first batch of this shape in this process, warm-up included
+        ("retried", "<i8"),  # 1: it failed as a batch and its members ran one by one
+    ]
+)
+
+#: Kinds of rows in ``events.parquet``. ``detail`` is JSON.
+EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note")
+#: ``gc``: a collection, in ``thread`` (native id); detail {"generation", "collected"}.
+#: ``compile``: torch._dynamo compiled or recompiled, in ``thread``; detail {"trigger"}.
+#: ``span``: a declared span; ``request`` is the schedule index; detail {"name", "stage"}.
+#: ``spike``: a probe's own poll took over a millisecond; detail {"probe"}.
+#: ``error``: a request failed; ``request`` and detail {"message", "stage"}.
+#: ``note``: anything the runner wants a reader to know; detail {"message"}.
+EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
+SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
+
+#: Series in ``samples.parquet``, sampled on a thread of their own. Counters are absolute readings.
+#: host.cpu_busy_ns, host.steal_ns: all cores of the machine, from /proc/stat (10 ms resolution)
+#: process.cpu_ns, process.rss_bytes, process.threads, process.minflt, process.majflt
+#: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)
+#: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
+#: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes
+#: gc.tracked_objects is not sampled: counting them walks the heap.
+#: cuda.allocated_bytes, cuda.reserved_bytes, cuda.inactive_split_bytes, cuda.alloc_retries, …
+#: nvml.gpu_util, nvml.memory_used_bytes, nvml.sm_clock_mhz, nvml.mem_clock_mhz, nvml.power_w, …
+#: runner.queue_depth, runner.in_flight
+#: poll.<probe>_ns: how long the probe's own poll took

@@ -1,0 +1,273 @@
+"""The record of a run: what was captured, as columns, read from a run's folder whatever its state.
+
+A folder holds ``run.json`` from the first moment, ``segments/`` while the runner writes (appended at least
+once a second, plain binary rows and JSON lines), and after a run that ended Parquet files made from them.
+A folder whose runner was killed has segments only; :meth:`RunRecord.load` reads either, and says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.errors import InputError
+from latfix.stages import STATUS_NAMES, Status
+from latfix.traffic.model import Traffic
+
+RUN_SCHEMA = "latfix.run/1"
+SEGMENTS = "segments"
+SCHEDULE = "traffic.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One replay: its requests, batches, samples and events.
+
+    :param folder: where it was read from.
+    :param meta: the content of ``run.json``.
+    :param requests: columns of :data:`latfix.columns.REQUEST_DTYPE`, sorted by schedule index, warm-up
+        requests first. ``errors`` holds their messages by index.
+    :param batches: columns of :data:`latfix.columns.BATCH_DTYPE`, sorted by batch id.
+    :param events: columns of :data:`latfix.columns.EVENT_FIELDS`, sorted by time; ``detail`` parsed.
+    :param samples: columns of :data:`latfix.columns.SAMPLE_FIELDS`, sorted by time.
+    :param traffic: the replayed schedule; ``index`` of a request points into it.
+    :param errors: message of each failed request, by schedule index.
+    :param partial: the runner did not reach its end (killed, interrupted, failed).
+    """
+
+    folder: Path
+    meta: Mapping[str, Any]
+    requests: Columns
+    batches: Columns
+    events: Columns
+    samples: Columns
+    traffic: Traffic
+    errors: Mapping[int, str] = field(default_factory=dict)
+    partial: bool = False
+
+    @classmethod
+    def load(cls, folder: Path) -> RunRecord:
+        """Read a run's folder, complete or not.
+
+        :raises InputError: the folder is not a run's, or nothing readable is in it.
+        """
+        meta = read_meta(folder)
+        segments = folder / SEGMENTS
+        if (folder / "requests.parquet").exists():
+            requests, errors = _read_requests_parquet(folder / "requests.parquet")
+            batches = _read_parquet(folder / "batches.parquet", BATCH_DTYPE.names or ())
+            events = _read_parquet(folder / "events.parquet", EVENT_FIELDS)
+            events["detail"] = np.array([json.loads(text) for text in events["detail"]], dtype=object)
+            samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
+        elif segments.is_dir():
+            requests = _read_rows(segments / "requests.bin", REQUEST_DTYPE, "index")
+            batches = _read_rows(segments / "batches.bin", BATCH_DTYPE, "batch_id")
+            events = _read_lines(segments / "events.jsonl", EVENT_FIELDS)
+            samples = _read_lines(segments / "samples.jsonl", SAMPLE_FIELDS)
+            errors = {
+                int(request): str(detail.get("message", ""))
+                for kind, request, detail in zip(events["kind"], events["request"], events["detail"], strict=True)
+                if kind == "error"
+            }
+        else:
+            raise InputError(
+                f"{folder}: found no requests.parquet and no segments/; expected the folder of a run; "
+                "pass the folder that latfix diagnose wrote"
+            )
+        from latfix.traffic.store import load_schedule
+
+        return cls(
+            folder=folder,
+            meta=meta,
+            requests=requests,
+            batches=batches,
+            events=events,
+            samples=samples,
+            traffic=load_schedule(folder / SCHEDULE),
+            errors=errors,
+            partial=meta.get("state") != "complete",
+        )
+
+    @property
+    def measured(self) -> npt.NDArray[np.bool_]:
+        """Which rows of ``requests`` count: those that are not warm-up."""
+        return np.asarray(self.requests["warmup"] == 0)
+
+    def counts(self) -> dict[str, int]:
+        """How many measured requests ended in each status."""
+        status = self.requests["status"][self.measured]
+        return {name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)}
+
+    def latencies_ns(self) -> npt.NDArray[np.int64]:
+        """Latencies of the measured requests that ended ``ok``, in order of arrival."""
+        keep = self.measured & (self.requests["status"] == Status.OK)
+        return np.asarray(self.requests["latency_ns"][keep], dtype=np.int64)
+
+    def unrecorded(self) -> int:
+        """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
+        return int(self.meta.get("scheduled", len(self.traffic))) - int(np.count_nonzero(self.measured))
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """``run.json`` of a run's folder.
+
+    :raises InputError: there is none, or it is not one of latfix.
+    """
+    path = folder / "run.json"
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{folder}: found no run.json; expected the folder of a run, as latfix diagnose --out writes it"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: found an unreadable file ({error}); expected JSON written by latfix") from error
+    if not isinstance(meta, dict) or meta.get("schema") != RUN_SCHEMA:
+        found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
+        raise InputError(f"{path}: found schema {found!r}; expected {RUN_SCHEMA!r}")
+    return meta
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON document so that a reader sees either the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def finalize(folder: Path) -> None:
+    """Turn ``segments/`` into the Parquet files of the contract and remove them.
+
+    Parquet is written beside and moved into place before the segments go, so that a crash at any moment
+    leaves one of the two readable.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not (folder / SEGMENTS).is_dir():
+        return
+    record = RunRecord.load(folder)
+    tables = {
+        "batches": pa.table(record.batches),
+        "events": pa.table({**record.events, "detail": [json.dumps(d) for d in record.events["detail"]]}),
+        "samples": pa.table(record.samples),
+        "requests": _requests_table(record),
+    }
+    for name, table in tables.items():  # requests last: its presence says that the others are there
+        temporary = folder / f".{name}.parquet.tmp"
+        pq.write_table(table, temporary)
+        temporary.replace(folder / f"{name}.parquet")
+    for path in (folder / SEGMENTS).iterdir():
+        path.unlink()
+    (folder / SEGMENTS).rmdir()
+
+
+def feature_column(name: str) -> str:
+    """The column of ``requests.parquet`` that holds a feature: its name, prefixed where that is taken."""
+    taken = set(REQUEST_DTYPE.names or ()) | {"id", "error", "priority", "session"}
+    return f"feature.{name}" if name in taken or name.startswith("feature.") else name
+
+
+def _requests_table(record: RunRecord) -> Any:
+    import pyarrow as pa
+
+    rows = record.requests
+    index = rows["index"]
+    traffic = record.traffic
+    position = np.where(index < 0, (-index - 1) % max(len(traffic), 1), index)
+    columns: dict[str, Any] = {
+        "id": pa.array([traffic.ids[k] for k in position], pa.string()),
+        **{name: rows[name] for name in REQUEST_DTYPE.names or ()},
+        "status": pa.array([STATUS_NAMES[code] for code in rows["status"]], pa.string()),
+        "warmup": rows["warmup"].astype(bool),
+        "error": pa.array([record.errors.get(int(k)) for k in index], pa.string()),
+    }
+    for name, column in traffic.features.items():
+        columns[feature_column(name)] = pa.array(column[position].tolist(), from_pandas=True)
+    return pa.table(columns)
+
+
+def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
+    table = _open_parquet(path)
+    names = REQUEST_DTYPE.names or ()
+    _require(path, table, (*names, "error"))
+    columns: Columns = {}
+    for name in names:
+        if name == "status":
+            texts = table.column(name).to_pylist()
+            columns[name] = np.array([STATUS_NAMES.index(text) for text in texts], dtype=np.int64)
+        else:
+            columns[name] = table.column(name).to_numpy().astype(np.int64)
+    errors = {
+        int(index): message
+        for index, message in zip(columns["index"], table.column("error").to_pylist(), strict=True)
+        if message is not None
+    }
+    return columns, errors
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path, memory_map=True)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: found an unreadable file ({error}); expected Parquet written by latfix") from error
+
+
+def _require(path: Path, table: Any, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of {RUN_SCHEMA}")
+
+
+def _read_parquet(path: Path, names: tuple[str, ...]) -> Columns:
+    table = _open_parquet(path)
+    _require(path, table, names)
+    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in names}
+
+
+def _read_rows(path: Path, dtype: np.dtype[Any], key: str) -> Columns:
+    """Rows of a segment file; a torn last row (the runner was killed in mid-write) is left out."""
+    data = path.read_bytes() if path.exists() else b""
+    rows = np.frombuffer(data[: len(data) - len(data) % dtype.itemsize], dtype=dtype)
+    order = np.argsort(rows[key], kind="stable")
+    return {name: np.ascontiguousarray(rows[name][order]) for name in dtype.names or ()}
+
+
+def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:
+    """Objects of a JSON Lines segment, as columns sorted by time; a torn last line is left out."""
+    rows: list[list[Any]] = []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # only ever the last line, cut by a kill
+            continue
+        if isinstance(row, list) and len(row) == len(names):
+            rows.append(row)
+    rows.sort(key=lambda row: row[0])
+    columns: Columns = {}
+    for k, name in enumerate(names):
+        values = [row[k] for row in rows]
+        if name in ("kind", "series", "detail"):
+            column = np.empty(len(values), dtype=object)
+            column[:] = values
+            columns[name] = column
+        else:
+            columns[name] = np.array(values, dtype=np.float64 if name == "value" else np.int64)
+    return columns

@@ -1,0 +1,67 @@
+"""Settings of the runner and the objective: typed, validated values, made before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+Precision = Literal["default", "bf16", "int8_dynamic"]
+Compile = Literal["off", "dynamic"]
+BatchOrder = Literal["arrival", "length"]
+GarbageCollection = Literal["default", "freeze"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """How the service runs. Every field is a key of ``[runner]`` in ``workload.toml`` and in a plan.
+
+    Times are in milliseconds because people write them. Zero means "none" for limits and timeouts, and
+    "the framework's own default" for ``intra_op_threads``.
+    """
+
+    device: str = "auto"
+    max_batch_size: int = 1
+    batch_window_ms: float = 0.0
+    workers: int = 1
+    shared_model: bool = False
+    prepare_threads: int = 1
+    intra_op_threads: int = 0
+    max_queue: int = 0
+    timeout_ms: float = 0.0
+    warmup_requests: int = 0
+    warmup_shapes: int = 0
+    seed: int = 0
+    precision: Precision = "default"
+    compile: Compile = "off"
+    batch_order: BatchOrder = "arrival"
+    buffer_pool: bool = False
+    gc: GarbageCollection = "default"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> RunnerSettings:
+        """These settings with some fields replaced; ``env`` is merged, not replaced."""
+        values = dict(overrides)
+        if "env" in values:
+            values["env"] = {**self.env, **values["env"]}
+        return replace(self, **values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for ``run.json`` and for the runner's process."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["env"] = dict(self.env)
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What the workload is meant to reach.
+
+    :param percentile: the latency percentile that matters, above 0 and below 100.
+    :param slo_ms: the limit on it in milliseconds; ``None`` where the workload states none.
+    :param max_accuracy_drop: the largest loss of the score that a fix may cost, in the score's own unit.
+    """
+
+    percentile: float = 99.0
+    slo_ms: float | None = None
+    max_accuracy_drop: float = 0.01

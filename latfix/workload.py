@@ -1,0 +1,91 @@
+"""The adapter between latfix and a model: what a user writes in ``workload.py``.
+
+Nothing here imports torch until a method needs it, so that a workload can be described without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+Predict = Callable[[list[Request]], list[Any]]
+
+
+class Workload:
+    """Base class of adapters. ``load`` and ``prepare`` are required; the rest has defaults.
+
+    latfix creates one instance for each model instance, calls :meth:`load` once, and then
+    :meth:`prepare`, :meth:`collate`, the model and :meth:`finish` for each request or batch. The model is
+    called as ``model(x)`` for a tensor, ``model(*x)`` for a tuple and ``model(**x)`` for a dict. ``prepare``
+    may run in several threads at once where ``prepare_threads`` is above one.
+    """
+
+    #: The workload's folder; set by latfix before :meth:`load`.
+    folder: Path = Path()
+
+    def load(self, device: str) -> torch.nn.Module:
+        """Return the model on ``device`` (a torch device string), in eval mode."""
+        raise NotImplementedError(f"{type(self).__name__}.load(device) must return a torch.nn.Module")
+
+    def prepare(self, request: Request) -> Any:
+        """Return the tensors of one request on the host, without a batch dimension: a tensor, tuple or dict."""
+        raise NotImplementedError(f"{type(self).__name__}.prepare(request) must return tensors for one request")
+
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        """Return one batch from the ``prepare`` results of its requests.
+
+        The default stacks; where sizes differ in dimension 0 it pads with zeros to the longest.
+        """
+        return default_collate(inputs)
+
+    def finish(self, output: Any, request: Request) -> Any:
+        """Return what the service would answer, from one request's output on the host."""
+        del request
+        return output
+
+    def evaluate(self, predict: Predict) -> float:
+        """Return a score, higher is better. ``predict`` runs requests through the runner's own path."""
+        raise NotImplementedError
+
+    @classmethod
+    def has_evaluate(cls) -> bool:
+        """Whether the adapter measures accuracy itself."""
+        return cls.evaluate is not Workload.evaluate
+
+
+def default_collate(inputs: Sequence[Any]) -> Any:
+    """Stack tensors, tuples or dicts of tensors; pad dimension 0 with zeros to the longest where sizes differ.
+
+    :raises TypeError: where ``prepare`` returned something other than tensors, tuples or dicts of them.
+    :raises ValueError: where the inputs differ in more than their first dimension.
+    """
+    first = inputs[0]
+    if isinstance(first, dict):
+        return {key: default_collate([item[key] for item in inputs]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(default_collate([item[k] for item in inputs]) for k in range(len(first)))
+    return stack_padded(inputs)
+
+
+def stack_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack tensors of shapes ``(n_i, *rest)`` into ``(batch, max n_i, *rest)``, zero-padded."""
+    import torch
+
+    first = tensors[0]
+    if not isinstance(first, torch.Tensor):
+        raise TypeError(f"prepare must return tensors, tuples or dicts of tensors; found {type(first).__name__}")
+    if all(t.shape == first.shape for t in tensors):
+        return torch.stack(list(tensors))
+    if any(t.shape[1:] != first.shape[1:] or t.dim() != first.dim() for t in tensors):
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+        raise ValueError(f"cannot batch tensors that differ beyond dimension 0 ({shapes}); override collate")
+    out = first.new_zeros((len(tensors), max(t.shape[0] for t in tensors), *first.shape[1:]))
+    for row, tensor in enumerate(tensors):
+        out[row, : tensor.shape[0]] = tensor
+    return out
