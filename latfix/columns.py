@@ -27,7 +27,7 @@ def _account(prefix: str) -> list[tuple[str, str]]:
 #: One row a request, in segments on disk and in memory.
 REQUEST_DTYPE = np.dtype(
     [
-        ("index", "<i8"),  # position in the replayed schedule; warm-up requests count down from -1
+        ("index", "<i8"),  # position in the replayed schedule; warm-up: -1, -2, … in the order sent
         ("arrival_ns", "<i8"),  # scheduled arrival
         *[(f"{stage}_ns", "<i8") for stage in STAGES],
         ("latency_ns", "<i8"),  # exactly the sum of the stages

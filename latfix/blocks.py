@@ -1,0 +1,199 @@
+"""Moving-block resampling of a series of requests, and percentiles of what was resampled.
+
+Latencies of neighboring requests depend on each other (they wait in the same queue), so that single requests
+cannot be drawn independently: whole runs of neighbors are. Blocks wrap around the end of the series
+(Politis and Romano, 1992), which gives every request the same chance to be drawn.
+
+A resample is kept as *how often* each request was drawn. Values are sorted once, and percentiles of a
+resample are read from running sums of these counts: O(n) time and memory a resample, without sorting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+def default_block(n: int) -> int:
+    """Block length from the number of requests alone: ``2·n**(1/3)``, between 1 and ``n // 8``.
+
+    The rate is the optimal one for a variance (Künsch, 1989). :func:`block_length` looks at the data too.
+    """
+    return max(1, min(round(2.0 * math.cbrt(n)), n // 8))
+
+
+def block_length(values: npt.ArrayLike) -> int:
+    """Block length for a series in order of arrival: Politis and White's rule (2004, corrected 2009).
+
+    The rule is applied to ranks, because a few enormous latencies would hide how their neighbors depend on
+    each other. Never below :func:`default_block`, never above ``n // 8``: with fewer than eight blocks a
+    resample says little.
+
+    :param values: ``(n,)``; NaN (a request that did not end ``ok``) is left out.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    series = series[np.isfinite(series)]
+    n = len(series)
+    least = default_block(n)
+    if n < 32 or (series[0] == series[-1] and np.ptp(series) == 0):
+        return least
+    return int(max(least, min(_politis_white(_ranks(series)), n // 8)))
+
+
+def block_indices(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """Positions of ``replicates`` resamples, ``(replicates, n)``.
+
+    Takes ``8·replicates·n`` bytes; :func:`iter_block_indices` gives the same rows one at a time.
+    """
+    rows = np.empty((replicates, n), dtype=np.intp)
+    for row, indices in zip(rows, iter_block_indices(n, block=block, replicates=replicates, rng=rng), strict=True):
+        row[:] = indices
+    return rows
+
+
+def iter_block_indices(
+    n: int, *, block: int, replicates: int, rng: np.random.Generator
+) -> Iterator[npt.NDArray[np.intp]]:
+    """Positions of ``replicates`` resamples, one ``(n,)`` array after the other."""
+    block = max(1, min(block, n))
+    offsets = np.arange(block, dtype=np.intp)
+    for starts in iter_block_starts(n, block=block, replicates=replicates, rng=rng):
+        yield ((starts[:, None] + offsets).ravel()[:n] % n).astype(np.intp, copy=False)
+
+
+def iter_block_starts(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> Iterator[IntArray]:
+    """Where the blocks of each resample start: ``ceil(n / block)`` positions a resample."""
+    blocks = -(-n // block) if n else 0
+    for _ in range(replicates):
+        yield rng.integers(0, max(n, 1), size=blocks, dtype=np.int64)
+
+
+def block_counts(n: int, starts: IntArray, block: int) -> IntArray:
+    """How often each of ``n`` positions is drawn by blocks at ``starts``; sums to ``n``.
+
+    The last block is cut so that a resample has as many requests as the original.
+    """
+    if n == 0:
+        return np.zeros(0, dtype=np.int64)
+    ends = starts + block
+    ends[-1] -= len(starts) * block - n
+    size = n + block + 1
+    drawn = np.cumsum(np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size))
+    counts = drawn[:n].astype(np.int64)
+    counts[:block] += drawn[n : n + block]
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class SortedSample:
+    """Values sorted once, to read statistics of resamples from counts.
+
+    :param values: ``(m,)`` ascending, the finite values of the series.
+    :param order: ``(m,)`` their positions in the series.
+    """
+
+    values: FloatArray
+    order: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, series: npt.ArrayLike) -> SortedSample:
+        """Sort a series in order of arrival; NaN marks a request without a latency and is left out."""
+        array = np.asarray(series, dtype=np.float64)
+        order = np.argsort(array, kind="stable")
+        order = order[: int(np.count_nonzero(~np.isnan(array)))]
+        return cls(np.ascontiguousarray(array[order]), order)
+
+    def statistics(self, quantiles: Sequence[float], counts: IntArray | None = None) -> FloatArray:
+        """Mean, the quantiles (each in 0..1), and the maximum, of the sample or of a resample of it.
+
+        :param counts: how often each position of the series was drawn; ``None``: once each.
+        :returns: ``(len(quantiles) + 2,)``; NaN where nothing was drawn.
+        """
+        result = np.full(len(quantiles) + 2, math.nan)
+        drawn = np.ones(len(self.order), dtype=np.int64) if counts is None else counts[self.order]
+        running = np.cumsum(drawn)
+        total = int(running[-1]) if len(running) else 0
+        if total == 0:
+            return result
+        rank = (total - 1) * np.asarray(quantiles, dtype=np.float64)
+        below = np.floor(rank + 1e-9)
+        fraction = np.maximum(rank - below, 0.0)
+        low = self.values[np.searchsorted(running, below + 1)]
+        high = self.values[np.searchsorted(running, np.minimum(below + 2, total))]
+        result[0] = float(drawn @ self.values) / total
+        result[1:-1] = low + (high - low) * fraction
+        result[-1] = self.values[np.searchsorted(running, total)]
+        return result
+
+
+def block_sums(each: FloatArray, block: int) -> FloatArray:
+    """Sums over consecutive blocks; the last one may be shorter."""
+    if not len(each):
+        return each
+    return np.asarray(np.add.reduceat(each, np.arange(0, len(each), max(block, 1))), dtype=np.float64)
+
+
+def evidence(added: FloatArray) -> float:
+    """Degrees of freedom of a variance that is known from what each block adds: ``(Σd²)² / Σd⁴``, at least 1.
+
+    As in Satterthwaite's formula (1946): where two blocks out of a hundred stand out, two are what is known.
+    """
+    squares = added**2
+    fourth = float((squares**2).sum())
+    return max(1.0, float(squares.sum()) ** 2 / fourth) if fourth > 0 else 1.0
+
+
+def sliding_sums(each: FloatArray, block: int) -> FloatArray:
+    """Sums over the ``block`` neighbors that begin at each position, wrapped around the end; ``(n,)``."""
+    n = len(each)
+    running = np.concatenate([[0.0], np.cumsum(np.concatenate([each, each[:block]]))])
+    return np.asarray(running[block : block + n] - running[:n], dtype=np.float64)
+
+
+def _ranks(series: FloatArray) -> FloatArray:
+    """Ranks with ties averaged, so that constant stretches stay constant."""
+    _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
+    upper = np.cumsum(counts)
+    return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)
+
+
+def _politis_white(series: FloatArray) -> int:
+    n = len(series)
+    covariance = _autocovariance(series, most=min(n - 1, math.ceil(math.sqrt(n)) + 10 + n // 16))
+    if covariance[0] <= 0:
+        return 1
+    correlation = covariance / covariance[0]
+    bandwidth = min(2 * _last_significant(correlation, n), len(covariance) - 1)
+    lags = np.arange(1, bandwidth + 1)
+    # Flat-top weights: one up to half the bandwidth, then falling to zero.
+    weights = np.clip(2.0 * (1.0 - lags / max(bandwidth, 1)), 0.0, 1.0)
+    spectrum = covariance[0] + 2.0 * float(weights @ covariance[1 : bandwidth + 1])
+    slope = 2.0 * float((weights * lags) @ covariance[1 : bandwidth + 1])
+    if spectrum <= 0 or slope <= 0:
+        return 1
+    return math.ceil(math.cbrt(2.0 * slope**2 / (4.0 / 3.0 * spectrum**2)) * math.cbrt(n))
+
+
+def _last_significant(correlation: FloatArray, n: int) -> int:
+    """The lag after which a run of lags shows no correlation beyond chance."""
+    run = max(5, math.ceil(math.sqrt(math.log10(n))))
+    quiet = np.abs(correlation[1:]) < 2.0 * math.sqrt(math.log10(n) / n)
+    for lag in range(len(quiet) - run + 1):
+        if quiet[lag : lag + run].all():
+            return max(lag, 1)
+    return len(quiet)
+
+
+def _autocovariance(series: FloatArray, most: int) -> FloatArray:
+    """Autocovariance at lags ``0..most``, by FFT."""
+    n = len(series)
+    size = 1 << (n + most).bit_length()
+    spectrum = np.fft.rfft(series - series.mean(), size)
+    return np.asarray(np.fft.irfft(spectrum * spectrum.conj(), size)[: most + 1] / n, dtype=np.float64)

@@ -1,0 +1,107 @@
+"""The form of a cause: what it claims, how it is known, what treats it, and how it is put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.diagnosis import EvidenceClass
+from latfix.profilers.evidence import Evidence
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Nanoseconds of one unit's three components that a cause asks for; ``None`` asks for nothing.
+
+    What it gets is capped at what earlier, more specific causes left of that component.
+    """
+
+    cpu: Ints | None = None
+    runq: Ints | None = None
+    blocked: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What one cause claims.
+
+    :param units: for a unit of work (``prepare``, ``lag``, ``collate``, ``h2d``, ``compute``, ``d2h``,
+        ``finish``) the components it asks for; per request for prepare and finish, per batch otherwise.
+    :param own: per request and stage, signed nanoseconds that are not taken from a component (modelled work,
+        waits); counted against the quiet median of the same figure, except for stages in ``absolute``.
+    :param absolute: stages of ``own`` whose reference is zero (waits that a quiet request does not have).
+    :param behind: per batch, signed nanoseconds that ``own`` of its compute costs those who wait for it.
+    """
+
+    units: Mapping[str, Parts] = field(default_factory=dict)
+    own: Mapping[str, Ints] = field(default_factory=dict)
+    absolute: frozenset[str] = frozenset()
+    behind: Ints | None = None
+
+
+class Left(Protocol):
+    """What earlier claims left of every unit's components, for a cause to look at."""
+
+    def cpu(self, unit: str) -> Ints:
+        """On-CPU nanoseconds left."""
+
+    def runq(self, unit: str) -> Ints:
+        """Run-queue delay left."""
+
+    def blocked(self, unit: str) -> Ints:
+        """Blocked nanoseconds left."""
+
+    def cpu_excess(self, unit: str) -> Ints:
+        """On-CPU nanoseconds left above what the unit's inputs need, never negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailFigures:
+    """Figures of one cause that its evidence sentence may use. Milliseconds are means over tail requests.
+
+    :param requests: measured ``ok`` requests with a part of it on their own path.
+    :param largest_ms: the largest own part of one request.
+    """
+
+    own_ms: float
+    propagated_ms: float
+    requests: int
+    largest_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One cause of the catalogue.
+
+    :param id: its id in reports, plans and gates.
+    :param evidence_class: how its own part is known.
+    :param fixes: ids of fixes that treat it, the likeliest first.
+    :param happened: what happened to a request, to follow "… is" in the verdict's sentence.
+    :param behind: what the requests ahead suffered, to follow "requests waiting behind …".
+    :param claim: what it claims of a run.
+    :param sentence: its evidence, one sentence with the figures.
+    """
+
+    id: str
+    evidence_class: EvidenceClass
+    fixes: tuple[str, ...]
+    happened: str
+    behind: str
+    claim: Callable[[Evidence, Left], Claim]
+    sentence: Callable[[Evidence, TailFigures], str]
+
+
+def no_claim(_evidence: Evidence, _left: Left) -> Claim:
+    """The claim of a cause that is computed elsewhere: from the queue's replay, or as the remainder."""
+    return Claim()
+
+
+def own_and_behind(figures: TailFigures) -> str:
+    """The two parts of a cause in the tail, in words."""
+    return f"{figures.own_ms:.3g} ms of a slow request is its own and {figures.propagated_ms:.3g} ms reached it in a queue"

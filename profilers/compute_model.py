@@ -1,0 +1,170 @@
+"""How long work takes for its inputs: a monotone model fitted out of fold on the run itself.
+
+Time is a nonnegative combination of columns that grow with the input (batch size, elements, lengths and
+their squares), so it can only grow with them. Faults are outliers to it: it is fitted by reweighting with
+Tukey's biweight on relative residuals, and each block of time is predicted by a fit that did not see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MIN_SAMPLES = 40
+#: Below this share of explained spread, features tell nothing and the model answers with a constant.
+MIN_R2 = 0.1
+_FOLDS = 4
+_BLOCKS = 12
+_ROUNDS = 8
+_MAX_FIT = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkModel:
+    """A fitted model of work.
+
+    :param coefficients: ``(folds, columns)`` nonnegative, nanoseconds a unit of column.
+    :param fold: ``(n,)`` the fold that must predict each sample.
+    :param accepted: false where there was too little to fit; then it predicts ``typical`` everywhere.
+    :param r2: share of the spread explained out of fold, outliers down-weighted.
+    :param residual_mad: median absolute out-of-fold residual of undisturbed samples, in nanoseconds.
+    :param typical: median of the samples it was fitted on, in nanoseconds.
+    :param samples: how many samples were fitted.
+    """
+
+    coefficients: Floats
+    fold: Ints
+    accepted: bool
+    r2: float
+    residual_mad: float
+    typical: float
+    samples: int
+
+    def predict(self, design: Floats, fold: Ints) -> Floats:
+        """Nanoseconds for rows of a design matrix, each by the fold given for it."""
+        if not self.accepted:
+            return np.full(len(design), self.typical)
+        return np.asarray(np.einsum("ij,ij->i", design, self.coefficients[fold]), dtype=np.float64)
+
+    def predict_mean(self, design: Floats) -> Floats:
+        """Nanoseconds for rows of a design matrix that belong to no moment of the run."""
+        if not self.accepted:
+            return np.full(len(design), self.typical)
+        return np.asarray(design @ self.coefficients.mean(axis=0), dtype=np.float64)
+
+
+def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
+    """Fit time on nonnegative columns.
+
+    :param design: ``(n, columns)``, rows in order of time, all entries nonnegative and growing with the input.
+    :param time_ns: ``(n,)`` what the work took.
+    :param usable: ``(n,)`` samples without a known disturbance.
+    """
+    n = len(time_ns)
+    fold = (np.arange(n) * _BLOCKS // max(n, 1) % _FOLDS).astype(np.int64)
+    rows = np.flatnonzero(usable)
+    typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
+    refused = WorkModel(
+        coefficients=np.zeros((_FOLDS, design.shape[1])),
+        fold=fold,
+        accepted=False,
+        r2=0.0,
+        residual_mad=_mad(time_ns[rows] - typical),
+        typical=typical,
+        samples=len(rows),
+    )
+    if len(rows) < MIN_SAMPLES or typical <= 0:
+        return refused
+    fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
+    coefficients = np.stack([_fit(design, time_ns, fitted[fold[fitted] != k], typical) for k in range(_FOLDS)])
+    predicted = np.einsum("ij,ij->i", design[rows], coefficients[fold[rows]])
+    residual = time_ns[rows] - predicted
+    weight = _biweight(residual, predicted, typical)
+    center = float(np.average(time_ns[rows], weights=weight)) if weight.sum() > 0 else typical
+    spread = float((weight * (time_ns[rows] - center) ** 2).sum())
+    r2 = 1.0 - float((weight * residual**2).sum()) / spread if spread > 0 else 0.0
+    if r2 < MIN_R2:
+        return refused
+    return WorkModel(
+        coefficients=coefficients,
+        fold=fold,
+        accepted=True,
+        r2=r2,
+        residual_mad=_mad(residual),
+        typical=typical,
+        samples=len(rows),
+    )
+
+
+def _fit(design: Floats, time_ns: Floats, rows: Ints, typical: float) -> Floats:
+    x, y = design[rows], time_ns[rows]
+    scale = np.maximum(np.abs(x).max(axis=0), 1e-12)
+    x = x / scale
+    weight = 1.0 / np.maximum(y, 0.1 * typical) ** 2
+    coefficients = nonnegative_least_squares(x, y, weight)
+    for k in range(_ROUNDS):
+        predicted = x @ coefficients
+        residual = y - predicted
+        level = np.maximum(predicted, 0.1 * typical)
+        if k < _ROUNDS // 2:  # least absolute deviations first: a start that outliers cannot pull away
+            weight = 1.0 / (level * np.maximum(np.abs(residual), 0.005 * level))
+        else:
+            weight = _biweight(residual, predicted, typical) / level**2
+        if not weight.any():
+            break
+        coefficients = nonnegative_least_squares(x, y, weight)
+    return np.asarray(coefficients / scale, dtype=np.float64)
+
+
+def _biweight(residual: Floats, predicted: Floats, typical: float) -> Floats:
+    """Tukey's biweight on residuals relative to the level, floored where time is short."""
+    relative = residual / np.maximum(predicted, 0.1 * typical)
+    z = relative / (4.685 * max(1.4826 * _mad(relative), 0.005))
+    return np.where(np.abs(z) < 1, (1 - z**2) ** 2, 0.0)
+
+
+def _mad(values: Floats) -> float:
+    return float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
+
+
+def nonnegative_least_squares(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Coefficients ``b >= 0`` that minimize ``sum(weight * (y - x b)^2)``.
+
+    The active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974, ch. 23) on the normal
+    equations, with a ridge of 1e-9 for columns that repeat each other.
+    """
+    weighted = x * weight[:, None]
+    gram = weighted.T @ x
+    target = weighted.T @ y
+    columns = len(target)
+    gram = gram + np.eye(columns) * (1e-9 * max(float(np.trace(gram)) / columns, 1e-300))
+    b = np.zeros(columns)
+    passive = np.zeros(columns, dtype=bool)
+    tolerance = 1e-10 * max(float(np.abs(target).max()), 1e-300)
+    for _ in range(3 * columns):
+        gradient = target - gram @ b
+        gradient[passive] = -np.inf
+        best = int(np.argmax(gradient))
+        if gradient[best] <= tolerance:
+            break
+        passive[best] = True
+        while True:
+            trial = np.zeros(columns)
+            trial[passive] = np.linalg.solve(gram[np.ix_(passive, passive)], target[passive])
+            if (trial[passive] > 0).all():
+                b = trial
+                break
+            falling = passive & (trial <= 0)
+            step = float(np.min(b[falling] / np.maximum(b[falling] - trial[falling], 1e-300)))
+            b = b + step * (trial - b)
+            passive &= b > 1e-300
+            b[~passive] = 0.0
+            if not passive.any():
+                break
+    return b

@@ -1,0 +1,390 @@
+"""A record laid out for attribution: units of work with their components, batches, members, known intervals.
+
+A unit is what one thread did over an interval: ``dispatch`` (the replayer was late), ``prepare`` and
+``finish`` of a request; ``lag`` (a worker that should have started and had not), ``collate``, ``h2d``, ``compute`` and ``d2h`` of a batch. Its
+wall time splits into on-CPU, run-queue delay and blocked; the split sums exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from latfix.columns import Columns
+from latfix.profilers.compute_model import Bools, Floats, Ints
+from latfix.profilers.expected_work import ExpectedWork, Members, expect_work, numeric_features
+from latfix.profilers.intervals import Intervals
+from latfix.profilers.pauses import Pauses, collect_pauses
+from latfix.record import RunRecord
+from latfix.stages import Status
+
+BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
+REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
+DEFAULT_MINOR_FAULT_NS = 500.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One kind of work, a row a request or a batch. All times in nanoseconds.
+
+    :param start: when it began; ``end`` when it ended.
+    :param cpu: on-CPU; ``runq`` runnable but not running; ``blocked`` the rest of the wall time.
+    :param expected_cpu: on-CPU time that its inputs need.
+    :param thread: worker or prepare thread that did it.
+    """
+
+    start: Ints
+    end: Ints
+    cpu: Ints
+    runq: Ints
+    blocked: Ints
+    minflt: Ints
+    majflt: Ints
+    expected_cpu: Ints
+    thread: Ints
+
+    @property
+    def wall(self) -> Ints:
+        """Wall nanoseconds."""
+        return self.cpu + self.runq + self.blocked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How the runner was set, and what was calibrated on its machine."""
+
+    max_batch: int
+    window_ns: int
+    workers: int
+    prepare_threads: int
+    pooled: bool
+    minor_fault_ns: float
+    calibrated: bool
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
+        settings = meta.get("settings", {})
+        calibration = meta.get("calibration") or {}
+        threads = int(meta.get("torch_threads", settings.get("intra_op_threads", 1) or 1))
+        largest = int(batches["size"].max()) if len(batches["size"]) else 1
+        workers = len(np.unique(batches["worker"]))
+        pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
+        fault = float(calibration.get("minor_fault_ns", 0.0))
+        return cls(
+            max_batch=max(int(settings.get("max_batch_size", largest)), largest, 1),
+            window_ns=max(int(float(settings.get("batch_window_ms", 0.0)) * 1e6), 0),
+            workers=max(int(settings.get("workers", workers)), workers, 1),
+            prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
+            pooled=threads > 1 or str(meta.get("device", "cpu")).startswith("cuda"),
+            minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
+            calibrated=fault > 0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything the causes look at.
+
+    :param rows: the record's requests, warm-up included; ``batches`` its batches.
+    :param ok: ``(n,)`` measured requests that ended ``ok``: those the ledger is about.
+    :param batch_of: ``(n,)`` row of the request's batch, -1 where it has none.
+    :param head: ``(m,)`` row of the batch's first member, -1 where none is recorded.
+    :param window: ``(n,)`` nanoseconds that the request waited in an open batch with an idle worker.
+    :param ahead_in_batch: ``(n,)`` how many members of its batch were finished before it.
+    :param priority: ``(n,)`` class of service, 0 the highest.
+    :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
+    :param quiet_batch: ``(m,)`` the batches of quiet requests.
+    """
+
+    setup: Setup
+    rows: Columns
+    batches: Columns
+    samples: Columns
+    ok: Bools
+    batch_of: Ints
+    head: Ints
+    members: Members
+    units: Mapping[str, Unit]
+    window: Ints
+    ahead_in_batch: Ints
+    priority: Ints
+    pauses: Mapping[str, Pauses]
+    spikes: Intervals
+    expected: ExpectedWork
+    quiet: Bools
+    quiet_batch: Bools
+
+    def of_batch(self, per_batch: Ints) -> Ints:
+        """A batch's figure, at each of its members; zero for requests without a batch."""
+        return spread(per_batch, self.batch_of)
+
+    def series(self, name: str) -> tuple[Ints, Floats]:
+        """One sampled series: times and values."""
+        keep = self.samples["series"] == name if len(self.samples["series"]) else np.zeros(0, bool)
+        return (
+            np.asarray(self.samples["t_ns"][keep], dtype=np.int64),
+            np.asarray(self.samples["value"][keep], dtype=np.float64),
+        )
+
+
+def spread(per_batch: Ints, batch_of: Ints) -> Ints:
+    """A batch's figure at each of its members."""
+    if not len(per_batch):
+        return np.zeros(len(batch_of), np.int64)
+    return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0)
+
+
+def gather(record: RunRecord) -> Evidence:
+    """Lay out a record for attribution."""
+    rows, batches = record.requests, record.batches
+    setup = Setup.of(record.meta, batches, rows)
+    n, m = len(rows["index"]), len(batches["batch_id"])
+    batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
+    position = _positions(rows["index"], len(record.traffic))
+    ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
+    members = _members(record, batch_of, position, m, ok)
+    priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
+    enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    head = _heads(batch_of, enqueue, priority, m)
+    ideal = _ideal_close(batches, members, enqueue, head, setup)
+    lag = np.maximum(batches["close_ns"] - ideal, 0)
+    pauses = collect_pauses(record)
+    units = {**_request_units(rows, batches, batch_of), **_batch_units(batches, lag, setup)}
+    clean = _clean(units, pauses, batches, rows)
+    spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
+    spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
+    expected = _expected(units, members, batches, setup, clean, spans)
+    units = _with_expectations(units, expected, spans)
+    opened = spread(batches["open_ns"], batch_of)
+    window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
+    quiet, quiet_batch = _quiet(rows, ok, batch_of, units, pauses, batches)
+    return Evidence(
+        setup=setup,
+        rows=rows,
+        batches=batches,
+        samples=record.samples,
+        ok=ok,
+        batch_of=batch_of,
+        head=head,
+        members=members,
+        units=units,
+        window=window.astype(np.int64),
+        ahead_in_batch=_ahead(rows, batch_of, members),
+        priority=priority,
+        pauses=pauses,
+        spikes=_spikes(record),
+        expected=expected,
+        quiet=quiet,
+        quiet_batch=quiet_batch,
+    )
+
+
+def _batch_rows(wanted: Ints, ids: Ints) -> Ints:
+    if not len(ids):
+        return np.full(len(wanted), -1, np.int64)
+    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where((wanted >= 0) & (ids[at] == wanted), at, -1).astype(np.int64)
+
+
+def _positions(index: Ints, scheduled: int) -> Ints:
+    if not scheduled:
+        return np.zeros(len(index), np.int64)
+    return np.where(index < 0, (-index - 1) % scheduled, np.minimum(index, scheduled - 1)).astype(np.int64)
+
+
+def _members(record: RunRecord, batch_of: Ints, position: Ints, m: int, ok: Bools) -> Members:
+    rows = record.requests
+    features = numeric_features(record.traffic.features, position) if len(record.traffic) else None
+    sizes = np.column_stack([rows["input_elements"], rows["input_length"]]).astype(np.float64)
+    attributes = sizes if features is None else np.concatenate([sizes, features], axis=1)
+    order = np.flatnonzero(batch_of >= 0)
+    order = order[np.argsort(batch_of[order], kind="stable")]
+    count = np.bincount(batch_of[order], minlength=m).astype(np.int64)
+    first = np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int64) if m else np.zeros(0, np.int64)
+    return Members(attributes=np.maximum(attributes, 0.0), order=order, first=first, count=count, usable=ok)
+
+
+def _heads(batch_of: Ints, enqueue: Ints, priority: Ints, m: int) -> Ints:
+    rows = np.flatnonzero(batch_of >= 0)
+    rows = rows[np.lexsort((enqueue[rows], priority[rows], batch_of[rows]))]
+    head = np.full(m, -1, np.int64)
+    if len(rows):
+        batch, first = np.unique(batch_of[rows], return_index=True)
+        head[batch] = rows[first]
+    return head
+
+
+def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, setup: Setup) -> Ints:
+    """When a batch had to close: full, or the window past; at most when it did close."""
+    opened = batches["open_ns"]
+    last = np.maximum(opened, members.largest(enqueue - enqueue.min(initial=0)) + enqueue.min(initial=0))
+    if setup.window_ns <= 0 or setup.max_batch <= 1:
+        due = opened
+    else:
+        begun = np.where(head >= 0, enqueue[np.maximum(head, 0)] if len(enqueue) else 0, opened)
+        due = np.where(batches["size"] >= setup.max_batch, last, np.maximum(opened, begun + setup.window_ns))
+    return np.asarray(np.minimum(due, batches["close_ns"]), dtype=np.int64)
+
+
+def _split(wall: Ints, cpu: Ints, runq: Ints, *, pooled: bool = False) -> tuple[Ints, Ints, Ints]:
+    wall = np.maximum(wall, 0)
+    if pooled:  # the pool's threads work while this one waits for them: only a run-queue delay is not work
+        delayed = np.clip(runq, 0, wall)
+        return wall - delayed, delayed, np.zeros_like(wall)
+    on = np.clip(cpu, 0, wall)
+    delayed = np.clip(runq, 0, wall - on)
+    return on, delayed, wall - on - delayed
+
+
+def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[Ints, Ints], thread: Ints) -> Unit:
+    cpu, runq, blocked = parts
+    return Unit(
+        start=start,
+        end=end,
+        cpu=cpu,
+        runq=runq,
+        blocked=blocked,
+        minflt=faults[0],
+        majflt=faults[1],
+        expected_cpu=np.zeros(len(start), np.int64),
+        thread=thread,
+    )
+
+
+def _request_units(rows: Columns, batches: Columns, batch_of: Ints) -> dict[str, Unit]:
+    handed = rows["arrival_ns"] + rows["dispatch_ns"]
+    end = handed + rows["prepare_ns"]
+    prepare = _split(rows["prepare_ns"] - rows["prepare_wait_ns"], rows["prepare_cpu_ns"], rows["prepare_runq_ns"])
+    finished = rows["arrival_ns"] + rows["latency_ns"]
+    own = np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
+    finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"])
+    worker = spread(batches["worker"], batch_of)
+    zero = np.zeros(len(handed), np.int64)
+    lag = np.maximum(rows["dispatch_ns"], 0)
+    nobody = np.full(len(handed), -1, np.int64)
+    return {
+        "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), nobody),
+        "prepare": _unit(
+            end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
+        ),
+        "finish": _unit(finished - own, finished, finish, (rows["finish_minflt"], rows["finish_majflt"]), worker),
+    }
+
+
+def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
+    zero = np.zeros(len(lag), np.int64)
+    close, collated = batches["close_ns"], batches["collated_ns"]
+    begin, end, out = batches["h2d_end_ns"], batches["compute_end_ns"], batches["d2h_end_ns"]
+    runq = np.maximum(batches["compute_runq_ns"], batches["pool_runq_ns"])
+    collate = _split(collated - close, batches["collate_cpu_ns"], batches["collate_runq_ns"])
+    compute = _split(end - begin, batches["compute_cpu_ns"], runq, pooled=setup.pooled)
+    none, worker = (zero, zero), batches["worker"]
+    return {
+        "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
+        "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),
+        # No account is taken over the copies: their wall time is work of unknown kind.
+        "h2d": _unit(collated, begin, (np.maximum(begin - collated, 0), zero, zero), none, worker),
+        "compute": _unit(begin, end, compute, (batches["compute_minflt"], batches["compute_majflt"]), worker),
+        "d2h": _unit(end, out, (np.maximum(out - end, 0), zero, zero), none, worker),
+    }
+
+
+def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Columns, rows: Columns) -> dict[str, Bools]:
+    """Units without a known disturbance of their on-CPU time, for the models to learn from."""
+    clean: dict[str, Bools] = {}
+    for name in ("prepare", "finish", "compute"):
+        unit = units[name]
+        known = sum((p.seen(unit.start, unit.end) for p in pauses.values()), start=np.zeros(len(unit.cpu), np.int64))
+        clean[name] = np.asarray((unit.wall > 0) & (known <= 0.02 * unit.wall) & (unit.majflt == 0))
+        if np.count_nonzero(clean[name]) < 0.3 * len(unit.cpu):
+            clean[name] = np.asarray(unit.wall > 0)
+    settled = clean["compute"] & (batches["retried"] == 0) & (batches["first_shape"] == 0)
+    if np.count_nonzero(settled) < 100:
+        settled = clean["compute"] & (batches["retried"] == 0)
+    clean["compute"] = settled
+    for name in ("prepare", "finish"):
+        clean[name] &= rows["status"] == Status.OK
+    return clean
+
+
+def _expected(
+    units: dict[str, Unit],
+    members: Members,
+    batches: Columns,
+    setup: Setup,
+    clean: dict[str, Bools],
+    spans: Mapping[str, Ints],
+) -> ExpectedWork:
+    times: dict[str, Floats] = {}
+    for name in ("prepare", "finish", "compute"):
+        work = (units[name].cpu - spans.get(name, 0)).astype(np.float64)
+        times[name] = np.maximum(work - np.minimum(units[name].minflt * setup.minor_fault_ns, 0.9 * work), 0.0)
+    return expect_work(members, batches, times, clean, setup.max_batch)
+
+
+def span_cpu(unit: Unit, span: Ints) -> Ints:
+    """The on-CPU part of declared spans: what of them the unit's blocked time cannot hold."""
+    return np.clip(span - unit.blocked, 0, unit.cpu)
+
+
+def _with_expectations(units: dict[str, Unit], expected: ExpectedWork, spans: Mapping[str, Ints]) -> dict[str, Unit]:
+    by_name = {
+        "prepare": expected.prepare + spans["prepare"],
+        "finish": expected.finish + spans["finish"],
+        "compute": expected.padded,
+    }
+    result: dict[str, Unit] = {}
+    for name, unit in units.items():
+        plain = np.full(len(unit.cpu), int(np.median(unit.cpu)) if len(unit.cpu) else 0, np.int64)
+        result[name] = replace(unit, expected_cpu=by_name.get(name, plain))
+    return result
+
+
+def _quiet(
+    rows: Columns,
+    ok: Bools,
+    batch_of: Ints,
+    units: Mapping[str, Unit],
+    pauses: Mapping[str, Pauses],
+    batches: Columns,
+) -> tuple[Bools, Bools]:
+    """Requests whose known disturbances are small beside a typical service time.
+
+    Where few are (a run disturbed throughout), the least disturbed quarter serves.
+    """
+    quiet_batch = np.zeros(len(batches["size"]), dtype=bool)
+    if not ok.any():
+        return ok.copy(), quiet_batch
+    disturbed = (rows["queue_ns"] + rows["prepare_wait_ns"]).astype(np.float64)
+    service = np.zeros(len(ok), np.float64)
+    for name, unit in units.items():
+        known = unit.runq + sum(p.seen(unit.start, unit.end) for p in pauses.values())
+        disturbed += known if name in REQUEST_UNITS else spread(known, batch_of)
+        service += unit.wall if name in REQUEST_UNITS else spread(unit.wall, batch_of)
+    if len(batches["size"]):
+        fresh = spread(batches["first_shape"] | batches["retried"], batch_of) > 0
+        if np.count_nonzero(ok & ~fresh) >= max(20, 0.2 * np.count_nonzero(ok)):
+            disturbed[fresh] = np.inf
+    limit = max(0.05 * float(np.median(service[ok])), float(np.quantile(disturbed[ok], 0.25, method="lower")))
+    quiet = ok & (disturbed <= limit)
+    quiet_batch[batch_of[quiet]] = True
+    return np.asarray(quiet), quiet_batch
+
+
+def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:
+    """How many members of the request's batch were finished before it."""
+    order = members.order
+    ahead = np.zeros(len(batch_of), np.int64)
+    if len(order):
+        by_turn = order[np.lexsort((rows["finish_wait_ns"][order], batch_of[order]))]
+        ahead[by_turn] = np.arange(len(order)) - np.repeat(members.first, members.count)
+    return ahead
+
+
+def _spikes(record: RunRecord) -> Intervals:
+    kind = record.events["kind"]
+    keep = kind == "spike" if len(kind) else np.zeros(0, bool)
+    return Intervals.merged(record.events["t_ns"][keep], record.events["duration_ns"][keep])

@@ -1,0 +1,193 @@
+"""What each request's and each batch's work should take for its inputs: designs, fits and counterfactuals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.compute_model import Bools, Floats, Ints, WorkModel, fit_work_model
+
+_MAX_FEATURES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """What is known of the inputs.
+
+    :param attributes: ``(n, g)`` per request: elements, length, then numeric features; nonnegative.
+    :param order: requests that were in a batch, grouped by batch.
+    :param first: ``(m,)`` where each batch's group starts in ``order``; ``count`` how long it is.
+    :param usable: ``(n,)`` requests whose attributes are typical material: measured, ended ``ok``.
+    """
+
+    attributes: Floats
+    order: Ints
+    first: Ints
+    count: Ints
+    usable: Bools
+
+    def total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Per batch, the sum over its members."""
+        running = np.concatenate(
+            [np.zeros((1, *values.shape[1:]), values.dtype), np.cumsum(values[self.order], axis=0)]
+        )
+        return np.asarray(running[self.first + self.count] - running[self.first])
+
+    def largest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Per batch, the largest over its members; zero for a batch without recorded members."""
+        result = np.zeros((len(self.first), *values.shape[1:]), values.dtype)
+        some = self.count > 0
+        if some.any():
+            result[some] = np.maximum.reduceat(values[self.order], self.first[some], axis=0)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedWork:
+    """Predicted nanoseconds of work, all ``int64``.
+
+    :param prepare: ``(n,)`` for the request's own input; ``finish`` the same.
+    :param alone: ``(n,)`` compute, had the request been alone in its batch.
+    :param unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it was.
+    :param typical: ``(max_size + 1,)`` compute of a batch of that many typical inputs, by batch size.
+    :param models: by unit, for the report.
+    """
+
+    prepare: Ints
+    finish: Ints
+    alone: Ints
+    unpadded: Ints
+    padded: Ints
+    typical: Ints
+    models: Mapping[str, WorkModel]
+
+    def quality(self) -> dict[str, Any]:
+        """How good each model is, for ``diagnosis.json``."""
+        return {
+            unit: {
+                "accepted": model.accepted,
+                "r2": round(model.r2, 4),
+                "residual_mad_ms": model.residual_mad / 1e6,
+                "samples": model.samples,
+            }
+            for unit, model in self.models.items()
+        }
+
+
+def numeric_features(features: Mapping[str, npt.NDArray[Any]], position: Ints) -> Floats:
+    """``(n, k)``: the numeric, nonnegative, varying features of each request, at most three.
+
+    Where there are more, those with the most distinct values are kept: they can tell most inputs apart.
+    """
+    columns: list[tuple[int, Floats]] = []
+    for column in features.values():
+        if column.dtype.kind not in "iuf" or not len(column):
+            continue
+        values = np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        distinct = len(np.unique(values))
+        if distinct > 1 and values.min() >= 0:
+            columns.append((distinct, values))
+    columns.sort(key=lambda item: -item[0])
+    kept = [values for _, values in columns[:_MAX_FEATURES]]
+    return np.stack(kept, axis=1) if kept else np.zeros((len(position), 0))
+
+
+def expect_work(
+    members: Members,
+    batches: Mapping[str, npt.NDArray[Any]],
+    times: Mapping[str, Floats],
+    clean: Mapping[str, Bools],
+    max_size: int,
+) -> ExpectedWork:
+    """Fit the models and predict.
+
+    :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
+    :param clean: which of them show no known disturbance.
+    """
+    models: dict[str, WorkModel] = {}
+    request_design = _request_design(members.attributes)
+    own: dict[str, Ints] = {}
+    for unit in ("prepare", "finish"):
+        models[unit] = fit_work_model(request_design, times[unit], clean[unit])
+        own[unit] = _ints(models[unit].predict(request_design, models[unit].fold))
+    size = np.maximum(batches["size"].astype(np.float64), 1.0)
+    total, largest = members.total(members.attributes), members.largest(members.attributes)
+    padded_top = largest.copy()
+    padded_top[:, 1] = _padded_length(largest[:, 1], batches["padded_length"].astype(np.float64))
+    real = _unpadded_design(members, size, total, largest)
+    padded = _padded_design(batches, size, total, padded_top)
+    model = models["compute"] = fit_work_model(padded, times["compute"], clean["compute"])
+    fold = np.zeros(len(members.attributes), np.int64)
+    fold[members.order] = np.repeat(model.fold, members.count)
+    alone = model.predict(_alone_design(members.attributes), fold)
+    return ExpectedWork(
+        prepare=own["prepare"],
+        finish=own["finish"],
+        alone=_ints(alone),
+        unpadded=_ints(model.predict(real, model.fold)),
+        padded=_ints(model.predict(padded, model.fold)),
+        typical=_ints(model.predict_mean(_typical_design(members, max_size))),
+        models=models,
+    )
+
+
+def _padded_length(longest: Floats, padded: Floats) -> Floats:
+    """The length that each batch was padded to: as collated, where that dimension behaves like a length."""
+    if not len(padded) or len(np.unique(padded)) < 2 or np.mean(padded >= longest) < 0.95:
+        return longest
+    return np.maximum(longest, padded)
+
+
+# Columns of the compute design, for g attributes (elements, length, features):
+# 1, B, real elements, padded elements, sum of lengths padded, of their squares, longest, and for each feature
+# its sum as padded and its largest. Without padding a sum runs over the members; with it, B times the largest.
+
+
+def _request_design(attributes: Floats) -> Floats:
+    one = np.ones(len(attributes))
+    return np.column_stack([one, attributes, attributes[:, 1] ** 2])
+
+
+def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
+    elements = np.maximum(batches["padded_elements"].astype(np.float64), total[:, 0])
+    columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
+    for k in range(2, top.shape[1]):
+        columns += [size * top[:, k], top[:, k]]
+    return np.column_stack(columns)
+
+
+def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Floats) -> Floats:
+    squares = members.total(members.attributes[:, 1] ** 2)
+    columns = [np.ones(len(size)), size, total[:, 0], total[:, 0], total[:, 1], squares, largest[:, 1]]
+    for k in range(2, total.shape[1]):
+        columns += [total[:, k], largest[:, k]]
+    return np.column_stack(columns)
+
+
+def _alone_design(attributes: Floats) -> Floats:
+    one = np.ones(len(attributes))
+    elements, length = attributes[:, 0], attributes[:, 1]
+    columns = [one, one, elements, elements, length, length**2, length]
+    for k in range(2, attributes.shape[1]):
+        columns += [attributes[:, k], attributes[:, k]]
+    return np.column_stack(columns)
+
+
+def _typical_design(members: Members, max_size: int) -> Floats:
+    some = members.attributes[members.usable]
+    typical = np.median(some, axis=0) if len(some) else np.zeros(members.attributes.shape[1])
+    size = np.maximum(np.arange(max_size + 1, dtype=np.float64), 1.0)
+    elements, length = typical[0], typical[1]
+    columns = [np.ones(len(size)), size, size * elements, size * elements, size * length, size * length**2]
+    columns.append(np.full(len(size), length))
+    for value in typical[2:]:
+        columns += [size * value, np.full(len(size), value)]
+    return np.column_stack(columns)
+
+
+def _ints(values: Floats) -> Ints:
+    return np.rint(values).astype(np.int64)

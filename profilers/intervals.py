@@ -1,0 +1,59 @@
+"""Sets of time intervals: how much of each of many spans they cover, every moment counted once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Disjoint intervals in order of time.
+
+    :param start: ``(k,)`` nanoseconds.
+    :param end: ``(k,)`` nanoseconds, at or after ``start``.
+    """
+
+    start: Ints
+    end: Ints
+
+    @classmethod
+    def merged(cls, start: Ints, duration: Ints) -> Intervals:
+        """The union of intervals that may overlap."""
+        keep = duration > 0
+        begin, end = start[keep], (start + duration)[keep]
+        if not len(begin):
+            return cls(start=np.empty(0, np.int64), end=np.empty(0, np.int64))
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], end[order]
+        reach = np.maximum.accumulate(end)
+        first = np.concatenate([[True], begin[1:] > reach[:-1]])
+        last = np.concatenate([first[1:], [True]])
+        return cls(start=begin[first], end=reach[last])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def covered(self, start: Ints, end: Ints) -> Ints:
+        """Nanoseconds of ``[start, end)`` that lie in the set, for each of many spans."""
+        if not len(self.start):
+            return np.zeros(len(start), np.int64)
+        return np.maximum(self._until(end) - self._until(start), 0)
+
+    def touched(self, start: Ints, end: Ints) -> Ints:
+        """How many intervals of the set meet each span."""
+        if not len(self.start):
+            return np.zeros(len(start), np.int64)
+        first = np.searchsorted(self.end, start, side="right")
+        last = np.searchsorted(self.start, end, side="left")
+        return np.maximum(last - first, 0).astype(np.int64)
+
+    def _until(self, t: Ints) -> Ints:
+        before = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        k = np.searchsorted(self.start, t, side="right")
+        inside = np.where(k > 0, np.minimum(t, self.end[np.maximum(k - 1, 0)]) - self.start[np.maximum(k - 1, 0)], 0)
+        return np.asarray(before[np.maximum(k - 1, 0)] + inside, dtype=np.int64)

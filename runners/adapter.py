@@ -1,0 +1,131 @@
+"""Loading a workload's adapter from its file, and calling its model."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.errors import InputError, RunnerError
+from latfix.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_adapter(folder: Path, entry: str) -> Workload:
+    """An instance of the adapter that ``entry`` (``file:Class``) names in ``folder``.
+
+    :raises InputError: the file or class is missing, or it is no :class:`latfix.Workload`.
+    :raises RunnerError: the file does not import, or the class does not construct.
+    """
+    module_name, _, class_name = entry.partition(":")
+    path = folder / f"{module_name}.py"
+    if not path.is_file():
+        raise InputError(f"{folder / 'workload.toml'}: found entry = {entry!r}, but there is no file {path}")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"latfix_workload_{digest}_{module_name}"
+    module = sys.modules.get(name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise InputError(f"{path}: found a file that Python cannot load as a module")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        if str(folder) not in sys.path:  # so that an adapter can import its neighbors
+            sys.path.insert(0, str(folder))
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            sys.modules.pop(name, None)
+            raise RunnerError(f"{path}: importing it raised {describe(error)}") from error
+    kind = getattr(module, class_name, None)
+    if kind is None:
+        raise InputError(f"{path}: found no class {class_name!r}; expected what entry = {entry!r} names")
+    if not (isinstance(kind, type) and issubclass(kind, Workload)):
+        raise InputError(f"{path}: found {class_name}, which is not a subclass of latfix.Workload")
+    try:
+        adapter: Workload = kind()
+    except (Exception, SystemExit) as error:
+        raise RunnerError(f"{path}: {class_name}() raised {describe(error)}") from error
+    adapter.folder = folder
+    return adapter
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line: its type and message, cut to a length that a table can hold."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text[:300]}" if text else name
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """All tensors in a tensor, tuple, list or dict of them, nested or not."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_of(item)]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
+    """``value`` with its tensors on ``device`` and its floating-point ones in ``dtype``."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        return value.to(device=device, dtype=cast, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: move(item, device, dtype) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(move(item, device, dtype) for item in value)
+    return value
+
+
+def call_model(model: Any, inputs: Any) -> Any:
+    """``model(x)``, ``model(*x)`` for a tuple, ``model(**x)`` for a dict."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def split_output(output: Any, size: int) -> list[Any]:
+    """One output a request from a batch's: along dimension 0 of tensors, or item by item of a list.
+
+    :raises ValueError: where the batch's size is not found in the output.
+    """
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        if output.dim() == 0 or output.shape[0] != size:
+            raise ValueError(f"the model returned shape {tuple(output.shape)} for a batch of {size}")
+        return list(output.unbind(0))
+    if isinstance(output, dict):
+        columns = {key: split_output(item, size) for key, item in output.items()}
+        return [{key: column[k] for key, column in columns.items()} for k in range(size)]
+    if isinstance(output, tuple):
+        parts = [split_output(item, size) for item in output]
+        return [tuple(part[k] for part in parts) for k in range(size)]
+    if isinstance(output, list) and len(output) == size:
+        return output
+    raise ValueError(f"the model returned a {type(output).__name__}; expected tensors with the batch in dimension 0")
+
+
+def elements_and_length(tensors: Sequence[torch.Tensor], dimension: int) -> tuple[int, int]:
+    """Elements in all tensors, and the largest size of ``dimension`` among them (0 where none has it)."""
+    elements = 0
+    length = 0
+    for tensor in tensors:
+        elements += tensor.numel()
+        if tensor.dim() > dimension:
+            length = max(length, tensor.shape[dimension])
+    return elements, length

@@ -1,0 +1,429 @@
+"""The runner's process: loads the service, replays traffic against it, records. Started by ``runners.process``.
+
+Nothing else runs here: the measured service, the replayer and the probes share this process and no other.
+User code may print; standard output and error go to ``runner.log`` in the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.errors import EXIT_RUNNER, LatfixError
+from latfix.profilers.allocator import cuda_reader, host_heap_reader
+from latfix.profilers.calibration import minor_fault_ns, timer_floor_ns
+from latfix.profilers.gc_pauses import GcPauses
+from latfix.profilers.host import ThreadCounters, snapshot_cost_ns
+from latfix.profilers.nvml import Nvml
+from latfix.profilers.recorder import SampleLog, SegmentWriter, StageRecorder
+from latfix.profilers.sampler import (
+    Probe,
+    Sampler,
+    cgroup_reader,
+    host_reader,
+    pressure_reader,
+    process_reader,
+)
+from latfix.record import SCHEDULE
+from latfix.runners.accuracy import evaluate, save_outputs
+from latfix.runners.adapter import describe
+from latfix.runners.engine import Engine
+from latfix.runners.protocol import STALL_S, LineReader, LineWriter
+from latfix.runners.replay import replay
+from latfix.runners.service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.model import Traffic
+from latfix.traffic.store import load_schedule
+
+_STATUS_INTERVAL_S = 0.25
+_LEAD_IN_NS = 250_000_000
+#: A recorded first arrival later than this is not waited for; the schedule's times stay as recorded.
+_LONGEST_LEAD_NS = 1_000_000_000
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """Executes the parent's commands, one at a time."""
+
+    def __init__(self, job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
+        self._job = job
+        self._parent = parent
+        self._commands = commands
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._service = Service(Path(job["folder"]), job["entry"], RunnerSettings(**job["settings"]))
+        self._warmed = False
+
+    def run(self) -> None:
+        """Load, say so, and serve commands until told to exit or the parent is gone."""
+        threading.Thread(target=self._listen, name="latfix-commands", daemon=True).start()
+        self._service.load()
+        self._parent.send({"event": "ready", **self._ready()})
+        while (command := self._queue.get()) is not None:
+            action = command["do"]
+            if action == "exit":
+                return
+            result = getattr(self, f"do_{action}")(command)
+            self._parent.send({"event": "done", "do": action, **result})
+
+    def _ready(self) -> dict[str, Any]:
+        models = self._service.models
+        return {"load_s": models.load_s, "device": models.device, "machine": machine()}
+
+    def _listen(self) -> None:
+        while not self._commands.ended:
+            for command in self._commands.read():
+                if command["do"] == "interrupt":
+                    self._stop.set()
+                else:
+                    self._queue.put(command)
+        self._stop.set()
+        self._queue.put(None)
+
+    def do_warm(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Warm up on shapes of the schedule in ``folder``, and freeze what is to be frozen; once a process."""
+        self._warm(load_schedule(Path(command["folder"]) / SCHEDULE))
+        return {"warmup": vars_of(self._service.warmup)}
+
+    def _warm(self, traffic: Traffic) -> None:
+        if not self._warmed:
+            self._warmed = True
+            self._service.warm_shapes(traffic)
+            self._service.protect()
+
+    def do_evidence(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What can be seen of the settings; asked for after a replay, because looking warms the service."""
+        traffic = load_schedule(Path(command["folder"]) / SCHEDULE)
+        return {"evidence": self._service.evidence(traffic)}
+
+    def do_evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The accuracy: the adapter's own score, or agreement with saved outputs of the original."""
+        traffic = load_schedule(Path(command["folder"]) / SCHEDULE)
+        self._warm(traffic)
+        reference = command.get("reference")
+        return vars_of(evaluate(self._service, traffic, Path(reference) if reference else None))
+
+    def do_outputs(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Save this service's outputs on a sample of the schedule, for others to agree with."""
+        traffic = load_schedule(Path(command["folder"]) / SCHEDULE)
+        return {"saved": save_outputs(self._service, traffic, Path(command["file"]))}
+
+    def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Replay the schedule in ``folder`` and record into it."""
+        folder = Path(command["folder"])
+        traffic = load_schedule(folder / SCHEDULE)
+        self._stop.clear()
+        self._warm(traffic)
+        return _Replay(self._service, traffic, folder, self._parent, self._stop, first=command["first"]).run()
+
+
+class _Replay:
+    """One replay: warm-up requests, the schedule, the drain, and what it all cost."""
+
+    def __init__(
+        self,
+        service: Service,
+        traffic: Traffic,
+        folder: Path,
+        parent: LineWriter,
+        stop: threading.Event,
+        *,
+        first: bool,
+    ) -> None:
+        self._service = service
+        self._traffic = traffic
+        self._folder = folder
+        self._parent = parent
+        self._stop = stop
+        # Warm-up belongs to the start of a service: a later replay in the same process finds it warm.
+        self._warmup = service.settings.warmup_requests if first else 0
+        self._samples = SampleLog()
+        self._recorder = StageRecorder(len(traffic), self._warmup)
+        self._probe_lines: dict[str, str] = {}
+
+    def run(self) -> dict[str, Any]:
+        service, recorder = self._service, self._recorder
+        pools = service.models.pools
+        hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
+        compiled = service.compiles.count
+        calibration = {"minor_fault_ns": minor_fault_ns(), "timer_floor_ns": timer_floor_ns()}
+        engine = service.engine(recorder, self._request_of)
+        pauses = GcPauses(service.events)
+        service.events.drain(0)  # what happened while loading is no event of this run
+        engine.start()
+        self._warm_up(engine)
+        service.compiles.attach()
+        nvml, line = Nvml.open()
+        self._probe_lines["nvml"] = line
+        try:
+            with pauses, self._samplers(engine, nvml) as samplers:
+                cost = self._measured(engine)
+        finally:
+            if nvml is not None:
+                nvml.close()
+        return {
+            "state": "interrupted" if self._stop.is_set() else "complete",
+            "calibration": calibration,
+            "overhead": self._overhead(cost, pauses, samplers),
+            "probes": self._probe_lines,
+            "probe_polls_us": {
+                name: {"polls": len(times), "median": float(np.median(times)) / 1e3, "max": max(times) / 1e3}
+                for sampler in samplers
+                for name, times in sampler.polls.items()
+                if times
+            },
+            "compilations_in_run": service.compiles.count - compiled,
+            "pool_hits": sum(pool.hits for pool in pools) - hits[0],
+            "pool_misses": sum(pool.misses for pool in pools) - hits[1],
+            "sent": cost["sent"],
+            "t0_ns": recorder.t0_ns,
+            "warmup": vars_of(service.warmup),
+        }
+
+    def _request_of(self, slot: int) -> Any:
+        traffic, warmup = self._traffic, self._warmup
+        return traffic.request(slot - warmup if slot >= warmup else slot % len(traffic))
+
+    def _warm_up(self, engine: Engine) -> None:
+        """Send the first requests one at a time, before the clock of the run starts."""
+        for slot in range(self._warmup):
+            if self._stop.is_set():
+                return
+            self._recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+            engine.drain(self._stop)
+            if slot % 8 == 0:
+                self._parent.send({"event": "warmup", "sent": slot + 1, "of": self._warmup})
+
+    @contextlib.contextmanager
+    def _samplers(self, engine: Engine, nvml: Nvml | None) -> Any:
+        fast = [
+            Probe("host", 0.1, host_reader()),
+            Probe("process", 0.1, process_reader()),
+            Probe(
+                "runner", 0.1, lambda: {"runner.queue_depth": len(engine.queue), "runner.in_flight": engine.in_flight}
+            ),
+        ]
+        lines = self._probe_lines
+        counters = ThreadCounters()
+        lines["threads"] = (
+            "thread counters: on-CPU, run-queue delay, switches, faults"
+            if counters.has_run_delay
+            else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
+        )
+        counters.close()
+        for name, reader, period, missing in (
+            ("cgroup", cgroup_reader(), 0.05, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
+            ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
+            ("malloc", host_heap_reader(), 0.5, "malloc: no mallinfo2 in this C library"),
+            ("cuda", cuda_reader(engine.workers[0].device), 0.5, "cuda: not in use"),
+        ):
+            if reader is None:
+                lines[name] = missing
+            else:
+                lines[name] = f"{name}: every {period * 1000:g} ms"
+                fast.append(Probe(name, period, reader))
+        slow = [] if nvml is None else [Probe("nvml", 1.0, nvml.read)]
+        events = self._service.events
+        with (
+            Sampler(fast, self._samples, events, name="sampler") as first,
+            Sampler(slow, self._samples, events, name="nvml") as second,
+        ):
+            yield [first, second]
+
+    def _measured(self, engine: Engine) -> dict[str, Any]:
+        recorder, traffic, warmup = self._recorder, self._traffic, self._warmup
+        first_ns = int(traffic.arrival_ns[0]) if len(traffic) else 0
+        start = time.perf_counter_ns() + _LEAD_IN_NS
+        recorder.t0_ns = start - (first_ns if first_ns > _LONGEST_LEAD_NS else 0)
+        recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
+        began = time.thread_time_ns()
+        with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
+            with _StatusLines(self._parent, engine, recorder, self._stop, writer, first_ns) as status:
+                sent = replay(recorder.scheduled_ns[warmup:], lambda k: engine.submit(warmup + k), self._stop)
+                status.sent_all = True
+                replayer_ns = time.thread_time_ns() - began
+                engine.drain(self._stop)
+            interrupted = self._stop.is_set()
+            if not interrupted:
+                engine.shutdown()
+            writer.check()
+            if status.stalled:
+                raise LatfixError(
+                    f"no request ended for {STALL_S:.0f} s with {engine.in_flight} in flight; giving up"
+                )
+            wall = time.perf_counter_ns() - start
+        writer.check()
+        return {"sent": sent, "replayer_ns": replayer_ns, "writer_ns": writer.cpu_ns, "wall_ns": max(wall, 1)}
+
+    def _overhead(self, cost: dict[str, Any], pauses: GcPauses, samplers: list[Sampler]) -> dict[str, Any]:
+        """What latfix itself cost: on the requests' path, and on threads of its own."""
+        snapshot = snapshot_cost_ns()
+        requests = max(self._recorder.completed, 1)
+        reads = sum(thread.reads for thread in self._recorder.counters)
+        stamps = _stamp_cost_ns() * requests
+        sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
+        aside = cost["replayer_ns"] + cost["writer_ns"] + sampler_ns
+        return {
+            "per_request_us": (snapshot * reads + stamps + pauses.cost_ns) / requests / 1000,
+            "core_share": aside / cost["wall_ns"],
+            "thread_snapshot_us": snapshot / 1000,
+            "thread_snapshots": reads,
+            "stamps_us_per_request": stamps / requests / 1000,
+            "gc_callback_us": pauses.cost_ns / 1000,
+            "replayer_core_share": cost["replayer_ns"] / cost["wall_ns"],
+            "writer_core_share": cost["writer_ns"] / cost["wall_ns"],
+            "sampler_core_share": sampler_ns / cost["wall_ns"],
+        }
+
+
+class _StatusLines:
+    """Tells the parent four times a second how the replay goes, and ends it where nothing moves any more."""
+
+    def __init__(
+        self,
+        parent: LineWriter,
+        engine: Engine,
+        recorder: StageRecorder,
+        stop: threading.Event,
+        writer: SegmentWriter,
+        first_ns: int,
+    ) -> None:
+        self._parent = parent
+        self._engine = engine
+        self._recorder = recorder
+        self._stop = stop
+        self._writer = writer
+        self._first_ns = first_ns
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="latfix-status", daemon=True)
+        self.sent_all = False
+        self.stalled = False
+
+    def __enter__(self) -> _StatusLines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        done, since = -1, time.monotonic()
+        while not self._ended.wait(_STATUS_INTERVAL_S):
+            completed = self._recorder.completed
+            if completed != done or not self._engine.in_flight:
+                done, since = completed, time.monotonic()
+            elif time.monotonic() - since > STALL_S:
+                self.stalled = True
+                self._stop.set()
+            if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
+                self._stop.set()
+            elapsed = time.perf_counter_ns() - self._recorder.t0_ns
+            self._parent.send(
+                {
+                    "event": "status",
+                    "done": completed - self._recorder.warmup,
+                    "in_flight": self._engine.in_flight,
+                    "queued": len(self._engine.queue),
+                    "at_ns": elapsed,
+                    "draining": self.sent_all,
+                }
+            )
+
+
+def _stamp_cost_ns(rounds: int = 200) -> float:
+    """Cost of the recorder's own writes for one request in a batch of one, in nanoseconds."""
+    recorder = StageRecorder(rounds)
+    account = (0, 0, 0, 0, 0, 0)
+    values = dict.fromkeys(("worker", "size", "warmup", "free_ns", "open_ns", "close_ns", "real_elements"), 1)
+    start = time.perf_counter_ns()
+    for slot in range(rounds):
+        recorder.handed[slot] = recorder.prepare_start[slot] = recorder.enqueued[slot] = time.perf_counter_ns()
+        recorder.prepare_thread[slot] = recorder.input_elements[slot] = recorder.input_length[slot] = 1
+        recorder.account("prepare", slot, account)
+        batch = recorder.new_batch()
+        recorder.batch_id[slot] = recorder.taken[slot] = recorder.finish_start[slot] = batch
+        for part in ("collate", "compute"):
+            recorder.batch_values(batch, values)
+            recorder.batch_account(part, batch, account)
+        recorder.batch_done(batch, start)
+        recorder.request_done(slot, 0, start)
+    return (time.perf_counter_ns() - start) / rounds
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """The fields of a slotted dataclass, as plain values."""
+    from dataclasses import asdict
+
+    return asdict(value)
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is, for the run's record and to see whether two runs can be compared."""
+    import torch
+
+    model = platform.processor()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
+
+
+def _die_with_parent() -> None:
+    """A runner must not outlive the program that would read its record."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main() -> int:
+    """``python -m latfix.runners.child JOB COMMAND_FD EVENT_FD``."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    job_file, command_fd, event_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    parent = LineWriter(event_fd)
+    try:
+        job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+        Child(job, LineReader(command_fd), parent).run()
+    except LatfixError as error:
+        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
+        return error.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        message = f"{where}the runner could not write its record ({error.strerror}); free space and run again"
+        parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
+        return EXIT_RUNNER
+    except Exception as error:  # told to the parent in one line, and whole in runner.log
+        parent.send({"event": "failed", "message": f"the runner failed: {describe(error)}", "exit_code": EXIT_RUNNER})
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # worker threads of an interrupted run may still be inside the model

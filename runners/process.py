@@ -1,0 +1,174 @@
+"""The parent's side of a runner process: start it, command it, stop and continue it, say why it died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
+from latfix.runners.protocol import STALL_S, LineReader, LineWriter
+from latfix.settings import RunnerSettings
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+#: A load that takes longer than this is taken for hung.
+LOAD_TIMEOUT_S = 1800.0
+_EXIT_TIMEOUT_S = 5.0
+
+
+class RunnerProcess:
+    """One runner process. Use as a context manager: it is gone at the end, whatever happened.
+
+    :param folder: the workload's folder.
+    :param entry: ``file:Class`` of its adapter.
+    :param settings: how the service runs; ``settings.env`` becomes the process's environment.
+    :param log: where the output of user code goes.
+    :raises LatfixError: from :meth:`start` and :meth:`command`, when the runner failed or died.
+    """
+
+    def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
+        self._job = {"folder": str(folder), "entry": entry, "settings": settings.as_dict()}
+        self._env = {**os.environ, **settings.env, "PYTHONUNBUFFERED": "1"}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: LineReader | None = None
+        self._writer: LineWriter | None = None
+        self._fds: list[int] = []
+        self.replays = 0
+        self.ready: Mapping[str, Any] = {}
+
+    def __enter__(self) -> RunnerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Mapping[str, Any]:
+        """Start the process and wait until the model is loaded; returns its ``ready`` message."""
+        command_read, command_write = os.pipe()
+        event_read, event_write = os.pipe()
+        self._fds = [command_write, event_read]
+        with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+            json.dump(self._job, file)
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "latfix.runners.child", file.name, str(command_read), str(event_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._env,
+                    pass_fds=(command_read, event_write),
+                    start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the run in order
+                )
+        finally:
+            os.close(command_read)
+            os.close(event_write)
+        self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
+        try:
+            self.ready = self._await("ready", None, LOAD_TIMEOUT_S)
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+        return self.ready
+
+    def command(
+        self, do: str, *, on_event: OnEvent | None = None, timeout_s: float | None = None, **more: Any
+    ) -> Any:
+        """Send a command and wait for its end; other messages go to ``on_event``."""
+        assert self._writer is not None, "start() comes first"
+        self._writer.send({"do": do, **more})
+        return self._await("done", on_event, timeout_s)
+
+    def replay(self, folder: Path, *, on_event: OnEvent | None = None) -> Any:
+        """Replay the schedule in ``folder`` and record into it."""
+        self.replays += 1
+        return self.command("replay", on_event=on_event, folder=str(folder), first=self.replays == 1)
+
+    def interrupt(self) -> None:
+        """Ask a running replay to end now."""
+        if self._writer is not None:
+            self._writer.send({"do": "interrupt"})
+
+    def wait_for_end(self, on_event: OnEvent | None = None, timeout_s: float = 15.0) -> Any:
+        """Wait for the end of the command that :meth:`interrupt` cut short."""
+        return self._await("done", on_event, timeout_s)
+
+    def pause(self) -> None:
+        """Stop the whole process, so that it takes nothing from the one that is being measured."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue after :meth:`pause`."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the process, kindly at first."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            self.resume()
+            if self._writer is not None:
+                self._writer.send({"do": "exit"})
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_TIMEOUT_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def _await(self, wanted: str, on_event: OnEvent | None, timeout_s: float | None) -> Any:
+        assert self._reader is not None, "start() comes first"
+        quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
+        heard = time.monotonic()
+        while True:
+            ready, _, _ = select.select([self._reader.fd], [], [], 1.0)
+            if not ready:
+                if time.monotonic() - heard > quiet_limit:
+                    raise RunnerError(f"the runner has said nothing for {quiet_limit:.0f} s; see {self._log}")
+                continue
+            heard = time.monotonic()
+            for message in self._reader.read():
+                if message["event"] == wanted:
+                    return message
+                if message["event"] == "failed":
+                    raise self._failure(message)
+                if on_event is not None:
+                    on_event(message)
+            if self._reader.ended:
+                raise self._death()
+
+    def _failure(self, message: Mapping[str, Any]) -> LatfixError:
+        kind = InputError if message["exit_code"] == EXIT_INPUT else RunnerError
+        tail = "" if kind is InputError else f" (output of the runner: {self._log})"
+        return kind(f"{message['message']}{tail}")
+
+    def _death(self) -> RunnerError:
+        assert self._process is not None
+        code = self._process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            why = f"was killed by {name}"
+            if name == "SIGKILL":
+                why += ", as the kernel does when memory runs out"
+        else:
+            why = f"ended with exit code {code or EXIT_RUNNER}"
+        return RunnerError(f"the runner {why}; what it recorded is kept; its output: {self._log}")

@@ -1,0 +1,44 @@
+"""What parent and runner process say to each other: one JSON object a line, on two pipes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+#: How long a runner may show no sign of progress with requests in flight before it is given up.
+STALL_S = 300.0
+
+
+class LineWriter:
+    """Writes messages to a descriptor; a closed pipe is silence, for there is nobody left to tell."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message whole."""
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except BrokenPipeError:
+            return
+
+
+class LineReader:
+    """Splits what arrives on a descriptor into messages."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._held = b""
+        self.ended = False
+
+    def read(self) -> list[dict[str, Any]]:
+        """Messages that are complete now; blocks where nothing has arrived. ``ended`` is set at the end."""
+        data = os.read(self.fd, 1 << 16)
+        if not data:
+            self.ended = True
+            return []
+        *lines, self._held = (self._held + data).split(b"\n")
+        return [json.loads(line) for line in lines if line]
