@@ -39,8 +39,9 @@ from latfix.record import SCHEDULE
 from latfix.runners.accuracy import evaluate, save_outputs
 from latfix.runners.adapter import describe
 from latfix.runners.engine import Engine
+from latfix.runners.model import pool_applies
 from latfix.runners.protocol import STALL_S, LineReader, LineWriter
-from latfix.runners.replay import replay
+from latfix.runners.replay import give_priority_back, replay, take_priority
 from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.model import Traffic
@@ -79,7 +80,13 @@ class Child:
 
     def _ready(self) -> dict[str, Any]:
         models = self._service.models
-        return {"load_s": models.load_s, "device": models.device, "machine": machine()}
+        return {
+            "load_s": models.load_s,
+            "device": models.device,
+            "default_collate": pool_applies(models.adapter),
+            "evaluates": models.adapter.has_evaluate(),
+            "machine": machine(),
+        }
 
     def _listen(self) -> None:
         while not self._commands.ended:
@@ -251,7 +258,9 @@ class _Replay:
         began = time.thread_time_ns()
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
             with _StatusLines(self._parent, engine, recorder, self._stop, writer, first_ns) as status:
+                self._probe_lines["replayer"] = take_priority()
                 sent = replay(recorder.scheduled_ns[warmup:], lambda k: engine.submit(warmup + k), self._stop)
+                give_priority_back()
                 status.sent_all = True
                 replayer_ns = time.thread_time_ns() - began
                 engine.drain(self._stop)

@@ -152,6 +152,11 @@ def compiler_missing() -> str:
     return "torch.compile needs a C++ compiler and found neither g++ nor clang++"
 
 
+def _does_work(module: torch.nn.Module) -> bool:
+    """A leaf, or a module of the framework's own whose children only hold its parameters (int8 layers)."""
+    return not list(module.children()) or ".quantized." in type(module).__module__
+
+
 @dataclass(frozen=True, slots=True)
 class KernelCensus:
     """What ran in one forward pass: leaf modules by type, and output types by dtype."""
@@ -177,8 +182,7 @@ def census(instance: ModelInstance, batch: Any) -> KernelCensus:
         if isinstance(output, torch.Tensor):
             dtypes[str(output.dtype).removeprefix("torch.")] += 1
 
-    leaves = [module for module in instance.model.modules() if not list(module.children())]
-    handles = [module.register_forward_hook(note) for module in leaves]
+    handles = [module.register_forward_hook(note) for module in instance.model.modules() if _does_work(module)]
     try:
         with torch.no_grad():
             call_model(instance.model, move(batch, instance.device, instance.dtype))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -21,6 +23,29 @@ def sharpen_timer() -> None:
     """Ask Linux to wake this thread without its usual 50 µs of slack; elsewhere nothing changes."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def take_priority() -> str:
+    """Put this thread before all ordinary ones where the system allows it; one line that says whether it does.
+
+    A real caller is on another machine and waits for none of the service's cores; here it shares them. The
+    thread sleeps nearly always, and what it starts does not inherit its place.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        return "replayer: ordinary priority (this system has no other)"
+    policy = os.SCHED_FIFO | getattr(os, "SCHED_RESET_ON_FORK", 0)
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(1))
+    except OSError:
+        return "replayer: ordinary priority; with CAP_SYS_NICE it would be less late beside busy neighbors"
+    return "replayer: real-time priority"
+
+
+def give_priority_back() -> None:
+    """Undo :func:`take_priority`."""
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def wait_until(t_ns: int, spin_ns: int = SPIN_NS) -> int:

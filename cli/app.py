@@ -1,0 +1,76 @@
+"""The command line: collects the commands, and turns every known failure into one line and an exit code.
+
+Nothing heavy is imported here: ``latfix --help`` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import latfix
+from latfix.cli.compare import compare
+from latfix.cli.diagnose import diagnose
+from latfix.cli.init import init
+from latfix.cli.optimize import optimize
+from latfix.cli.report import report
+from latfix.cli.traffic import traffic_app
+from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, LatfixError
+
+app = typer.Typer(
+    name="latfix",
+    help="Find out why the latency of model inference jitters, fix it, and prove the fix.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"latfix {latfix.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find out why the latency of model inference jitters, fix it, and prove the fix."""
+    del version
+
+
+for command in (diagnose, optimize, compare, report, init):
+    app.command()(command)
+app.add_typer(traffic_app, name="traffic")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code of the contract."""
+    from typer._click.exceptions import ClickException, NoArgsIsHelpError
+
+    try:
+        code = app(arguments, standalone_mode=False)
+    except NoArgsIsHelpError as error:
+        sys.stdout.write(error.format_message() + "\n")
+        return EXIT_INPUT
+    except ClickException as error:
+        hint = "; see latfix --help" if error.exit_code == EXIT_INPUT else ""
+        sys.stderr.write(f"latfix: {_one_line(error.format_message())}{hint}\n")
+        return EXIT_INPUT
+    except LatfixError as error:
+        sys.stderr.write(f"latfix: {_one_line(error.message)}\n")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("latfix: interrupted\n")
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _one_line(message: str) -> str:
+    """A message without line breaks or control characters, whatever a file name or an error brought in."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(message.split()))

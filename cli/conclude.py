@@ -1,0 +1,118 @@
+"""What ``diagnose`` and ``report`` do once there is a record: attribute, write, show, judge the gates."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+
+if TYPE_CHECKING:
+    from latfix.cli.options import JsonTarget
+    from latfix.diagnosis import Diagnosis
+    from latfix.gates import Gate, GateResult, GateSubject
+    from latfix.record import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Parsed gates and what they compare with."""
+
+    gates: tuple[Gate, ...]
+    baseline: GateSubject | None
+
+
+def parse_gates(expressions: Sequence[str] | None, baseline: Path | None) -> Gates:
+    """Parse ``--gate`` options and read ``--baseline``, before anything runs.
+
+    :raises InputError: an expression is malformed, or needs a baseline that is not given.
+    """
+    from latfix.gates import check_gates, parse_gate
+
+    gates = tuple(parse_gate(text) for text in expressions or ())
+    check_gates(gates, baseline=baseline is not None, accuracy=False, causes=True)
+    return Gates(gates, None if baseline is None else subject_of(baseline))
+
+
+def subject_of(run: Path) -> GateSubject:
+    """A recorded run as the baseline of gates."""
+    from latfix.gates import GateSubject
+    from latfix.record import RunRecord
+
+    return GateSubject.from_diagnosis(diagnosed(RunRecord.load(run)).to_json())
+
+
+def check_percentile(percentile: float | None) -> None:
+    """Refuse a percentile that is none.
+
+    :raises InputError: it is not above 0 and below 100.
+    """
+    if percentile is not None and not (math.isfinite(percentile) and 0 < percentile < 100):
+        raise InputError(f"--percentile: found {percentile}; expected a number above 0 and below 100, e.g. 99")
+
+
+def diagnosed(record: RunRecord, *, percentile: float | None = None, seed: int = 0) -> Diagnosis:
+    """The diagnosis of a record."""
+    from latfix.profilers.attribution import diagnose
+
+    return diagnose(record, percentile=percentile, seed=seed)
+
+
+def conclude(
+    record: RunRecord,
+    diagnosis: Diagnosis,
+    target: JsonTarget,
+    gates: Gates,
+    *,
+    folder: Path | None = None,
+    workload: str | None = None,
+    interrupted: bool = False,
+) -> int:
+    """Write ``diagnosis.json``, ``causes.parquet`` and ``report.html``, print, and return the exit code."""
+    from rich.console import Console
+
+    from latfix.gates import GateSubject, evaluate, exit_code
+    from latfix.profilers.attribution import write_causes
+    from latfix.record import write_json
+    from latfix.reports.html import write_run_report
+    from latfix.reports.terminal import render_diagnosis
+
+    where = folder or record.folder
+    document = diagnosis.to_json()
+    results = [evaluate(gate, GateSubject.from_diagnosis(document), gates.baseline) for gate in gates.gates]
+    if results:
+        document["gates"] = [result.to_json() for result in results]
+    try:
+        write_json(where / "diagnosis.json", document)
+        write_causes(diagnosis, where / "causes.parquet")
+        write_run_report(where / "report.html", record, diagnosis)
+    except OSError as error:
+        raise InputError(f"{where}: cannot write there ({error.strerror}); name another folder with --out") from error
+    target.write(document)
+    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
+    if not target.to_stdout:
+        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=workload))
+    show_gates(console, results)
+    if not diagnosis.requests.get("ok") and any(diagnosis.requests.values()):
+        first = next(iter(record.errors.values()), "none ended in time")
+        raise RunnerError(f"{diagnosis.workload}: no request ended ok; the first failure: {first}")
+    if interrupted:
+        console.print("Interrupted: what was recorded until then is kept and diagnosed above.", markup=False)
+        return EXIT_INTERRUPTED
+    return exit_code(results) if results else EXIT_OK
+
+
+def show_gates(console: object, results: Sequence[GateResult]) -> None:
+    """Print one line a gate."""
+    from rich.console import Console
+    from rich.text import Text
+
+    assert isinstance(console, Console)
+    styles = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("UNDECIDED", "yellow")}
+    for result in results:
+        word, style = styles[result.passed]
+        console.print(Text.assemble("gate ", (f"{result.gate.text}  ", "bold"), (word, style), f"  {result.reason}"))

@@ -1,0 +1,98 @@
+"""``latfix diagnose``: replay recorded traffic, and say where the tail comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.cli.options import (
+    DeviceOption,
+    DurationOption,
+    GateOption,
+    JsonOption,
+    JsonTarget,
+    LimitOption,
+    MapOption,
+    OutOption,
+    RepeatOption,
+    SeedOption,
+    SkipOption,
+    SpeedOption,
+    TrafficOption,
+    TrafficOptions,
+    WorkloadArgument,
+    check_device,
+    check_seed,
+    load_traffic,
+)
+
+
+def diagnose(
+    workload: WorkloadArgument,
+    traffic: TrafficOption = None,
+    mapping: MapOption = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Apply a plan that latfix optimize wrote.")] = None,
+    speed: SpeedOption = 1.0,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    repeat: RepeatOption = 1,
+    seed: SeedOption = 0,
+    percentile: Annotated[
+        float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
+    ] = None,
+    device: DeviceOption = None,
+    gate: GateOption = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
+    ] = None,
+    skip_bad_lines: SkipOption = False,
+    out: OutOption = None,
+    json_file: JsonOption = None,
+) -> int:
+    """Replay recorded traffic against a workload and attribute the latency of slow requests to causes."""
+    from latfix.cli.conclude import check_percentile, conclude, diagnosed, parse_gates
+    from latfix.cli.running import replay_with_progress
+    from latfix.plan import read_plan
+    from latfix.runners.session import Interrupted, Replay, default_folder, open_folder
+    from latfix.spec import load_spec
+
+    options = TrafficOptions(
+        mapping=tuple(mapping or ()),
+        skip_bad_lines=skip_bad_lines,
+        speed=speed,
+        duration=duration,
+        limit=limit,
+        repeat=repeat,
+    )
+    options.check()
+    check_seed(seed)
+    check_percentile(percentile)
+    gates = parse_gates(gate, baseline)
+    spec = load_spec(workload, traffic=traffic)
+    settings = spec.settings
+    fixes: tuple[str, ...] = ()
+    if plan is not None:
+        applied = read_plan(plan)
+        settings = settings.with_overrides(applied.settings())
+        fixes = tuple(fix.id for fix in applied.fixes)
+    settings = settings.with_overrides(check_device(device))
+    schedule = load_traffic(spec, options)
+    target = JsonTarget.open(json_file)
+    folder = open_folder(out or default_folder(spec.name, "diagnose"))
+    replay = Replay(
+        spec=spec,
+        traffic=schedule,
+        settings=settings,
+        plan=None if plan is None else str(plan),
+        seed=seed,
+        fixes=fixes,
+    )
+    interrupted = False
+    try:
+        record = replay_with_progress(folder, replay)
+    except Interrupted as stopped:
+        record, interrupted = stopped.record, True
+    diagnosis = diagnosed(record, percentile=percentile, seed=seed)
+    return conclude(record, diagnosis, target, gates, workload=workload, interrupted=interrupted)

@@ -1,0 +1,216 @@
+"""What ``latfix optimize`` does once its options are checked: search, write, show, judge the gates."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.cli.conclude import show_gates
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from latfix.cli.options import JsonTarget
+    from latfix.gates import Gate, GateResult
+    from latfix.runners.optimizer import Options, Outcome
+    from latfix.runners.process import OnEvent
+    from latfix.settings import RunnerSettings
+    from latfix.spec import WorkloadSpec
+    from latfix.traffic.model import Traffic
+
+SCHEMA = "latfix.optimization/1"
+
+
+def optimize_into(
+    folder: Path,
+    spec: WorkloadSpec,
+    traffic: Traffic,
+    settings: RunnerSettings,
+    options: Options,
+    gates: Sequence[Gate],
+    target: JsonTarget,
+) -> int:
+    """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``."""
+    from rich.console import Console
+
+    from latfix.gates import exit_code
+    from latfix.record import write_json
+    from latfix.reports.html import write_optimization_report
+    from latfix.reports.terminal import render_optimization
+    from latfix.runners.optimizer import Optimizer
+
+    aside = Console(file=sys.stderr)
+    with _Watching(aside) as watching:
+        optimizer = Optimizer(spec, traffic, settings, folder, options, watch=watching.replay, say=watching.say)
+        outcome = optimizer.run()
+    results = _judge(gates, outcome)
+    document = _document(spec, outcome, results)
+    try:
+        _write_baseline_diagnosis(outcome)
+        _write_plan(folder / "plan.toml", spec, outcome)
+        write_json(folder / "optimization.json", document)
+        write_optimization_report(
+            folder / "report.html",
+            document,
+            diagnosis=outcome.diagnosis,
+            before=outcome.before or outcome.baseline,
+            after=outcome.after,
+        )
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
+        ) from error
+    target.write(document)
+    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
+    if not target.to_stdout:
+        console.print(render_optimization(document, folder=folder))
+    show_gates(console, results)
+    if outcome.interrupted:
+        return EXIT_INTERRUPTED
+    return exit_code(results) if results else EXIT_OK
+
+
+class _Watching:
+    """Progress of many replays: each its own line or bar, steps as lines."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+
+    def __enter__(self) -> _Watching:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+
+    @contextlib.contextmanager
+    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
+        from latfix.reports.progress import ReplayProgress
+
+        first_s = float(traffic.arrival_ns[0]) / 1e9
+        with ReplayProgress(
+            label=label,
+            requests=len(traffic),
+            first_s=first_s if first_s > 1.0 else 0.0,
+            last_s=traffic.duration_s,
+            segment=folder / "segments" / "requests.bin",
+        ) as progress:
+            yield progress.on_event
+
+
+def _judge(gates: Sequence[Gate], outcome: Outcome) -> list[GateResult]:
+    from latfix.gates import GateSubject, evaluate
+
+    if outcome.final is None:
+        same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
+        return [evaluate(gate, same, same) for gate in gates]
+    after, before = outcome.final.gate_subjects()
+    return [evaluate(gate, after, before) for gate in gates]
+
+
+def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult]) -> dict[str, Any]:
+    """``optimization.json`` of the contract, with some keys more."""
+    final = outcome.final
+    if final is not None:
+        before, after = final.before.to_json(), final.after.to_json()
+        ratio: Mapping[str, Any] = {key: estimate.to_json() for key, estimate in final.ratio.items()}
+    else:
+        before = after = _side(outcome)
+        ratio = {key: {"value": 1.0, "ci95": [1.0, 1.0]} for key in ("mean", "p50", "p90", "p95", "p99")}
+    notes = list(outcome.notes)
+    if final is not None:
+        notes += final.notes
+    elif not outcome.interrupted:
+        notes.append("No fix was kept, so there was nothing to replay in the end: after is the baseline itself.")
+    return {
+        "schema": SCHEMA,
+        "workload": spec.name,
+        "device": outcome.baseline.meta["device"],
+        "verdict": outcome.verdict,
+        "objective": dict(outcome.baseline.meta["objective"]),
+        "before": before,
+        "after": after,
+        "ratio": dict(ratio),
+        "rounds": final.rounds if final is not None else 0,
+        "accuracy_kind": outcome.accuracy_kind,
+        "accuracy_limit": outcome.accuracy - spec.objective.max_accuracy_drop,
+        "diagnosis": {"verdict": outcome.diagnosis.verdict, "sentence": outcome.diagnosis.sentence},
+        "steps": [step.to_json() for step in outcome.steps],
+        "gates": [result.to_json() for result in results],
+        "plan": "plan.toml",
+        "interrupted": outcome.interrupted,
+        "machine": outcome.baseline.meta.get("machine", {}),
+        "versions": outcome.baseline.meta.get("versions", {}),
+        "notes": notes,
+    }
+
+
+def _side(outcome: Outcome) -> dict[str, Any]:
+    diagnosis = outcome.diagnosis
+    return {
+        "latency_ms": dict(diagnosis.latency_ms),
+        "latency_ci95_ms": {key: list(bounds) for key, bounds in diagnosis.latency_ci95_ms.items()},
+        "throughput_rps": diagnosis.throughput_rps,
+        "requests": dict(diagnosis.requests),
+        "accuracy": outcome.accuracy,
+        "trustworthy": diagnosis.trustworthy,
+    }
+
+
+def _write_baseline_diagnosis(outcome: Outcome) -> None:
+    """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
+    from latfix.profilers.attribution import write_causes
+    from latfix.record import write_json
+    from latfix.reports.html import write_run_report
+
+    pairs = [(outcome.baseline, outcome.diagnosis)]
+    if outcome.after is not None and outcome.after_diagnosis is not None:
+        pairs.append((outcome.after, outcome.after_diagnosis))
+    for record, diagnosis in pairs:
+        write_json(record.folder / "diagnosis.json", diagnosis.to_json())
+        write_causes(diagnosis, record.folder / "causes.parquet")
+        write_run_report(record.folder / "report.html", record, diagnosis)
+
+
+def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome) -> None:
+    import latfix
+    from latfix.plan import Plan, PlannedFix, write_plan
+
+    measured: dict[str, float] = {}
+    final = outcome.final
+    if final is not None:
+        for key in ("mean", "p50", "p90", "p95", "p99", "p99_9", "max"):
+            measured[f"{key}_before_ms"] = final.before.latency_ms[key]
+            measured[f"{key}_after_ms"] = final.after.latency_ms[key]
+        for key, estimate in final.ratio.items():
+            measured[f"{key}_ratio"] = estimate.value
+        measured["accuracy_before"] = outcome.accuracy
+        if outcome.final_accuracy is not None:
+            measured["accuracy_after"] = outcome.final_accuracy
+    # A plan that the final replay found worse is not handed on.
+    worse = final is not None and final.verdict == "worse"
+    fixes = (
+        ()
+        if worse
+        else tuple(
+            PlannedFix(id=step.fix, settings=step.settings, reason=step.reason, verified=step.verified)
+            for step in outcome.kept
+        )
+    )
+    machine = {key: value for key, value in outcome.baseline.meta.get("machine", {}).items() if value is not None}
+    write_plan(
+        Plan(
+            workload=spec.name,
+            fixes=fixes,
+            measured=measured,
+            machine=machine,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            latfix=latfix.__version__,
+        ),
+        path,
+    )

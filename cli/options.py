@@ -1,0 +1,167 @@
+"""Options that several commands share, and what they mean: traffic, settings and outputs of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.spec import WorkloadSpec
+    from latfix.traffic.model import Traffic
+
+WorkloadArgument = Annotated[
+    str, typer.Argument(metavar="WORKLOAD", help="A workload's folder, or the name of a sample.", show_default=False)
+]
+TrafficOption = Annotated[
+    Path | None, typer.Option("--traffic", help="Recorded traffic to replay instead of the workload's own.")
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="FEATURE=EXPR", help='Derive a feature: --map "tokens=min(input_tokens/16,256)".'),
+]
+SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help="Leave malformed lines out, and count them.")]
+SpeedOption = Annotated[float, typer.Option("--speed", help="Replay this many times as fast as recorded.")]
+DurationOption = Annotated[
+    float | None, typer.Option("--duration", help="Replay only the first SECONDS (after --speed).")
+]
+LimitOption = Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")]
+RepeatOption = Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random; recorded.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the record and the report.")
+]
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output, and nothing else."),
+]
+GateOption = Annotated[
+    list[str] | None,
+    typer.Option("--gate", metavar="EXPR", help='Fail unless it holds: "p99<200ms", "p99<=baseline*1.05".'),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, instead of the workload's.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficOptions:
+    """How the recorded traffic is to be replayed."""
+
+    mapping: tuple[str, ...] = ()
+    skip_bad_lines: bool = False
+    speed: float = 1.0
+    duration: float | None = None
+    limit: int | None = None
+    repeat: int = 1
+
+    def check(self) -> None:
+        """Refuse values that mean nothing.
+
+        :raises InputError: naming the option.
+        """
+        if not (math.isfinite(self.speed) and self.speed > 0):
+            raise InputError(f"--speed: found {self.speed}; expected a number above 0")
+        if self.duration is not None and not (math.isfinite(self.duration) and self.duration > 0):
+            raise InputError(f"--duration: found {self.duration}; expected seconds above 0")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"--limit: found {self.limit}; expected 1 or more requests")
+        if not 1 <= self.repeat <= 100_000:
+            raise InputError(f"--repeat: found {self.repeat}; expected a whole number from 1 to 100000")
+
+
+def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
+    """The schedule to replay: read, mapped, repeated, scaled and cut, in that order."""
+    from latfix.traffic.formats import read_traffic
+    from latfix.traffic.mapping import parse_map_option
+    from latfix.traffic.transform import limit, repeat, scale_time, slice_time
+
+    mapping = {**spec.traffic_map, **parse_map_option(options.mapping)}
+    traffic = read_traffic(spec.traffic, mapping=mapping, skip_bad_lines=options.skip_bad_lines)
+    if not len(traffic):
+        raise InputError(f"{spec.traffic}: found no request; expected at least one")
+    if options.repeat > 1:
+        traffic = repeat(traffic, options.repeat)
+    if options.speed != 1.0:
+        traffic = scale_time(traffic, options.speed)
+    if options.duration is not None:
+        first = float(traffic.arrival_ns[0]) / 1e9
+        start = first if first > 1.0 else 0.0
+        traffic = slice_time(traffic, start, start + options.duration)
+    if options.limit is not None:
+        traffic = limit(traffic, options.limit)
+    if not len(traffic):
+        raise InputError(f"--duration: found no request in the first {options.duration:g} s; name a longer time")
+    return traffic
+
+
+def check_seed(seed: int) -> int:
+    """``seed`` if it is one.
+
+    :raises InputError: it is negative or too large.
+    """
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed: found {seed}; expected a whole number from 0 to 2^63 - 1")
+    return seed
+
+
+def check_device(device: str | None) -> dict[str, str]:
+    """Overrides of the settings for ``--device``.
+
+    :raises InputError: it is no device.
+    """
+    if device is None:
+        return {}
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", device):
+        raise InputError(f"--device: found {device!r}; expected auto, cpu, cuda or cuda:N")
+    return {"device": device}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonTarget:
+    """Where ``--json`` goes: a file, standard output, or nowhere. A bad path fails before anything runs."""
+
+    where: str | None
+
+    @property
+    def to_stdout(self) -> bool:
+        """Standard output carries the document, and nothing else may."""
+        return self.where == "-"
+
+    @classmethod
+    def open(cls, where: str | None) -> JsonTarget:
+        """Check that the target can be written.
+
+        :raises InputError: it cannot.
+        """
+        if where is not None and where != "-":
+            path = Path(where)
+            existed = path.exists()
+            try:
+                with path.open("ab"):
+                    pass
+                if not existed:
+                    path.unlink()
+            except OSError as error:
+                raise InputError(f"--json: cannot write {where} ({error.strerror}); name another file") from error
+        return cls(where)
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Write the document."""
+        if self.where is None:
+            return
+        if self.to_stdout:
+            sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+            return
+        from latfix.record import write_json
+
+        write_json(Path(self.where), document)

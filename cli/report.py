@@ -1,0 +1,38 @@
+"""``latfix report``: read a run's folder, whatever its state, and write its diagnosis and report again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.cli.options import GateOption, JsonOption, JsonTarget, OutOption, SeedOption, check_seed
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    percentile: Annotated[
+        float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
+    ] = None,
+    gate: GateOption = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
+    ] = None,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    json_file: JsonOption = None,
+) -> int:
+    """Diagnose a recorded run again, also one that was killed, and write its report."""
+    from latfix.cli.conclude import check_percentile, conclude, diagnosed, parse_gates
+    from latfix.record import RunRecord
+    from latfix.runners.session import open_folder
+
+    check_seed(seed)
+    check_percentile(percentile)
+    gates = parse_gates(gate, baseline)
+    record = RunRecord.load(run)
+    target = JsonTarget.open(json_file)
+    folder = open_folder(out) if out is not None else run
+    diagnosis = diagnosed(record, percentile=percentile, seed=seed)
+    return conclude(record, diagnosis, target, gates, folder=folder)

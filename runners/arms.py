@@ -1,0 +1,85 @@
+"""Two arms of a comparison: live runner processes that take turns, the idle one stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.record import RunRecord
+from latfix.runners.process import OnEvent, RunnerProcess
+from latfix.runners.session import Replay, prepare_folder, replay_into
+from latfix.settings import RunnerSettings
+from latfix.spec import WorkloadSpec
+from latfix.traffic.model import Traffic
+
+#: Shows one replay: called with a label, the schedule and the record's folder.
+Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
+
+
+@dataclass(slots=True)
+class Arm:
+    """A service with some fixes applied, in a process that lives as long as it is of use.
+
+    :param label: as progress shows it.
+    :param fixes: ids of the fixes in ``settings``, in order.
+    :param log: where the process's output goes.
+    """
+
+    label: str
+    spec: WorkloadSpec
+    settings: RunnerSettings
+    fixes: tuple[str, ...]
+    log: Path
+    accuracy: float | None = None
+    _process: RunnerProcess | None = field(default=None, repr=False)
+
+    @property
+    def ready(self) -> Mapping[str, Any]:
+        """What the process said of itself when it had loaded."""
+        return self.running().ready
+
+    def running(self) -> RunnerProcess:
+        """The process, started now if it is not."""
+        if self._process is None:
+            process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
+            try:
+                process.start()
+            except BaseException:
+                process.close()
+                raise
+            self._process = process
+        return self._process
+
+    def restart(self) -> None:
+        """End the process; the next use starts a fresh one, cold."""
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
+        """Replay ``traffic`` on this arm while every other arm is stopped."""
+        replay = Replay(spec=self.spec, traffic=traffic, settings=self.settings, seed=seed, fixes=self.fixes)
+        run = prepare_folder(folder, replay)
+        process = self.running()
+        process.resume()
+        try:
+            with watch(self.label, traffic, folder) as on_event:
+                return replay_into(process, run, on_event=on_event)
+        finally:
+            process.pause()
+
+    def ask(self, do: str, **more: Any) -> Any:
+        """A command that measures no time: accuracy, outputs, evidence."""
+        process = self.running()
+        process.resume()
+        try:
+            return process.command(do, **more)
+        finally:
+            process.pause()

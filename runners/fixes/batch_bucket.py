@@ -1,0 +1,46 @@
+"""``batch.bucket``: batch requests of similar length, so that padding stays bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latfix.record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+
+
+def padding_share(record: RunRecord) -> float:
+    """Share of the elements of all batches that is padding."""
+    real = float(record.batches["real_elements"].sum())
+    padded = float(record.batches["padded_elements"].sum())
+    return max(0.0, 1.0 - real / padded) if padded else 0.0
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.max_batch_size == 1:
+        return "requests run one by one, so nothing is padded"
+    if context.settings.batch_order == "length":
+        return "batches are ordered by length already"
+    if padding_share(context.record) < 0.02:
+        return f"only {padding_share(context.record):.1%} of the batches is padding"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"batch_order": "length"}
+
+
+def _verify(applied: Applied) -> Verified:
+    now, before = padding_share(applied.record), padding_share(applied.without)
+    return Verified(now < before, f"{now:.1%} of the batches was padding, {before:.1%} without")
+
+
+FIX = Fix(
+    id="batch.bucket",
+    title="batch requests of similar length",
+    treats=("batching.padding", "batching.size"),
+    risk="smaller batches where lengths differ widely",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,75 @@
+"""What a fix is: what it treats, when it applies, the settings it changes, and the evidence that it took effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from latfix.diagnosis import Diagnosis
+from latfix.record import RunRecord
+from latfix.settings import RunnerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a fix may look at when it decides whether and how it applies.
+
+    :param settings: as they stand, with the fixes kept so far.
+    :param record: the record of the baseline.
+    :param diagnosis: its diagnosis.
+    :param default_collate: the adapter batches by the default collate.
+    :param cores: cores that the runner may use.
+    """
+
+    settings: RunnerSettings
+    record: RunRecord
+    diagnosis: Diagnosis
+    default_collate: bool
+    cores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What is known of a service that ran with the fix, beside one that ran without.
+
+    :param evidence: of the service with the fix (:meth:`latfix.runners.service.Service.evidence`).
+    :param record: its replay.
+    :param without: the replay of the service without the fix.
+    """
+
+    evidence: Mapping[str, Any]
+    record: RunRecord
+    without: RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Whether a fix took effect, and the evidence in one sentence."""
+
+    effective: bool
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """One fix.
+
+    :param id: as in plans and reports.
+    :param title: what it does, in a few words.
+    :param treats: ids of the causes that it treats.
+    :param risk: what it may cost.
+    :param changes_outputs: answers may differ, so accuracy is measured before speed.
+    :param obstacle: why it does not apply here; empty where it does.
+    :param change: overrides of the settings.
+    :param verify: looks for its effect.
+    """
+
+    id: str
+    title: str
+    treats: tuple[str, ...]
+    risk: str
+    changes_outputs: bool = False
+    obstacle: Callable[[Context], str]
+    change: Callable[[Context], dict[str, Any]]
+    verify: Callable[[Applied], Verified]

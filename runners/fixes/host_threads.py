@@ -1,0 +1,38 @@
+"""``host.threads``: operators on one thread each, so that they do not spin beside a busy neighbor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+
+
+def _obstacle(context: Context) -> str:
+    if context.record.meta.get("device", "cpu") != "cpu":
+        return "the model runs on a GPU"
+    if context.settings.intra_op_threads == 1:
+        return "operators run on one thread already"
+    if context.cores == 1:
+        return "there is one core"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"intra_op_threads": 1}
+
+
+def _verify(applied: Applied) -> Verified:
+    threads = int(applied.evidence.get("torch_threads", 0))
+    return Verified(threads == 1, f"torch reported {threads} intra-operator thread(s)")
+
+
+FIX = Fix(
+    id="host.threads",
+    title="run operators on one thread",
+    treats=("host.contention", "host.slowdown", "host.throttle", "traffic.burst"),
+    risk="a single large request takes longer on an idle machine",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)
