@@ -79,6 +79,7 @@ class Ledger:
     :param own_ns: ``(K, n)`` int64.
     :param propagated_ns: ``(K, n)`` int64.
     :param classes: ``K`` evidence classes.
+    :param ids: ``n`` ids of the requests in their traffic; empty where they are not known.
     """
 
     request: npt.NDArray[np.int64]
@@ -88,6 +89,7 @@ class Ledger:
     own_ns: npt.NDArray[np.int64]
     propagated_ns: npt.NDArray[np.int64]
     classes: tuple[EvidenceClass, ...]
+    ids: tuple[str, ...] = ()
 
     def conservation_error_ns(self) -> int:
         """The largest absolute gap between excess and entries; zero unless latfix has a bug."""

@@ -78,7 +78,7 @@ class Gate:
     factor: float = 0.0
 
     @property
-    def against_baseline(self) -> bool:
+    def needs_baseline(self) -> bool:
         """Whether the limit depends on a baseline."""
         return self.factor > 0
 
@@ -174,6 +174,9 @@ def _number(text: str, metric: str, digits: str, unit: str) -> float:
 
 
 def _wrong(text: str, found: str, expected: str) -> InputError:
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    shown = shown if shown.isprintable() else repr(shown)
-    return InputError(f"--gate {shown!s}: found {found}; expected {expected}; examples: {EXAMPLES}")
+    return InputError(f"--gate {_shown(text)}: found {_shown(found)}; expected {expected}; examples: {EXAMPLES}")
+
+
+def _shown(text: str) -> str:
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if text.isprintable() else repr(text)

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, InputError
+from latfix.fidelity import dispatch_lag
 from latfix.gate_syntax import EXAMPLES, Gate, parse_gate
 from latfix.statistics import RatioEstimate, summarize_ms, summary_intervals_ms, wilson_interval
+from latfix.throughput import throughput_rps
 
 if TYPE_CHECKING:
     from latfix.record import RunRecord
@@ -133,10 +135,8 @@ class GateSubject:
         )
 
     @classmethod
-    def from_record(cls, record: RunRecord, *, seed: int = 0, trustworthy: bool = True) -> GateSubject:
+    def from_record(cls, record: RunRecord, *, seed: int = 0) -> GateSubject:
         """From the record of a run; cause shares are not known without a diagnosis."""
-        from latfix.throughput import throughput_rps
-
         latencies = record.latencies_ns()
         return cls(
             latency_ms=summarize_ms(latencies),
@@ -144,7 +144,7 @@ class GateSubject:
             latency_ci95_ms=summary_intervals_ms(latencies, seed=seed),
             throughput_rps=throughput_rps([record]),
             accuracy=record.meta.get("accuracy"),
-            trustworthy=trustworthy,
+            trustworthy=dispatch_lag(record).trustworthy,
         )
 
 
@@ -184,10 +184,10 @@ def check_gates(gates: Iterable[Gate], *, baseline: bool, accuracy: bool, causes
     :raises InputError: at the first gate that cannot be evaluated.
     """
     for gate in gates:
-        if gate.against_baseline and not baseline:
+        if gate.needs_baseline and not baseline:
             raise InputError(
                 f"--gate {gate.text}: found no baseline here; expected a number as the limit, as in p99<200ms; "
-                "or use latfix compare BASE NEW or latfix optimize"
+                "or name a run with --baseline RUN"
             )
         if gate.metric == "accuracy" and not accuracy:
             raise InputError(
@@ -205,7 +205,7 @@ def evaluate(gate: Gate, subject: GateSubject, baseline: GateSubject | None = No
     :raises InputError: the gate needs a baseline or a figure that is not there.
     """
     reference = None
-    if gate.against_baseline:
+    if gate.needs_baseline:
         check_gates([gate], baseline=baseline is not None, accuracy=True, causes=True)
         reference = _figure(gate, baseline) if baseline is not None else None
     figure = _figure(gate, subject)
@@ -215,7 +215,10 @@ def evaluate(gate: Gate, subject: GateSubject, baseline: GateSubject | None = No
     if refusal is not None:
         passed, why = refusal
         return GateResult(gate=gate, value=figure, limit=limit, passed=passed, reason=f"{shown}: {why}")
-    bounds = _interval(gate, subject, baseline, figure, reference)
+    bounds = _interval(gate, subject, baseline, figure, reference, limit)
+    if not all(math.isfinite(number) for number in (figure, limit, *(bounds or ()))):
+        reason = f"{gate.metric} has no interval from so few requests; replay more traffic"
+        return GateResult(gate=gate, value=None, limit=limit, passed=None, reason=reason)
     compare = _COMPARE[gate.operator]
     ends = [compare(end, limit) for end in (bounds or (figure, figure))]
     if bounds is not None:
@@ -225,12 +228,9 @@ def evaluate(gate: Gate, subject: GateSubject, baseline: GateSubject | None = No
     if ends[0] == ends[1]:
         return GateResult(gate=gate, value=figure, limit=limit, passed=ends[0], reason=shown)
     more = _more_requests(figure, limit, bounds or (figure, figure), subject.total)
-    advice = (
-        f"about {more} more requests would tell" if more is not None else "it lies too close to the limit to tell"
-    )
-    return GateResult(
-        gate=gate, value=figure, limit=limit, passed=None, reason=f"{shown}: {advice}", more_requests=more
-    )
+    advice = "too close to the limit to tell" if more is None else f"about {more} more requests would tell"
+    reason = f"{shown}: {advice}"
+    return GateResult(gate=gate, value=figure, limit=limit, passed=None, reason=reason, more_requests=more)
 
 
 def exit_code(results: Iterable[GateResult]) -> int:
@@ -246,8 +246,9 @@ def _bounds(value: Any) -> Bounds:
 
 
 def _ratio(entry: Mapping[str, Any]) -> RatioEstimate:
-    lo, hi = _bounds(entry["ci95"])
-    return RatioEstimate(value=float(entry["value"]), lo=lo, hi=hi)
+    value, ends = entry.get("value"), entry.get("ci95")
+    lo, hi = _bounds(ends) if ends else (math.nan, math.nan)
+    return RatioEstimate(value=math.nan if value is None else float(value), lo=lo, hi=hi)
 
 
 def _figure(gate: Gate, subject: GateSubject) -> float:
@@ -277,7 +278,7 @@ def _refusal(gate: Gate, subject: GateSubject, baseline: GateSubject | None) -> 
     """Why the figure must not be held against the limit at all, and what that makes of the gate."""
     if gate.metric == "accuracy":
         return None
-    sides = [subject, baseline] if gate.against_baseline and baseline is not None else [subject]
+    sides = [subject, baseline] if gate.needs_baseline and baseline is not None else [subject]
     for side in sides:
         name = "the run" if side is subject else "the baseline"
         if not side.total:
@@ -286,7 +287,7 @@ def _refusal(gate: Gate, subject: GateSubject, baseline: GateSubject | None) -> 
             return (False if side is subject else None), f"none of {side.total} requests in {name} ended ok"
         if gate.metric != "error_rate" and not side.trustworthy:
             return None, f"{name} was replayed too late for its latencies to mean anything; use a quieter machine"
-    if gate.is_latency and gate.against_baseline and baseline is not None:
+    if gate.is_latency and gate.needs_baseline and baseline is not None:
         fall = subject.lost / subject.total - baseline.lost / baseline.total
         if fall > MOST_LOST:
             return None, f"{100 * fall:.1f} % more of the requests failed than in the baseline; gate error_rate too"
@@ -294,14 +295,17 @@ def _refusal(gate: Gate, subject: GateSubject, baseline: GateSubject | None) -> 
 
 
 def _interval(
-    gate: Gate, subject: GateSubject, baseline: GateSubject | None, figure: float, reference: float | None
+    gate: Gate,
+    subject: GateSubject,
+    baseline: GateSubject | None,
+    figure: float,
+    reference: float | None,
+    limit: float,
 ) -> Bounds | None:
-    """The interval of the figure; with a baseline it holds the uncertainty of both."""
+    """The interval of the figure; with a baseline it holds the uncertainty of both. ``None``: exact."""
     if gate.metric == "error_rate":
         # A limit of zero asks for none in this run, which a count answers.
-        if reference is None and gate.limit == 0:
-            return None
-        return wilson_interval(subject.lost, subject.total)
+        return None if limit == 0 else _rate_interval(gate, subject, baseline)
     if gate.cause:
         return subject.cause_shares_ci95.get(gate.cause)
     if gate.metric == "accuracy":
@@ -315,6 +319,17 @@ def _interval(
     if estimate is not None:
         return (estimate.lo * reference, estimate.hi * reference)
     return _combined(figure, own, reference, baseline.latency_ci95_ms.get(gate.metric))
+
+
+def _rate_interval(gate: Gate, subject: GateSubject, baseline: GateSubject | None) -> Bounds:
+    """Wilson's interval; against a baseline Newcombe's (1998) of the difference, moved to the figure."""
+    lo, hi = wilson_interval(subject.lost, subject.total)
+    if not gate.needs_baseline or baseline is None:
+        return (lo, hi)
+    rate, other = subject.lost / subject.total, baseline.lost / baseline.total
+    least, most = wilson_interval(baseline.lost, baseline.total)
+    down = math.hypot(rate - lo, gate.factor * (most - other))
+    return (rate - down, rate + math.hypot(hi - rate, gate.factor * (other - least)))
 
 
 def _combined(figure: float, own: Bounds | None, reference: float, other: Bounds | None) -> Bounds | None:

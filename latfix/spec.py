@@ -113,12 +113,13 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
     except OSError as error:
         raise InputError(f"{file}: found a file that cannot be read ({error.strerror}); check it") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{file}: found a byte that is not UTF-8 at offset {error.start}; save it as UTF-8") from error
+        raise InputError(f"{file}: found a byte not UTF-8 at offset {error.start}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(where.group(1)) if where else None
         found = re.sub(r" \(at .*\)$", "", str(error))
-        raise input_error(file, line, f"text that is not TOML ({found})", "key = value lines under [tables]") from error
+        expected = "key = value lines under [tables]"
+        raise input_error(file, line, f"text that is not TOML ({found})", expected) from error
     except RecursionError as error:
         raise InputError(f"{file}: found values nested too deeply; expected plain tables") from error
 

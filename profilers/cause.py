@@ -33,15 +33,19 @@ class Claim:
 
     :param units: for a unit of work (``prepare``, ``lag``, ``collate``, ``h2d``, ``compute``, ``d2h``,
         ``finish``) the components it asks for; per request for prepare and finish, per batch otherwise.
+    :param disturbance: what ``units`` holds is no part of a typical request, so that all of it counts; otherwise
+        what exceeds its quiet median does.
     :param own: per request and stage, signed nanoseconds that are not taken from a component (modelled work,
-        waits); counted against the quiet median of the same figure, except for stages in ``absolute``.
-    :param absolute: stages of ``own`` whose reference is zero (waits that a quiet request does not have).
+        waits); counted against the quiet median of the same figure.
+    :param usual: by stage of ``own``, the reference in nanoseconds where it is not that median; zero for waits
+        that a quiet request does not have.
     :param behind: per batch, signed nanoseconds that ``own`` of its compute costs those who wait for it.
     """
 
     units: Mapping[str, Parts] = field(default_factory=dict)
+    disturbance: bool = True
     own: Mapping[str, Ints] = field(default_factory=dict)
-    absolute: frozenset[str] = frozenset()
+    usual: Mapping[str, int] = field(default_factory=dict)
     behind: Ints | None = None
 
 
@@ -104,4 +108,10 @@ def no_claim(_evidence: Evidence, _left: Left) -> Claim:
 
 def own_and_behind(figures: TailFigures) -> str:
     """The two parts of a cause in the tail, in words."""
-    return f"{figures.own_ms:.3g} ms of a slow request is its own and {figures.propagated_ms:.3g} ms reached it in a queue"
+    own, propagated = f"{figures.own_ms:.3g} ms", f"{figures.propagated_ms:.3g} ms"
+    return f"{own} of a slow request is its own and {propagated} reached it in a queue"
+
+
+def typical_and_p99(values_ns: npt.NDArray[np.int64]) -> str:
+    """Median and p99 of nanoseconds, in words."""
+    return f"{np.median(values_ns) / 1e6:.3g} ms in the median and {np.quantile(values_ns, 0.99) / 1e6:.3g} ms at p99"

@@ -1,8 +1,9 @@
 """A record laid out for attribution: units of work with their components, batches, members, known intervals.
 
 A unit is what one thread did over an interval: ``dispatch`` (the replayer was late), ``prepare`` and
-``finish`` of a request; ``lag`` (a worker that should have started and had not), ``collate``, ``h2d``, ``compute`` and ``d2h`` of a batch. Its
-wall time splits into on-CPU, run-queue delay and blocked; the split sums exactly.
+``finish`` of a request; ``lag`` (a worker that should have started and had not), ``collate``, ``h2d``,
+``compute`` and ``d2h`` of a batch. Its wall time splits into on-CPU, run-queue delay and blocked; the split
+sums exactly.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Setup:
     def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
         settings = meta.get("settings", {})
         calibration = meta.get("calibration") or {}
-        threads = int(meta.get("torch_threads", settings.get("intra_op_threads", 1) or 1))
+        # Zero is the framework's default, a pool of as many threads as there are cores.
+        threads = int(meta.get("torch_threads", settings.get("intra_op_threads", 1) or meta.get("cores", 2)))
         largest = int(batches["size"].max()) if len(batches["size"]) else 1
         workers = len(np.unique(batches["worker"]))
         pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
@@ -160,7 +162,7 @@ def gather(record: RunRecord) -> Evidence:
     units = _with_expectations(units, expected, spans)
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
-    quiet, quiet_batch = _quiet(rows, ok, batch_of, units, pauses, batches)
+    quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -327,7 +329,7 @@ def _expected(
 
 def span_cpu(unit: Unit, span: Ints) -> Ints:
     """The on-CPU part of declared spans: what of them the unit's blocked time cannot hold."""
-    return np.clip(span - unit.blocked, 0, unit.cpu)
+    return np.asarray(np.clip(span - unit.blocked, 0, unit.cpu), dtype=np.int64)
 
 
 def _with_expectations(units: dict[str, Unit], expected: ExpectedWork, spans: Mapping[str, Ints]) -> dict[str, Unit]:
@@ -344,7 +346,6 @@ def _with_expectations(units: dict[str, Unit], expected: ExpectedWork, spans: Ma
 
 
 def _quiet(
-    rows: Columns,
     ok: Bools,
     batch_of: Ints,
     units: Mapping[str, Unit],
@@ -353,19 +354,20 @@ def _quiet(
 ) -> tuple[Bools, Bools]:
     """Requests whose known disturbances are small beside a typical service time.
 
-    Where few are (a run disturbed throughout), the least disturbed quarter serves.
+    Waiting in a queue is not among them: it has no part in a reference, and under load the few that did not
+    wait are no sample of the traffic. Where few are (a run disturbed throughout), the least disturbed quarter serves.
     """
     quiet_batch = np.zeros(len(batches["size"]), dtype=bool)
     if not ok.any():
         return ok.copy(), quiet_batch
-    disturbed = (rows["queue_ns"] + rows["prepare_wait_ns"]).astype(np.float64)
+    disturbed = np.zeros(len(ok), np.float64)
     service = np.zeros(len(ok), np.float64)
     for name, unit in units.items():
         known = unit.runq + sum(p.seen(unit.start, unit.end) for p in pauses.values())
         disturbed += known if name in REQUEST_UNITS else spread(known, batch_of)
         service += unit.wall if name in REQUEST_UNITS else spread(unit.wall, batch_of)
     if len(batches["size"]):
-        fresh = spread(batches["first_shape"] | batches["retried"], batch_of) > 0
+        fresh = spread(np.maximum(batches["first_shape"], batches["retried"]), batch_of) > 0
         if np.count_nonzero(ok & ~fresh) >= max(20, 0.2 * np.count_nonzero(ok)):
             disturbed[fresh] = np.inf
     limit = max(0.05 * float(np.median(service[ok])), float(np.quantile(disturbed[ok], 0.25, method="lower")))

@@ -13,11 +13,6 @@ from latfix.record import RunRecord
 
 Ints = npt.NDArray[np.int64]
 
-#: A thread is taken for a runner's thread where this share of its pauses lies inside that one's work ...
-_CONTAINED = 0.75
-#: ... and no other thread's work holds nearly as many.
-_MARGIN = 0.2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
@@ -52,8 +47,8 @@ class Pauses:
 def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
     """Collections (``gc``) and compilations (``compile``) of a run, placed in the runner's threads.
 
-    The record's ``threads`` names the native ids where the runner wrote them. Otherwise a thread is
-    recognized by its pauses: they lie inside its own work, and in another's only by chance.
+    ``threads`` in ``run.json`` names the native ids. Where it is missing no pause has a place: that its
+    interval lies within a worker's batch does not say that it ran there, since any thread's can.
     """
     events = record.events
     named = _named_threads(record)
@@ -67,9 +62,10 @@ def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
         known = np.zeros(len(start), dtype=bool)
         for native in np.unique(thread):
             mine = thread == native
-            place = named.get(int(native)) or _recognize(record, start[mine], duration[mine])
+            place = named.get(int(native))
             if place is not None:
                 placed[place] = Intervals.merged(start[mine], duration[mine])
+            if named:  # a thread without a role is then known to be neither a worker's nor a prepare thread
                 known |= mine
         result[kind] = Pauses(
             everywhere=Intervals.merged(start, duration),
@@ -91,34 +87,3 @@ def _named_threads(record: RunRecord) -> dict[int, tuple[str, int]]:
             for number, native in enumerate(threads.get(role, ())):
                 named[int(native)] = (role, number)
     return named
-
-
-def _recognize(record: RunRecord, start: Ints, duration: Ints) -> tuple[str, int] | None:
-    share: list[tuple[float, str, int]] = []
-    total = float(duration.sum())
-    if total <= 0:
-        return None
-    for role, number, busy in _busy(record):
-        share.append((float(busy.covered(start, start + duration).sum()) / total, role, number))
-    share.sort(reverse=True)
-    if not share or share[0][0] < _CONTAINED:
-        return None
-    if len(share) > 1 and share[0][0] - share[1][0] < _MARGIN:
-        return None
-    return share[0][1], share[0][2]
-
-
-def _busy(record: RunRecord) -> list[tuple[str, int, Intervals]]:
-    """When each worker and each prepare thread was at work."""
-    rows, batches = record.requests, record.batches
-    result: list[tuple[str, int, Intervals]] = []
-    for number in np.unique(batches["worker"]):
-        mine = batches["worker"] == number
-        begin = batches["close_ns"][mine]
-        result.append(("worker", int(number), Intervals.merged(begin, batches["finish_end_ns"][mine] - begin)))
-    for number in np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]):
-        mine = rows["prepare_thread"] == number
-        begin = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_wait_ns"])[mine]
-        took = (rows["prepare_ns"] - rows["prepare_wait_ns"])[mine]
-        result.append(("prepare", int(number), Intervals.merged(begin, took)))
-    return result

@@ -1,0 +1,48 @@
+"""The causes, one module each, in the order in which they claim: the most specific evidence first."""
+
+from __future__ import annotations
+
+from latfix.profilers.cause import Cause
+from latfix.profilers.causes import (
+    batching_padding,
+    batching_size,
+    batching_window,
+    cold_compile,
+    cold_start,
+    external_dependency,
+    host_contention,
+    host_slowdown,
+    host_steal,
+    host_throttle,
+    input_size,
+    observer,
+    page_faults,
+    python_gc,
+    traffic_burst,
+    traffic_overload,
+    traffic_priority,
+    unexplained,
+)
+
+CAUSES: tuple[Cause, ...] = (
+    cold_compile.CAUSE,  # known intervals
+    python_gc.CAUSE,
+    host_throttle.CAUSE,  # run-queue delay: throttling is contained in it, so it claims first
+    host_contention.CAUSE,
+    cold_start.CAUSE,
+    external_dependency.CAUSE,
+    page_faults.CAUSE,  # counts times prices
+    host_steal.CAUSE,
+    observer.CAUSE,
+    batching_window.CAUSE,  # waits with an idle worker
+    input_size.CAUSE,  # modelled work
+    batching_size.CAUSE,
+    batching_padding.CAUSE,
+    host_slowdown.CAUSE,  # what the model of work leaves of on-CPU time
+    traffic_burst.CAUSE,  # what the queue's replay leaves at reference service
+    traffic_overload.CAUSE,
+    traffic_priority.CAUSE,
+    unexplained.CAUSE,
+)
+
+__all__ = ["CAUSES"]

@@ -1,0 +1,269 @@
+"""Traffic to files and back, exact to the nanosecond; a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.errors import InputError, input_error
+from latfix.request import PRIORITIES
+from latfix.traffic.fields import NORMAL
+from latfix.traffic.formats import PARQUET_KEY
+from latfix.traffic.model import Traffic
+from latfix.traffic.sidecar import Sidecar, parse_sidecar, sidecar_path
+from latfix.traffic.values import NS_PER_S
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+_FEATURE_PREFIX = "feature."
+
+
+def check_output(path: Path) -> None:
+    """Whether :func:`write_traffic` could write to ``path``, before any work is done.
+
+    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise input_error(path, None, f"suffix {path.suffix!r}", f"one of {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise input_error(path, None, "a directory", "the name of a file to write")
+    if not path.absolute().parent.is_dir():
+        raise input_error(path, None, "no such folder", "an existing folder", f"create {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise input_error(path, None, "a folder that cannot be written", "a writable one")
+
+
+def write_traffic(traffic: Traffic, path: Path) -> None:
+    """Write ``traffic`` in the native format that the suffix names: ``.jsonl``, ``.csv`` or ``.parquet``.
+
+    Reading the file gives the same requests to the nanosecond. The metadata goes into the Parquet schema, or
+    into ``<file>.meta.json`` beside the others.
+
+    :raises InputError: the file cannot be written, or a value cannot be held by the format.
+    """
+    path = Path(path)
+    check_output(path)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        _write_atomically(path, _parquet_bytes(traffic))
+        return
+    text = "".join(_json_lines(traffic)) if suffix == ".jsonl" else _csv_text(traffic)
+    data = _encoded(text, path)
+    digest = hashlib.sha256(data).hexdigest()
+    sidecar = Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata, sha256=digest)
+    _write_atomically(path, data)
+    _write_atomically(sidecar_path(path), sidecar.to_json().encode())
+
+
+def _encoded(text: str, path: Path) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise input_error(path, None, "half of a surrogate pair in a text", "text that UTF-8 can hold") from error
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    try:
+        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: cannot be written ({reason}); expected a writable place with room") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _kinds(traffic: Traffic) -> dict[str, str]:
+    names = {"i": "int", "f": "float", "O": "text"}
+    return {name: names[column.dtype.kind] for name, column in traffic.features.items()}
+
+
+def _seconds_text(arrival_ns: int) -> str:
+    seconds, nanoseconds = divmod(arrival_ns, NS_PER_S)
+    return f"{seconds}.{nanoseconds:09d}"
+
+
+def _plain_columns(traffic: Traffic) -> dict[str, list[Any]]:
+    """The features as Python values, ``None`` where absent."""
+    return {
+        name: [None if value != value else value for value in column.tolist()]
+        for name, column in traffic.features.items()
+    }
+
+
+def _json_lines(traffic: Traffic) -> Iterator[str]:
+    features = _plain_columns(traffic)
+    for index, arrival in enumerate(traffic.arrival_ns.tolist()):
+        row: dict[str, Any] = {"id": traffic.ids[index]}
+        if traffic.priority[index] != NORMAL:
+            row["priority"] = PRIORITIES[traffic.priority[index]]
+        if traffic.sessions[index] is not None:
+            row["session"] = traffic.sessions[index]
+        deadline = float(traffic.deadline_ms[index])
+        if deadline == deadline:
+            row["deadline_ms"] = deadline
+        for name, column in features.items():
+            if column[index] is not None:
+                row[name] = column[index]
+        if traffic.payloads[index] is not None:
+            row["payload"] = traffic.payloads[index]
+        # The number is written as text: a float would lose nanoseconds of long traffic.
+        yield f'{{"arrival_s": {_seconds_text(arrival)}, {_json(row)[1:]}\n'
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"traffic: found a value that JSON cannot hold ({error}); expected JSON values") from error
+
+
+def _csv_text(traffic: Traffic) -> str:
+    features = _plain_columns(traffic)
+    for name, column in [*features.items(), ("session", traffic.sessions)]:
+        if "" in column:
+            raise InputError(
+                f"csv: found an empty text in {name!r}; expected values that CSV can tell from absent ones; "
+                "write .jsonl or .parquet instead"
+            )
+    stream = io.StringIO(newline="")
+    # RFC 4180 lines; with "\n" alone the csv module would leave a lone "\r" in a cell without quotes.
+    writer = csv.writer(stream, lineterminator="\r\n")
+    writer.writerow(["arrival_s", "id", "priority", "session", "deadline_ms", "payload", *features])
+    for index, arrival in enumerate(traffic.arrival_ns.tolist()):
+        deadline = float(traffic.deadline_ms[index])
+        payload = traffic.payloads[index]
+        row: list[Any] = [
+            _seconds_text(arrival),
+            traffic.ids[index],
+            PRIORITIES[traffic.priority[index]],
+            traffic.sessions[index],
+            deadline if deadline == deadline else None,
+            None if payload is None else _json(payload),
+        ]
+        writer.writerow([*row, *(column[index] for column in features.values())])
+    return stream.getvalue()
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------
+
+
+def _parquet_bytes(traffic: Traffic) -> bytes:
+    from latfix.traffic import arrow
+
+    columns = {"arrival_s": arrow.seconds(traffic.arrival_ns), **_request_columns(traffic)}
+    return arrow.parquet_bytes({**columns, **_feature_columns(traffic, "")}, _embedded(traffic))
+
+
+def _embedded(traffic: Traffic) -> dict[bytes, bytes]:
+    return {PARQUET_KEY: Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata).to_json().encode()}
+
+
+def _request_columns(traffic: Traffic) -> dict[str, Any]:
+    from latfix.traffic import arrow
+
+    payloads = [None if payload is None else _json(payload) for payload in traffic.payloads]
+    try:
+        return {
+            "id": arrow.texts(traffic.ids),
+            "priority": arrow.texts([PRIORITIES[index] for index in traffic.priority.tolist()]),
+            "session": arrow.texts(traffic.sessions),
+            "deadline_ms": arrow.numbers(traffic.deadline_ms),
+            "payload": arrow.texts(payloads),
+        }
+    except UnicodeEncodeError as error:
+        raise InputError("parquet: found half of a surrogate pair; expected text that UTF-8 can hold") from error
+
+
+def _feature_columns(traffic: Traffic, prefix: str) -> dict[str, Any]:
+    from latfix.traffic import arrow
+
+    makers: dict[str, Callable[[Any], Any]] = {"i": arrow.whole_numbers, "f": arrow.numbers, "O": arrow.texts}
+    try:
+        return {prefix + name: makers[column.dtype.kind](column) for name, column in traffic.features.items()}
+    except UnicodeEncodeError as error:
+        raise InputError("parquet: found half of a surrogate pair; expected text that UTF-8 can hold") from error
+
+
+def save_schedule(traffic: Traffic, path: Path) -> None:
+    """Store ``traffic`` exactly as it is, metadata included, for :func:`load_schedule`; without pandas.
+
+    :raises InputError: the file cannot be written.
+    """
+    from latfix.traffic import arrow
+
+    columns = {
+        "arrival_ns": arrow.whole_numbers(traffic.arrival_ns),
+        **_request_columns(traffic),
+        **_feature_columns(traffic, _FEATURE_PREFIX),
+    }
+    _write_atomically(path, arrow.parquet_bytes(columns, _embedded(traffic)))
+
+
+def load_schedule(path: Path) -> Traffic:
+    """The traffic that :func:`save_schedule` stored: the same columns, types and metadata.
+
+    :raises InputError: the file is missing, damaged, or no schedule.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    expected = "a schedule that latfix stored"
+    try:
+        table = pq.ParquetFile(path).read(use_threads=False)
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+    except FileNotFoundError as error:
+        raise input_error(path, None, "no such file", expected) from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise input_error(path, None, f"a damaged file ({reason})", expected) from error
+    embedded = (table.schema.metadata or {}).get(PARQUET_KEY)
+    if embedded is None or "arrival_ns" not in columns:
+        raise input_error(path, None, f"the columns {', '.join(columns)}", expected)
+    sidecar = parse_sidecar(embedded.decode(errors="replace"), path)
+    payloads = [None if text is None else json.loads(text) for text in columns["payload"]]
+    return Traffic(
+        arrival_ns=np.array(columns["arrival_ns"], dtype=np.int64),
+        ids=columns["id"],
+        priority=np.array([PRIORITIES.index(name) for name in columns["priority"]], dtype=np.int8),
+        sessions=columns["session"],
+        deadline_ms=_floats(columns["deadline_ms"]),
+        features={name: _feature(columns[_FEATURE_PREFIX + name], kind) for name, kind in sidecar.kinds.items()},
+        payloads=payloads,
+        metadata=sidecar.metadata,
+    )
+
+
+def _floats(values: list[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _feature(values: list[Any], kind: str) -> np.ndarray[Any, np.dtype[Any]]:
+    if kind == "int":
+        return np.array(values, dtype=np.int64)
+    if kind == "float":
+        return _floats(values)
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

@@ -1,0 +1,195 @@
+"""Attribution: a run's record in, its diagnosis out. Pure; the same record and seed give the same diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, Ledger
+from latfix.profilers.cause import Cause, TailFigures
+from latfix.profilers.causes import CAUSES
+from latfix.profilers.evidence import Evidence, gather
+from latfix.profilers.ledger import Books, make_books
+from latfix.profilers.tail import Tail, cut_tail
+from latfix.profilers.verdict import dispatch_trust, judge, warnings
+from latfix.profilers.whatif import without
+from latfix.record import RunRecord
+from latfix.stages import STAGES
+from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
+
+#: Causes that belong to a process's start, not to a moment drawn at random.
+_ONCE = ("cold.start", "cold.compile")
+#: A cause smaller than this is not named: what an unperturbed run of a small workload shows.
+_QUIET_FLOOR_MS = 0.1
+_OWN_FLOOR_NS = 1_000
+_DEFAULT_PERCENTILE = 99.0
+
+
+def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 0, bootstrap: int = 200) -> Diagnosis:
+    """Attribute a run's tail to causes.
+
+    :param percentile: where the tail begins, 0 to 100; the run's objective, or 99, where ``None``.
+    :param seed: of the bootstrap.
+    :param bootstrap: replicates for the causes' intervals.
+    """
+    objective = record.meta.get("objective") or {}
+    q = float(percentile if percentile is not None else objective.get("percentile", _DEFAULT_PERCENTILE))
+    evidence = gather(record)
+    books = make_books(evidence)
+    ledger = replace(books.ledger, ids=tuple(record.traffic.ids[k] for k in books.ledger.request.tolist()))
+    tail = cut_tail(ledger, q, seed=seed, replicates=bootstrap, once=_ONCE)
+    latency_ms = summarize_ms(ledger.latency_ns)
+    floor = max(0.01 * latency_ms["p50"], _timer_floor_ms(record.meta), _QUIET_FLOOR_MS)
+    causes = _summaries(evidence, ledger, tail, floor)
+    verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
+    lag_ms = _lag_ms(record)
+    share = {cause.cause: cause.tail_share for cause in causes}
+    late = dispatch_trust(lag_ms, latency_ms["p50"], share.get("observer", 0.0)) if ledger.latency_ns.size else None
+    notes = warnings(record, evidence, tail, causes, q)
+    unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
+    return Diagnosis(
+        workload=str(record.meta.get("workload", "")),
+        device=str(record.meta.get("device", "cpu")),
+        requests=record.counts(),
+        latency_ms=latency_ms,
+        latency_ci95_ms=summary_intervals_ms(ledger.latency_ns, seed=seed),
+        stages_ms=_stages_ms(evidence, books, tail),
+        verdict=verdict.word,
+        sentence=verdict.sentence,
+        percentile=q,
+        excess_ms=tail.excess_ms,
+        reference_ms=ledger.reference_ns / 1e6,
+        unexplained_ms=unexplained,
+        causes=causes,
+        dispatch_ms=lag_ms,
+        throughput_rps=_throughput(evidence),
+        overhead=_overhead(record.meta),
+        ledger=ledger,
+        partial=record.partial,
+        trustworthy=late is None,
+        notes=tuple([late, *notes] if late else notes),
+        extra=_extra(evidence, books, tail),
+    )
+
+
+def write_causes(diagnosis: Diagnosis, path: Path) -> None:
+    """Write ``causes.parquet``: a row for each nonzero entry of the ledger, by the requests' ids."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ledger = diagnosis.ledger
+    row, column = np.nonzero(((ledger.own_ns != 0) | (ledger.propagated_ns != 0)).T)
+    names = list(ledger.ids) or [str(index) for index in ledger.request.tolist()]
+    table = pa.table(
+        {
+            "request_id": pa.array(np.array(names, dtype=object)[row] if len(row) else [], pa.string()),
+            "cause": pa.array(np.array(ledger.causes, dtype=object)[column], pa.string()),
+            "own_ns": ledger.own_ns.T[row, column],
+            "propagated_ns": ledger.propagated_ns.T[row, column],
+            "class": pa.array(np.array(ledger.classes, dtype=object)[column], pa.string()),
+        }
+    )
+    temporary = path.with_name(f".{path.name}.tmp")
+    pq.write_table(table, temporary)
+    temporary.replace(path)
+
+
+def _summaries(evidence: Evidence, ledger: Ledger, tail: Tail, floor_ms: float) -> tuple[CauseSummary, ...]:
+    result = []
+    for k, cause in enumerate(CAUSES):
+        own, propagated = ledger.own_ns[k], ledger.propagated_ns[k]
+        if not (own.any() or propagated.any()):
+            continue
+        result.append(_summary(evidence, ledger, tail, k, cause, floor_ms))
+    return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
+
+
+def _summary(evidence: Evidence, ledger: Ledger, tail: Tail, k: int, cause: Cause, floor_ms: float) -> CauseSummary:
+    own = ledger.own_ns[k]
+    own_ms, propagated_ms = float(tail.own_ms[k]), float(tail.propagated_ms[k])
+    low, high = (float(end) for end in tail.ci95_ms[k])
+    figures = TailFigures(
+        own_ms=own_ms,
+        propagated_ms=propagated_ms,
+        requests=int(np.count_nonzero(own > _OWN_FLOOR_NS)),
+        largest_ms=float(own.max(initial=0)) / 1e6,
+    )
+    total = own_ms + propagated_ms
+    return CauseSummary(
+        cause=cause.id,
+        tail_ms=total,
+        tail_share=total / tail.excess_ms if tail.excess_ms > 0 else 0.0,
+        own_ms=own_ms,
+        propagated_ms=propagated_ms,
+        ci95_ms=(low, high),
+        named=cause.id != UNEXPLAINED and low > floor_ms,
+        evidence_class=cause.evidence_class,
+        requests=figures.requests,
+        evidence=cause.sentence(evidence, figures),
+        whatif_ms=without(ledger, {cause.id}),
+        fixes=cause.fixes,
+    )
+
+
+def _timer_floor_ms(meta: Mapping[str, Any]) -> float:
+    return float((meta.get("calibration") or {}).get("timer_floor_ns", 0.0)) / 1e6
+
+
+def _stages_ms(evidence: Evidence, books: Books, tail: Tail) -> dict[str, dict[str, float]]:
+    stages: dict[str, dict[str, float]] = {}
+    for stage in STAGES:
+        values = evidence.rows[f"{stage}_ns"][evidence.ok]
+        stages[stage] = {
+            "mean": _mean_ms(values),
+            "p50": percentile_ns(values, 50) / 1e6,
+            "p99": percentile_ns(values, 99) / 1e6,
+            "reference": books.stages.get(stage, 0) / 1e6,
+            "tail": _mean_ms(values[tail.members]),
+        }
+    return stages
+
+
+def _mean_ms(values: npt.NDArray[Any]) -> float:
+    return float(values.mean()) / 1e6 if len(values) else 0.0
+
+
+def _lag_ms(record: RunRecord) -> dict[str, float]:
+    lag = record.requests["dispatch_ns"][record.measured]
+    return {
+        "p50": percentile_ns(lag, 50) / 1e6,
+        "p99": percentile_ns(lag, 99) / 1e6,
+        "max": float(lag.max(initial=0)) / 1e6,
+    }
+
+
+def _throughput(evidence: Evidence) -> float:
+    arrival = evidence.rows["arrival_ns"][evidence.ok]
+    if not len(arrival):
+        return 0.0
+    span = int((arrival + evidence.rows["latency_ns"][evidence.ok]).max() - arrival.min())
+    return len(arrival) / (span / 1e9) if span > 0 else 0.0
+
+
+def _overhead(meta: Mapping[str, Any]) -> dict[str, float]:
+    given = meta.get("overhead") or {}
+    return {key: float(given.get(key, 0.0)) for key in ("per_request_us", "core_share")}
+
+
+def _extra(evidence: Evidence, books: Books, tail: Tail) -> dict[str, Any]:
+    """Figures that say how far the attribution can be trusted."""
+    rows = evidence.rows
+    served = rows["latency_ns"] - rows["queue_ns"] - rows["prepare_wait_ns"] - evidence.window
+    quiet = served[evidence.quiet]
+    gap = float(books.ledger.reference_ns) - float(np.median(quiet)) if len(quiet) else 0.0
+    closure = books.closure_ns[tail.members]
+    return {
+        "reference_gap_ms": gap / 1e6,
+        "quiet_requests": len(quiet),
+        "queue_closure_ms": _mean_ms(closure),
+        "models": evidence.expected.quality(),
+    }

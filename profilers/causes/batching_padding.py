@@ -1,0 +1,29 @@
+"""``batching.padding``: computed on padding."""
+
+from __future__ import annotations
+
+from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
+from latfix.profilers.evidence import Evidence
+
+
+def _claim(evidence: Evidence, _left: Left) -> Claim:
+    padding = evidence.expected.padded - evidence.expected.unpadded
+    return Claim(own={"compute": evidence.of_batch(padding)}, behind=padding)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    real = float(evidence.batches["real_elements"].sum())
+    padded = float(evidence.batches["padded_elements"].sum())
+    share = 1 - real / padded if padded > real else 0.0
+    return f"{100 * share:.0f} % of what was computed on was padding; {own_and_behind(figures)}."
+
+
+CAUSE = Cause(
+    id="batching.padding",
+    evidence_class="modelled",
+    fixes=("batch.bucket", "batch.size"),
+    happened="computing on padding",
+    behind="batches padded to a long input",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,47 @@
+"""``batching.size``: computed longer because others shared the batch, and finished after them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
+from latfix.profilers.evidence import Evidence
+from latfix.profilers.reference import quiet_median
+
+
+def _claim(evidence: Evidence, _left: Left) -> Claim:
+    expected = evidence.expected
+    finish = evidence.units["finish"].wall[evidence.quiet]
+    turn = evidence.ahead_in_batch * (int(np.median(finish)) if len(finish) else 0)
+    size = np.minimum(evidence.batches["size"], len(expected.typical) - 1)
+    # A batch delays those behind it only where it takes longer than its members one by one.
+    one_by_one = size * expected.typical[min(1, len(expected.typical) - 1)]
+    # The three parts of modelled compute have the median of their sum for a reference, not the sum of medians:
+    # what a typical batch costs more than its parts' medians is this cause's usual part.
+    unpadded, padded = evidence.of_batch(expected.unpadded), evidence.of_batch(expected.padded)
+    typical_batch = quiet_median(padded, evidence.quiet)
+    others = quiet_median(expected.alone, evidence.quiet) + quiet_median(padded - unpadded, evidence.quiet)
+    return Claim(
+        own={"compute": unpadded - expected.alone, "finish_wait": turn},
+        usual={"compute": typical_batch - others},
+        behind=np.maximum(expected.typical[size] - one_by_one, 0),
+    )
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    size = evidence.of_batch(evidence.batches["size"])[evidence.ok]
+    return (
+        f"the median request shared a batch of {np.median(size):.0f} and the largest held {size.max()}; "
+        f"beyond a typical batch, {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="batching.size",
+    evidence_class="modelled",
+    fixes=("batch.size", "batch.bucket"),
+    happened="sharing a larger batch",
+    behind="an oversized batch",
+    claim=_claim,
+    sentence=_sentence,
+)

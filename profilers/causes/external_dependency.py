@@ -1,0 +1,35 @@
+"""``external.dependency``: waited for something outside, in a declared span or blocked in prepare or finish."""
+
+from __future__ import annotations
+
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.evidence import Evidence, span_cpu
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    units = {}
+    for name in ("prepare", "finish"):
+        unit = evidence.units[name]
+        # Everything blocked in the adapter's own code is a wait for something outside it. Blocked time in
+        # compute is not: nothing there is known to wait, so it stays unexplained.
+        units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=left.blocked(name))
+    return Claim(units=units, disturbance=False)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    rows, ok = evidence.rows, evidence.ok
+    span = (rows["prepare_span_ns"] + rows["finish_span_ns"])[ok]
+    waited = (evidence.units["prepare"].blocked + evidence.units["finish"].blocked)[ok]
+    shown, name = (span, "declared spans") if span.any() else (waited, "blocked time in prepare and finish")
+    return f"{name} took {typical_and_p99(shown)}; {own_and_behind(figures)}."
+
+
+CAUSE = Cause(
+    id="external.dependency",
+    evidence_class="measured",
+    fixes=(),
+    happened="waiting for something outside (database, network, disk) in prepare or finish",
+    behind="one that waited for something outside",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,50 @@
+"""``host.throttle``: the cgroup's CPU quota was exhausted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence import Evidence
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    units = {name: Parts(runq=_sampled(evidence, name)) for name in ("prepare", "finish", "collate", "compute")}
+    if evidence.setup.workers == 1:  # one worker: growth seen at a batch's end happened since the last one's
+        seen = np.maximum(evidence.batches["throttled_ns"], 0)
+        compute = np.minimum(seen, left.runq("compute"))
+        collate = np.minimum(seen - compute, left.runq("collate"))
+        rest = evidence.of_batch(seen - compute - collate)
+        units |= {"compute": Parts(runq=compute), "collate": Parts(runq=collate), "finish": Parts(runq=rest)}
+    return Claim(units=units)
+
+
+def _sampled(evidence: Evidence, name: str) -> Ints:
+    """Growth of the sampled counter over each unit, at most the whole step between the samples around it."""
+    unit = evidence.units[name]
+    times, values = evidence.series("cgroup.throttled_ns")
+    if len(times) < 2:
+        return np.zeros(len(unit.start), np.int64)
+    before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
+    after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
+    return np.maximum(values[after] - values[before], 0).astype(np.int64)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    times, values = evidence.series("cgroup.throttled_ns")
+    total = float(values[-1] - values[0]) if len(times) else float(np.sum(evidence.batches["throttled_ns"]))
+    return (
+        f"the cgroup was throttled for {total / 1e6:.3g} ms in all, and {figures.requests} requests stood still "
+        f"because of it, at most {figures.largest_ms:.3g} ms; {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="host.throttle",
+    evidence_class="measured",
+    fixes=("host.threads",),
+    happened="the cgroup's CPU quota running out",
+    behind="one that the CPU quota stopped",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,36 @@
+"""``input.size``: this input needs more work than a typical one. Explained, not a fault."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.evidence import Evidence
+
+
+def _claim(evidence: Evidence, _left: Left) -> Claim:
+    expected = evidence.expected
+    typical = expected.typical[np.minimum(evidence.batches["size"], len(expected.typical) - 1)]
+    return Claim(
+        own={"prepare": expected.prepare, "compute": expected.alone, "finish": expected.finish},
+        behind=expected.unpadded - typical,
+    )
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    model, alone = evidence.expected.models["compute"], evidence.expected.alone[evidence.ok]
+    return (
+        f"alone, inputs need {typical_and_p99(alone)} of compute (model: R² {model.r2:.2f}); "
+        f"{own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="input.size",
+    evidence_class="modelled",
+    fixes=("fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    happened="inputs that need more work",
+    behind="a larger input",
+    claim=_claim,
+    sentence=_sentence,
+)

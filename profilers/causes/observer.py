@@ -1,0 +1,35 @@
+"""``observer``: latfix itself, by late dispatch and by probes that stalled what they measure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.evidence import Evidence
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    units = {"dispatch": Parts(blocked=left.blocked("dispatch"))}
+    for name in ("collate", "compute"):
+        unit = evidence.units[name]
+        units[name] = Parts(blocked=np.minimum(evidence.spikes.covered(unit.start, unit.end), left.blocked(name)))
+    return Claim(units=units, disturbance=False)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    lag = evidence.rows["dispatch_ns"][evidence.ok]
+    return (
+        f"requests were handed over {typical_and_p99(lag)} late, {len(evidence.spikes)} probe readings took over "
+        f"1 ms; {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="observer",
+    evidence_class="measured",
+    fixes=(),
+    happened="latfix itself being late",
+    behind="one that latfix delayed",
+    claim=_claim,
+    sentence=_sentence,
+)

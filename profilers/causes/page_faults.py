@@ -1,0 +1,65 @@
+"""``memory.page_faults``: pages faulted in during the request, counted and priced on this machine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence import Evidence
+
+#: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
+_CORRECTION = (0.3, 4.0)
+_HEAVY_UNITS = 8
+_HEAVY_FAULTS = 500
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    units = {}
+    for name in ("prepare", "collate", "compute", "finish"):
+        unit = evidence.units[name]
+        price = fault_price_ns(evidence, name)
+        paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
+        units[name] = Parts(cpu=np.rint(unit.minflt * price).astype(np.int64), blocked=paged_in)
+    return Claim(units=units, disturbance=False)
+
+
+def fault_price_ns(evidence: Evidence, name: str) -> float:
+    """Nanoseconds a minor fault in this unit: calibrated, corrected by what heavily faulting units took.
+
+    A fault's price depends on what the kernel must do (zero a page, copy one, map one of a file), which the
+    calibration cannot know.
+    """
+    unit, price = evidence.units[name], evidence.setup.minor_fault_ns
+    if not len(unit.minflt):
+        return price
+    usual = float(np.median(unit.minflt))
+    heavy = unit.minflt > 4 * usual + _HEAVY_FAULTS
+    if np.count_nonzero(heavy) < _HEAVY_UNITS:
+        return price
+    extra = (unit.cpu - unit.expected_cpu)[heavy] - usual * price
+    paid = float(np.median(extra / (unit.minflt[heavy] - usual)))
+    return float(np.clip(paid, _CORRECTION[0] * price, _CORRECTION[1] * price))
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    rows, batches, ok = evidence.rows, evidence.batches, evidence.ok
+    own = rows["prepare_minflt"] + rows["finish_minflt"]
+    faults = (own + evidence.of_batch(batches["collate_minflt"] + batches["compute_minflt"]))[ok]
+    median, high = f"{np.median(faults):,.0f}", f"{np.quantile(faults, 0.99):,.0f}"
+    price = f"{fault_price_ns(evidence, 'compute'):.0f} ns"
+    how = "calibrated here" if evidence.setup.calibrated else "not calibrated"
+    return (
+        f"{median} minor page faults in the median request and {high} at p99, {price} each in compute ({how}); "
+        f"{own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="memory.page_faults",
+    evidence_class="counted",
+    fixes=("memory.allocator", "memory.pool"),
+    happened="pages faulted in during the request",
+    behind="one that faulted pages in",
+    claim=_claim,
+    sentence=_sentence,
+)

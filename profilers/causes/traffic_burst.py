@@ -1,0 +1,26 @@
+"""``traffic.burst``: arrivals outran the runner for a moment."""
+
+from __future__ import annotations
+
+from latfix.profilers.cause import Cause, TailFigures, no_claim
+from latfix.profilers.evidence import Evidence
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    size = int(evidence.setup.max_batch)
+    return (
+        f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
+        f"{figures.largest_ms:.3g} ms, though load over the surrounding minute was below capacity "
+        f"(batches of up to {size}, {evidence.setup.workers} worker(s))."
+    )
+
+
+CAUSE = Cause(
+    id="traffic.burst",
+    evidence_class="modelled",
+    fixes=("batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    happened="arrivals outrunning the runner for a moment",
+    behind="arrivals outrunning the runner for a moment",
+    claim=no_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,25 @@
+"""``traffic.overload``: arrivals outran the runner for good."""
+
+from __future__ import annotations
+
+from latfix.profilers.cause import Cause, TailFigures, no_claim
+from latfix.profilers.evidence import Evidence
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    return (
+        f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
+        f"{figures.largest_ms:.3g} ms: load over the surrounding minute was at or above the capacity of "
+        f"{evidence.setup.workers} worker(s), so that the backlog grows."
+    )
+
+
+CAUSE = Cause(
+    id="traffic.overload",
+    evidence_class="modelled",
+    fixes=("batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    happened="arrivals outrunning the runner for good",
+    behind="arrivals outrunning the runner for good",
+    claim=no_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,25 @@
+"""``unexplained``: what no cause claims. Never clipped, always shown."""
+
+from __future__ import annotations
+
+from latfix.profilers.cause import Cause, TailFigures, no_claim, own_and_behind, typical_and_p99
+from latfix.profilers.evidence import Evidence
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    blocked = evidence.of_batch(evidence.units["compute"].blocked)[evidence.ok]
+    return (
+        f"no probe accounts for it: {own_and_behind(figures)}; blocked time within compute was "
+        f"{typical_and_p99(blocked)}."
+    )
+
+
+CAUSE = Cause(
+    id="unexplained",
+    evidence_class="remainder",
+    fixes=(),
+    happened="something that no probe accounts for",
+    behind="one slowed by something that no probe accounts for",
+    claim=no_claim,
+    sentence=_sentence,
+)

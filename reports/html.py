@@ -1,0 +1,251 @@
+"""The HTML reports: one self-contained file each, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from latfix import __version__
+from latfix.comparison import Comparison
+from latfix.diagnosis import Diagnosis
+from latfix.errors import InputError
+from latfix.record import RunRecord
+from latfix.reports.change import Change, comparison_change, items, pairing_words, read_change
+from latfix.reports.change_sections import arms_section, change_cards, change_section, gates_section, steps_section
+from latfix.reports.commands import optimize_command, replay_command, workload_argument
+from latfix.reports.figures import count
+from latfix.reports.markup import Content, Html, element, escaped, joined, section
+from latfix.reports.method_sections import definitions_section, machine_details, method_section
+from latfix.reports.run_sections import (
+    advice_section,
+    causes_section,
+    latency_section,
+    run_cards,
+    slow_section,
+    stages_section,
+    traffic_section,
+)
+from latfix.reports.vocabulary import Severity, change_severity, diagnosis_severity, verdict_words
+
+
+def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, command: str | None = None) -> None:
+    """The page of one run.
+
+    :param command: what to run next, as the user would type it; made from ``run.json`` where ``None``.
+    :raises InputError: the file cannot be written.
+    """
+    sections = [
+        causes_section(diagnosis),
+        advice_section(diagnosis, command=command or optimize_command(workload_argument(record.meta))),
+        latency_section(record, diagnosis),
+        stages_section(record, diagnosis),
+        slow_section(record, diagnosis),
+        traffic_section(record),
+        method_section(record, diagnosis),
+        definitions_section(),
+    ]
+    severity = diagnosis_severity(diagnosis)
+    main: list[Content] = [_verdict(diagnosis.sentence, severity), _notes(_run_notes(record, diagnosis))]
+    main += [
+        run_cards(diagnosis),
+        _contents(("causes", "advice", "latency", "stages", "slowest", "traffic", "method")),
+    ]
+    _write(
+        path,
+        kind="latfix diagnosis",
+        heading=diagnosis.workload,
+        facts=_facts(diagnosis.device, record),
+        main=[*main, *sections],
+    )
+
+
+def write_optimization_report(
+    path: Path,
+    document: Mapping[str, Any],
+    *,
+    diagnosis: Diagnosis | None,
+    before: RunRecord | None,
+    after: RunRecord | None,
+) -> None:
+    """The page of an optimization: what changed, what each fix did, and where the tail came from.
+
+    :param document: ``optimization.json``.
+    :param diagnosis: of the baseline, where it was kept.
+    :param before: a replay of the unchanged service, drawn beside ``after``.
+    :raises InputError: the file cannot be written.
+    """
+    change = read_change(document)
+    verdict = str(document.get("verdict", ""))
+    main: list[Content] = [
+        _verdict(_change_sentence(verdict, change), change_severity(verdict)),
+        _notes(str(note) for note in items(document.get("notes"))),
+        change_cards(change),
+        _contents(_present(document, diagnosis, before, after)),
+        change_section(change),
+    ]
+    for part in (gates_section(document), steps_section(document), arms_section(change, before, after)):
+        if part is not None:
+            main.append(part)
+    if document.get("plan"):
+        recorded = before or after
+        workload = workload_argument(recorded.meta) if recorded is not None else str(document.get("workload", ""))
+        main.append(_plan_section(document, workload))
+    if diagnosis is not None:
+        main.append(causes_section(diagnosis))
+    main.append(_machines([("before", before), ("after", after)]))
+    main.append(definitions_section())
+    _write(
+        path,
+        kind="latfix optimization",
+        heading=str(document.get("workload", "")),
+        facts=_facts(str(document.get("device", "")), after or before),
+        main=main,
+    )
+
+
+def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord, new: RunRecord) -> None:
+    """The page of two runs side by side.
+
+    :raises InputError: the file cannot be written.
+    """
+    change = comparison_change(comparison)
+    verdict = str(comparison.verdict)
+    main: list[Content] = [
+        _verdict(_change_sentence(verdict, change), change_severity(verdict)),
+        element("p", pairing_words(comparison), class_="soft"),
+        _notes(comparison.notes),
+        change_cards(change),
+    ]
+    arms = arms_section(change, base, new)
+    main.append(_contents(["change", *(["arms"] if arms is not None else []), "method"]))
+    main.append(change_section(change))
+    if arms is not None:
+        main.append(arms)
+    main += [_machines([(change.before.label, base), (change.after.label, new)]), definitions_section()]
+    heading = str(new.meta.get("workload") or base.meta.get("workload") or "comparison")
+    _write(path, kind="latfix comparison", heading=heading, facts=_facts("", new), main=main)
+
+
+def _verdict(sentence: str, severity: Severity) -> Html:
+    return element("p", sentence, class_=f"verdict {severity}", id="verdict")
+
+
+def _change_sentence(verdict: str, change: Change) -> str:
+    return f"{verdict_words(verdict).capitalize()}: {change.sentence(arrow='→', sign='×')}"
+
+
+def _notes(notes: Iterable[str]) -> Html:
+    lines = [element("li", note) for note in notes]
+    return element("ul", *lines, class_="notes", aria_label="Warnings") if lines else Html("")
+
+
+def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
+    if record.partial and not any("partial" in note.lower() for note in diagnosis.notes):
+        return (*diagnosis.notes, "Partial run: it did not reach its end; figures cover what was recorded.")
+    return diagnosis.notes
+
+
+_TITLES = {
+    "causes": "Where the tail comes from",
+    "advice": "What to do",
+    "latency": "Latency",
+    "stages": "Stages",
+    "slowest": "Slowest requests",
+    "traffic": "Traffic",
+    "method": "How it was measured",
+    "change": "Before and after",
+    "gates": "Gates",
+    "steps": "What was tried",
+    "arms": "Both replays",
+    "plan": "Plan",
+    "definitions": "What the figures mean",
+}
+
+
+def _contents(anchors: Iterable[str]) -> Html:
+    links = [element("a", _TITLES[anchor], href=f"#{anchor}") for anchor in (*anchors, "definitions")]
+    return element("nav", *links, aria_label="Sections")
+
+
+def _present(
+    document: Mapping[str, Any], diagnosis: Diagnosis | None, before: RunRecord | None, after: RunRecord | None
+) -> list[str]:
+    """Anchors of the sections that an optimization's page will have."""
+    drawn = any(record is not None and len(record.latencies_ns()) for record in (before, after))
+    there = {
+        "change": True,
+        "gates": bool(items(document.get("gates"))),
+        "steps": bool(items(document.get("steps"))),
+        "arms": drawn,
+        "plan": bool(document.get("plan")),
+        "causes": diagnosis is not None,
+        "method": True,
+    }
+    return [anchor for anchor, shown in there.items() if shown]
+
+
+def _plan_section(document: Mapping[str, Any], workload: str) -> Html:
+    plan = str(document["plan"])
+    command = replay_command(workload, plan)
+    return section(
+        "plan",
+        "Plan",
+        element("p", "The kept fixes are in ", element("code", plan), ". Replay with them:"),
+        element("pre", element("code", command)),
+    )
+
+
+def _machines(arms: Iterable[tuple[str, RunRecord | None]]) -> Html:
+    parts = [
+        machine_details(record, title=f"Machine, versions and settings: {label}")
+        for label, record in arms
+        if record is not None
+    ]
+    return section("method", "How it was measured", *(parts or [element("p", "No record was kept.", class_="soft")]))
+
+
+def _facts(device: str, record: RunRecord | None) -> Html:
+    parts = [device] if device else []
+    if record is not None:
+        started = record.meta.get("started") or record.meta.get("started_at") or record.meta.get("start")
+        if isinstance(started, str):
+            parts.append(started)
+        parts.append(f"{count(sum(record.counts().values()))} requests")
+        if record.partial:
+            parts.append("partial run")
+    return joined([" · ".join(parts)])
+
+
+@cache
+def _template(name: str) -> str:
+    return resources.files("latfix.reports.templates").joinpath(name).read_text(encoding="utf-8")
+
+
+def _write(path: Path, *, kind: str, heading: str, facts: Html, main: Sequence[Content]) -> None:
+    page = Template(_template("page.html")).substitute(
+        version=escaped(__version__),
+        title=escaped(f"{heading}: {kind}", limit=120),
+        style=_template("style.css").strip(),
+        kind=escaped(kind),
+        heading=escaped(heading, limit=200),
+        facts=facts.text,
+        main="\n".join(part.text if isinstance(part, Html) else escaped(part) for part in main),
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: found that it cannot be written ({error.strerror or error}); expected a writable file; "
+            "pass --out with a folder that can be written"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

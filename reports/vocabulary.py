@@ -1,0 +1,137 @@
+"""Plain words for the ids of the contract, and the definition of every figure that a report shows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from latfix.diagnosis import Diagnosis
+from latfix.reports.escaping import visible
+
+Severity = Literal["good", "warn", "bad", "calm"]
+
+#: What happened, in the words of someone on call. Ids that are not listed are shown alone.
+CAUSE_WORDS: dict[str, str] = {
+    "traffic.burst": "arrivals outran the runner for a moment",
+    "traffic.overload": "arrivals outran the runner for good",
+    "traffic.priority": "overtaken by requests of higher priority",
+    "batching.window": "waited for the batch timer while the worker was free",
+    "batching.size": "computed longer because others shared the batch",
+    "batching.padding": "computed on padding",
+    "input.size": "this input needs more work (explained, not a fault)",
+    "cold.start": "first use: lazy initialization, weights paged in",
+    "cold.compile": "compilation in the request's path",
+    "memory.allocator": "the allocator's slow path",
+    "memory.fragmentation": "memory was free but not in one piece",
+    "memory.page_faults": "pages faulted in during the request",
+    "transfer.copy": "host–device copy slower than its bytes need",
+    "transfer.sync": "the host waited for the device where it need not",
+    "dispatch.launch": "the device starved for launches",
+    "gpu.clocks": "clocks lowered: thermal, power or idle",
+    "gpu.contention": "another process used the device",
+    "host.contention": "runnable but not running: too few cores for the threads",
+    "host.throttle": "the cgroup's CPU quota was exhausted",
+    "host.steal": "the hypervisor took the core",
+    "host.slowdown": "on the core for longer than the same work takes",
+    "python.gc": "the garbage collector ran",
+    "python.gil": "waited for the interpreter lock",
+    "external.dependency": "waited for something outside: network, database, disk",
+    "drift.memory": "slower with age: memory grew",
+    "drift.cache": "slower with age: a cache grew",
+    "drift.sessions": "slower with age: sessions grew",
+    "drift.unknown": "slower with age, no known reason",
+    "observer": "latfix itself: late dispatch, probe reads",
+    "unexplained": "none of the known causes",
+}
+
+CLASS_WORDS: dict[str, str] = {
+    "measured": "two timestamps or counters around the event itself",
+    "counted": "number of events × a unit cost calibrated on this machine",
+    "modelled": "a model fitted on this run predicts it",
+    "propagated": "carried through the queue by the requests ahead",
+    "remainder": "what is left when every known cause is subtracted",
+}
+
+STEP_STATUS: dict[str, tuple[str, Severity]] = {
+    "kept": ("kept", "good"),
+    "rejected": ("rejected", "bad"),
+    "no_gain": ("no gain", "calm"),
+    "not_effective": ("not effective", "warn"),
+    "undecided": ("undecided", "warn"),
+    "skipped": ("skipped", "calm"),
+}
+
+DEFINITIONS: tuple[tuple[str, str], ...] = (
+    (
+        "Latency",
+        "End of the finish stage minus the scheduled arrival, so a late load generator cannot hide a wait "
+        "(coordinated omission). Warm-up requests are left out.",
+    ),
+    (
+        "Percentiles",
+        "Over requests that ended ok. Errors, timeouts and shed requests are counted beside them, never mixed in.",
+    ),
+    (
+        "95 % interval",
+        "Moving-block bootstrap over the run, so that neighbors in the same burst are not counted as independent.",
+    ),
+    ("Reference", "The latency of a quiet, typical request of this run; the tail's excess is counted above it."),
+    (
+        "Tail and excess",
+        "The tail is every request at or above the stated percentile. Its excess is the mean latency of the tail "
+        "minus the reference.",
+    ),
+    (
+        "Own, through the queue",
+        "Own milliseconds arose in the request's own path. Milliseconds through the queue arose in a request ahead "
+        "of it and reached it as waiting time.",
+    ),
+    (
+        "Unexplained",
+        "What is left when all causes are subtracted. It may be negative, is never clipped, and causes and "
+        "unexplained together sum to the excess exactly.",
+    ),
+    (
+        "Named cause",
+        "A cause whose interval stays above the naming threshold: 1 % of p50, a quiet run's own noise and the timer.",
+    ),
+    (
+        "Stages",
+        "dispatch (latfix's own lag), prepare, queue, batch, h2d, compute, d2h, finish. Each starts where the last "
+        "ended, so the stages of a request sum to its latency.",
+    ),
+    ("Ratio", "After divided by before on the same traffic, from replays that alternate; below 1 is faster."),
+)
+
+
+def cause_words(cause: str) -> str:
+    """What a cause means, or an empty text for an id this version does not know."""
+    return CAUSE_WORDS.get(cause, "")
+
+
+def diagnosis_severity(diagnosis: Diagnosis) -> Severity:
+    """How alarming a diagnosis is: a named cause is bad, steady is good, anything undecided is a warning.
+
+    A run without a single request that ended ok is bad where requests failed and undecided where there were none.
+    """
+    if not diagnosis.requests.get("ok"):
+        return "bad" if any(diagnosis.requests.values()) else "warn"
+    if diagnosis.verdict == "inconclusive" or not diagnosis.trustworthy:
+        return "warn"
+    return "good" if diagnosis.verdict == "steady" else "bad"
+
+
+def change_severity(verdict: str) -> Severity:
+    """How to color the verdict of a comparison or an optimization."""
+    known: dict[str, Severity] = {
+        "improved": "good",
+        "better": "good",
+        "worse": "bad",
+        "no_gain": "calm",
+        "no_difference": "calm",
+    }
+    return known.get(verdict, "warn")
+
+
+def verdict_words(verdict: str) -> str:
+    """The verdict of a comparison or an optimization as words: ``no_difference`` is ``no difference``."""
+    return visible(verdict.replace("_", " "), limit=80) or "no verdict"

@@ -1,0 +1,61 @@
+"""Texts from outside are shown literally, whatever they hold."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latfix.reports.escaping import visible
+from latfix.reports.markup import element, escaped
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("größe 推薦 🧪", "größe 推薦 🧪"),
+        ("a\x1b[31mb", "a\\x1b[31mb"),
+        ("a\x00b", "a\\x00b"),
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\u202eexe.gnp", "\\u202eexe.gnp"),
+        ("\u200fx", "\\u200fx"),
+        ("\ud800", "\\ud800"),
+        ("\ufffe", "\\ufffe"),
+        ("\u2028", "\\u2028"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\U000e0041", "\\U000e0041"),
+    ],
+)
+def test_what_a_terminal_would_obey_becomes_an_escape(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_long_texts_are_cut_with_an_ellipsis() -> None:
+    assert visible("a" * 500, limit=10) == "a" * 9 + "…"
+    assert visible("\x00" * 500, limit=10).endswith("…")
+    assert visible("a" * 10, limit=10) == "a" * 10
+
+
+@given(st.text(), st.integers(min_value=1, max_value=300))
+def test_the_result_is_one_printable_line_that_can_be_encoded(text: str, limit: int) -> None:
+    shown = visible(text, limit=limit)
+    shown.encode("utf-8")
+    assert len(shown) <= limit
+    assert not any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in shown)
+
+
+@given(st.text())
+def test_html_texts_hold_no_markup(text: str) -> None:
+    shown = escaped(text)
+    assert not set("<>\"'") & set(shown)
+
+
+def test_children_and_attributes_are_escaped_unless_they_are_markup() -> None:
+    inner = element("b", "<i>")
+    assert inner.text == "<b>&lt;i&gt;</b>"
+    assert element("p", inner, title='"x').text == '<p title="&quot;x"><b>&lt;i&gt;</b></p>'
+    assert element("br").text == "<br>"
+    assert element("td", "", class_=None).text == "<td></td>"
