@@ -5,6 +5,7 @@ Nothing heavy is imported here: ``latfix --help`` must answer at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from latfix.cli.init import init
 from latfix.cli.optimize import optimize
 from latfix.cli.report import report
 from latfix.cli.traffic import traffic_app
-from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, LatfixError
+from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 
 app = typer.Typer(
     name="latfix",
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
     except NoArgsIsHelpError as error:
         sys.stdout.write(error.format_message() + "\n")
         return EXIT_INPUT
@@ -68,6 +70,16 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("latfix: interrupted\n")
         return EXIT_INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # rich's answer to a broken pipe is SystemExit
+        # Whoever read the output has gone, as head does; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        sys.stderr.write(f"latfix: {_one_line(str(error.filename or 'output'))[:200]}: {error.strerror}\n")
+        if error.filename is None:  # no file of the user's choice, but a full disk or the like
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return EXIT_RUNNER
+        return EXIT_INPUT
     return code if isinstance(code, int) else 0
 
 

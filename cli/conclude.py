@@ -97,12 +97,12 @@ def conclude(
     if not target.to_stdout:
         console.print(render_diagnosis(diagnosis, folder=where, workload_argument=workload))
     show_gates(console, results)
-    if not diagnosis.requests.get("ok") and any(diagnosis.requests.values()):
-        first = next(iter(record.errors.values()), "none ended in time")
-        raise RunnerError(f"{diagnosis.workload}: no request ended ok; the first failure: {first}")
     if interrupted:
         console.print("Interrupted: what was recorded until then is kept and diagnosed above.", markup=False)
         return EXIT_INTERRUPTED
+    if not diagnosis.requests.get("ok") and any(diagnosis.requests.values()):
+        first = next(iter(record.errors.values()), "none ended in time")
+        raise RunnerError(f"{diagnosis.workload}: no request ended ok; the first failure: {first}")
     return exit_code(results) if results else EXIT_OK
 
 

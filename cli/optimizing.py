@@ -38,6 +38,7 @@ def optimize_into(
 
     from latfix.gates import exit_code
     from latfix.record import write_json
+    from latfix.reports.commands import workload_argument
     from latfix.reports.html import write_optimization_report
     from latfix.reports.terminal import render_optimization
     from latfix.runners.optimizer import Optimizer
@@ -66,7 +67,9 @@ def optimize_into(
     target.write(document)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     if not target.to_stdout:
-        console.print(render_optimization(document, folder=folder))
+        console.print(
+            render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
+        )
     show_gates(console, results)
     if outcome.interrupted:
         return EXIT_INTERRUPTED

@@ -145,14 +145,15 @@ class JsonTarget:
         """
         if where is not None and where != "-":
             path = Path(where)
-            existed = path.exists()
             try:
-                with path.open("ab"):
-                    pass
-                if not existed:
-                    path.unlink()
+                if not _is_device(path):
+                    existed = path.exists()
+                    with path.open("ab"):
+                        pass
+                    if not existed:
+                        path.unlink()
             except OSError as error:
-                raise InputError(f"--json: cannot write {where} ({error.strerror}); name another file") from error
+                raise cls._refusal(where, error) from error
         return cls(where)
 
     def write(self, document: Mapping[str, Any]) -> None:
@@ -164,4 +165,19 @@ class JsonTarget:
             return
         from latfix.record import write_json
 
-        write_json(Path(self.where), document)
+        path = Path(self.where)
+        try:
+            if _is_device(path):  # a pipe or /dev/null takes the text; a new file must not take its place
+                path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            else:
+                write_json(path, document)
+        except OSError as error:
+            raise self._refusal(self.where, error) from error
+
+    @staticmethod
+    def _refusal(where: str, error: OSError) -> InputError:
+        return InputError(f"--json: cannot write {where} ({error.strerror}); name another file")
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()

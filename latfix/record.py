@@ -61,6 +61,19 @@ class RunRecord:
         :raises InputError: the folder is not a run's, or nothing readable is in it.
         """
         meta = read_meta(folder)
+        try:
+            record = cls._read(folder, meta)
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"{folder}: found a damaged record ({type(error).__name__}: {error}); expected what latfix wrote"
+            ) from error
+        index, status = record.requests["index"], record.requests["status"]
+        if len(index) and not (index.max() < len(record.traffic) and 0 <= status.min() <= status.max() < 4):
+            raise InputError(f"{folder}: found requests that are not in {SCHEDULE}; expected what latfix wrote")
+        return record
+
+    @classmethod
+    def _read(cls, folder: Path, meta: dict[str, Any]) -> RunRecord:
         segments = folder / SEGMENTS
         if (folder / "requests.parquet").exists():
             requests, errors = _read_requests_parquet(folder / "requests.parquet")

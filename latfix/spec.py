@@ -56,11 +56,12 @@ def load_spec(workload: str, *, traffic: Path | None = None) -> WorkloadSpec:
     :raises InputError: there is no such workload, or its ``workload.toml`` is wrong.
     """
     path = Path(workload)
-    if path.is_dir():
+    there = _is_there(path)
+    if there and path.is_dir():
         return read_spec(path, traffic=traffic)
-    if path.is_file() and path.name == SPEC_FILE:
+    if there and path.name == SPEC_FILE:
         return read_spec(path.parent, traffic=traffic)
-    if path.is_file() and path.suffix in MODEL_SUFFIXES:
+    if there and path.suffix in MODEL_SUFFIXES:
         raise InputError(
             f"{path}: found a model file; this version replays against an adapter only; "
             f"write a folder with {SPEC_FILE} and an adapter around it (latfix init DIR makes one)"
@@ -70,7 +71,7 @@ def load_spec(workload: str, *, traffic: Path | None = None) -> WorkloadSpec:
         return read_spec(known[workload], traffic=traffic)
     near = difflib.get_close_matches(workload, known, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"samples are {', '.join(known)}"
-    if path.exists():
+    if there:
         raise InputError(f"{workload}: found a file; expected a folder with {SPEC_FILE}; {advice}")
     raise InputError(f"{workload}: found no such folder or sample; expected a folder with {SPEC_FILE}; {advice}")
 
@@ -124,6 +125,15 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
         raise InputError(f"{file}: found values nested too deeply; expected plain tables") from error
 
 
+def _is_there(path: Path) -> bool:
+    """Whether the path exists; a name that no file can have is not there either."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _text(head: Mapping[str, Any], key: str, file: Path, text: str, *, default: str | None = None) -> str:
     value = head.get(key, default)
     line = find_line(text, "workload", key)
@@ -152,11 +162,11 @@ def _entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
 
 def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file: Path, text: str) -> Path:
     if override is not None:
-        if not override.exists():
+        if not _is_there(override):
             raise InputError(f"{override}: found no such file; expected recorded traffic")
         return override.resolve()
     path = folder / _text(head, "traffic", file, text)
-    if not path.exists():
+    if not _is_there(path):
         line = find_line(text, "workload", "traffic")
         raise input_error(file, line, f"traffic = {head['traffic']!r}, but no such file", "recorded traffic")
     return path.resolve()

@@ -49,7 +49,8 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
     verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
     lag_ms = _lag_ms(record)
     share = {cause.cause: cause.tail_share for cause in causes}
-    late = dispatch_trust(lag_ms, latency_ms["p50"], share.get("observer", 0.0)) if ledger.latency_ns.size else None
+    own_lag = percentile_ns(ledger.own_ns[ledger.causes.index("observer")], 99) / 1e6
+    late = dispatch_trust(own_lag, latency_ms["p50"], share.get("observer", 0.0))
     notes = warnings(record, evidence, tail, causes, q)
     unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
     return Diagnosis(

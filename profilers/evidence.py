@@ -61,6 +61,7 @@ class Setup:
     window_ns: int
     workers: int
     prepare_threads: int
+    by_length: bool
     pooled: bool
     minor_fault_ns: float
     calibrated: bool
@@ -80,6 +81,7 @@ class Setup:
             window_ns=max(int(float(settings.get("batch_window_ms", 0.0)) * 1e6), 0),
             workers=max(int(settings.get("workers", workers)), workers, 1),
             prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
+            by_length=settings.get("batch_order") == "length",
             pooled=threads > 1 or str(meta.get("device", "cpu")).startswith("cuda"),
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             calibrated=fault > 0,

@@ -173,11 +173,16 @@ def _line(accounts: _Accounts) -> Line:
             workers=setup.prepare_threads, max_batch=1, window=0.0, reference=np.array([0.0, max(float(usual), 0.0)])
         ),
         workers=Policy(
-            workers=setup.workers, max_batch=setup.max_batch, window=float(setup.window_ns), reference=reference
+            workers=setup.workers,
+            max_batch=setup.max_batch,
+            window=float(setup.window_ns),
+            reference=reference,
+            by_length=setup.by_length,
         ),
         prepare_extra=_columns(prepare),
         batch_extra=_columns(headed),
         window_column=_index("batching.window"),
+        length=rows["input_length"],
     )
 
 

@@ -8,10 +8,10 @@ In each cell of α the derivative at both ends is known exactly, and so is the g
 changes once within the cell, the two fix where, and the integral is exact; for one first-come-first-served
 worker without batching that is all there is, up to several changes in one cell.
 
-With batches, priorities or several workers the wait also jumps where membership or order changes, and the
-integral misses the jumps. Its entries are then scaled to the growth from α = 0 to 1, at most threefold: the
-jumps have the same service times for a cause. What is left after that, and what the replay at α = 1 misses
-of the measured wait, is the closure error, left to ``unexplained``.
+With batches, several workers or priorities the wait also jumps where membership or order changes, and the
+integral misses the jumps. Its entries are then scaled to the growth from α = 0 to 1, within a limit: what
+made a request wait longer is also what let others be batched before it or overtake it. What is left after
+that, and what the replay at α = 1 misses of the measured wait, is the closure error, left to ``unexplained``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CELLS = 16
 _CELLS_LARGE = 8
 _LARGE = 30_000
 _MINUTE_NS = 60e9
-_MOST_SCALED = 3.0
+_MOST_SCALED = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class Line:
     :param prepare_extra: ``(n, k)`` prepare beyond the reference, by cause.
     :param batch_extra: ``(n, k)`` service of its batch beyond the reference, at the batch's head; else zero.
     :param window_column: the cause that the batch window counts to.
+    :param length: ``(n,)`` of the inputs, for a policy by length.
     """
 
     handed: Floats
@@ -54,6 +55,7 @@ class Line:
     prepare_extra: Floats
     batch_extra: Floats
     window_column: int
+    length: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,8 @@ def _serve(
 ) -> Served:
     # The prepare pool knows no priorities; only the workers' queue does.
     priority = line.priority[some] if policy is line.workers else np.zeros(len(some), np.int64)
-    return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha)
+    length = line.length[some] if line.length is not None else None
+    return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha, length)
 
 
 def _cell(grown: Floats, before: Floats, after: Floats, width: float) -> Floats:

@@ -20,6 +20,9 @@ Ints = npt.NDArray[np.int64]
 
 #: How a batch's closing moment came about: at once, by the member that filled it, by its timer.
 _AT_ONCE, _FILLED, _TIMED = 0, 1, 2
+#: By length, a member's is within this factor of the head's, or within this many elements: the batcher's bounds.
+LENGTH_RATIO = 1.5
+LENGTH_SLACK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +31,14 @@ class Policy:
 
     :param reference: ``(max_batch + 1,)`` service of a batch of so many requests at reference, nanoseconds.
     :param window: nanoseconds that a batch is held open after its head came.
+    :param by_length: members are those waiting whose length is closest to the head's, within bounds.
     """
 
     workers: int
     max_batch: int
     window: float
     reference: Floats
+    by_length: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class _Log:
     first: list[int]
     worker: list[int]
     previous: list[int]
+    opener: list[int]
     open: list[float]
     close_kind: list[int]
     closer: list[int]
@@ -72,6 +78,7 @@ def serve(
     window_column: int,
     priority: Ints,
     alpha: float,
+    length: Ints | None = None,
 ) -> Served:
     """Replay with service ``reference + alpha * extra`` and window ``alpha * window``.
 
@@ -80,12 +87,15 @@ def serve(
     :param extra: ``(n, k)`` service beyond the reference that a request brings to its batch, by column.
     :param window_column: the column that the window itself counts to, or -1.
     :param priority: ``(n,)`` 0 served first.
+    :param length: ``(n,)`` of the inputs, for a policy by length.
     """
     order = np.argsort(arrival, kind="stable")
     when, load = arrival[order], alpha * extra.sum(axis=1)[order]
     window = alpha * policy.window
     classes = priority[order]
-    if len(classes) and classes.min() != classes.max():
+    if policy.by_length and policy.max_batch > 1 and length is not None:
+        log = _by_length(policy, when.tolist(), load.tolist(), classes.tolist(), length[order].tolist(), window)
+    elif len(classes) and classes.min() != classes.max():
         log = _by_priority(policy, when.tolist(), load.tolist(), classes.tolist(), window)
     elif policy.workers == 1 and policy.max_batch == 1:
         return _one_by_one(policy, order, when, load, arrival_moves, extra)
@@ -112,7 +122,7 @@ def _one_by_one(
 
 
 def _in_order(policy: Policy, when: list[float], load: Floats, window: float) -> _Log:
-    log = _Log([], [], [], [], [], [], [], [])
+    log = _Log([], [], [], [], [], [], [], [], [])
     free = [(float("-inf"), w, -1) for w in range(policy.workers)]
     running = np.concatenate([[0.0], np.cumsum(load)]).tolist()
     reference = policy.reference.tolist()
@@ -132,13 +142,13 @@ def _in_order(policy: Policy, when: list[float], load: Floats, window: float) ->
                 close, kind, closer = (when[j - 1], _FILLED, j - 1) if full else (due, _TIMED, i)
         end = close + reference[j - i] + running[j] - running[i]
         heapq.heapreplace(free, (end, worker, len(log.first)))
-        _append(log, i, worker, previous, opened, kind, closer, end)
+        _append(log, i, worker, previous, i, opened, kind, closer, end)
         i = j
     return log
 
 
 def _by_priority(policy: Policy, when: list[float], load: list[float], classes: list[int], window: float) -> _Log:
-    log = _Log([], [], [], [], [], [], [], [])
+    log = _Log([], [], [], [], [], [], [], [], [])
     free = [(float("-inf"), w, -1) for w in range(policy.workers)]
     reference = policy.reference.tolist()
     waiting: list[tuple[int, int]] = []
@@ -165,16 +175,72 @@ def _by_priority(policy: Policy, when: list[float], load: list[float], classes: 
         heapq.heapreplace(free, (end, worker, len(log.first)))
         first = len(log.member)
         log.member.extend(members)
-        _append(log, first, worker, previous, opened, kind, closer, end)
+        _append(log, first, worker, previous, head, opened, kind, closer, end)
     return log
 
 
+def _by_length(
+    policy: Policy, when: list[float], load: list[float], classes: list[int], length: list[int], window: float
+) -> _Log:
+    """As by priority, but a batch waits until enough requests are there, then takes those like its head."""
+    log = _Log([], [], [], [], [], [], [], [], [])
+    free = [(float("-inf"), w, -1) for w in range(policy.workers)]
+    reference = policy.reference.tolist()
+    waiting: list[tuple[int, int]] = []
+    most, n, i = policy.max_batch, len(when), 0
+    while i < n or waiting:
+        idle, worker, previous = free[0]
+        opened = idle if waiting or when[i] <= idle else when[i]
+        while i < n and when[i] <= opened:
+            heapq.heappush(waiting, (classes[i], i))
+            i += 1
+        oldest = min(k for _, k in waiting)
+        close, kind, closer = opened, _AT_ONCE, oldest
+        due = when[oldest] + window
+        if window > 0 and len(waiting) < most and due > opened:
+            close, kind = due, _TIMED
+            while i < n and when[i] <= due and len(waiting) < most:
+                heapq.heappush(waiting, (classes[i], i))
+                i += 1
+            if len(waiting) >= most:
+                close, kind, closer = when[i - 1], _FILLED, i - 1
+        head = heapq.heappop(waiting)[1]
+        alike = (item for item in waiting if close_in_length(length[item[1]], length[head]))
+        near = sorted(alike, key=lambda item: (item[0], abs(length[item[1]] - length[head]), item[1]))[: most - 1]
+        if near:
+            taken = {k for _, k in near}
+            waiting = [item for item in waiting if item[1] not in taken]
+            heapq.heapify(waiting)
+        members = [head, *(k for _, k in near)]
+        end = close + reference[len(members)] + sum(load[k] for k in members)
+        heapq.heapreplace(free, (end, worker, len(log.first)))
+        first = len(log.member)
+        log.member.extend(members)
+        _append(log, first, worker, previous, oldest, opened, kind, closer, end)
+    return log
+
+
+def close_in_length(length: int, head: int) -> bool:
+    """Whether the runner's batcher puts two inputs together when it goes by length: the padding is bounded."""
+    longer, shorter = max(length, head), min(length, head)
+    return longer <= shorter * LENGTH_RATIO or longer - shorter <= LENGTH_SLACK
+
+
 def _append(
-    log: _Log, first: int, worker: int, previous: int, opened: float, kind: int, closer: int, end: float
+    log: _Log,
+    first: int,
+    worker: int,
+    previous: int,
+    opener: int,
+    opened: float,
+    kind: int,
+    closer: int,
+    end: float,
 ) -> None:
     log.first.append(first)
     log.worker.append(worker)
     log.previous.append(previous)
+    log.opener.append(opener)
     log.open.append(opened)
     log.close_kind.append(kind)
     log.closer.append(closer)
@@ -192,12 +258,11 @@ def _differentiate(
     member, first = np.array(log.member, np.int64), np.array(log.first, np.int64)
     opened, end = np.array(log.open), np.array(log.end)
     kind, previous = np.array(log.close_kind), np.array(log.previous, np.int64)
-    closer = order[np.array(log.closer, np.int64)]
-    head = order[member[first]]
+    opener, closer = (order[np.array(which, np.int64)] for which in (log.opener, log.closer))
     brought = np.add.reduceat(extra[order[member]], first, axis=0)
     # The worker was busy until it opened the batch: then what moved its last batch's end moves this one.
     chained = (previous >= 0) & (opened == end[np.maximum(previous, 0)])
-    base = np.where((kind == _FILLED)[:, None], arrival_moves[closer], arrival_moves[head])
+    base = arrival_moves[closer]
     if window_column >= 0:
         base[kind == _TIMED, window_column] += policy.window
     rank = np.argsort(np.array(log.worker), kind="stable")
@@ -206,7 +271,7 @@ def _differentiate(
     running = np.concatenate([np.zeros((1, columns)), np.cumsum(brought[rank], axis=0)])
     end_moves = np.empty((m, columns))
     end_moves[rank] = running[1:] - running[start] + base[rank][start]
-    open_moves = np.where(chained[:, None], end_moves[np.maximum(previous, 0)], arrival_moves[head])
+    open_moves = np.where(chained[:, None], end_moves[np.maximum(previous, 0)], arrival_moves[opener])
     batch = np.repeat(np.arange(m), np.diff(np.append(first, n)))
     return _unsorted(order[member], opened[batch], end[batch], open_moves[batch], end_moves[batch])
 

@@ -92,11 +92,15 @@ def _share(cause: CauseSummary, tail: Tail) -> str:
     return f"{part:.0f} % of the excess ({figures}) is {what}"
 
 
-def dispatch_trust(lag_ms: Mapping[str, float], median_ms: float, observer_share: float) -> str | None:
-    """Why the replay was too late for the percentiles to mean anything; ``None`` where it was not."""
-    if lag_ms["p99"] > 0.1 * median_ms and lag_ms["p99"] > 1.0:
+def dispatch_trust(lag_ms: float, median_ms: float, observer_share: float) -> str | None:
+    """Why the replay was too late for the percentiles to mean anything; ``None`` where it was not.
+
+    :param lag_ms: p99 of the lag that is the replayer's own. A lag that the service made, by a collection that
+        held the interpreter lock, would have met the request in any server of that process.
+    """
+    if lag_ms > 0.1 * median_ms and lag_ms > 1.0:
         return (
-            f"Requests were handed over up to {milliseconds(lag_ms['p99'])} late (p99; the median latency is "
+            f"Requests were handed over up to {milliseconds(lag_ms)} late (p99; the median latency is "
             f"{milliseconds(median_ms)}): the replay itself was too slow for these percentiles to mean anything."
         )
     if observer_share > 0.2:

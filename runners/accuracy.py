@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.errors import RunnerError
 from latfix.request import Request
-from latfix.runners.adapter import describe
+from latfix.runners.adapter import USER_ERRORS, describe
 from latfix.runners.service import Service
 from latfix.stages import Status
 from latfix.traffic.model import Traffic
@@ -56,7 +56,7 @@ def evaluate(service: Service, traffic: Traffic, reference: Path | None) -> Accu
             score = float(adapter.evaluate(predict))
         except RunnerError:
             raise
-        except (Exception, SystemExit) as error:
+        except USER_ERRORS as error:
             raise RunnerError(f"{type(adapter).__name__}.evaluate raised {describe(error)}") from error
         if not math.isfinite(score):
             raise RunnerError(f"{type(adapter).__name__}.evaluate returned {score}; expected a finite score")

@@ -15,6 +15,10 @@ from latfix.workload import Workload
 if TYPE_CHECKING:
     import torch
 
+#: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter fails one request
+#: only, and so does a panic in a native library, which is no ``Exception`` either.
+USER_ERRORS = (BaseException,)
+
 
 def load_adapter(folder: Path, entry: str) -> Workload:
     """An instance of the adapter that ``entry`` (``file:Class``) names in ``folder``.
@@ -39,7 +43,7 @@ def load_adapter(folder: Path, entry: str) -> Workload:
             sys.path.insert(0, str(folder))
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
+        except USER_ERRORS as error:
             sys.modules.pop(name, None)
             raise RunnerError(f"{path}: importing it raised {describe(error)}") from error
     kind = getattr(module, class_name, None)
@@ -49,7 +53,7 @@ def load_adapter(folder: Path, entry: str) -> Workload:
         raise InputError(f"{path}: found {class_name}, which is not a subclass of latfix.Workload")
     try:
         adapter: Workload = kind()
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         raise RunnerError(f"{path}: {class_name}() raised {describe(error)}") from error
     adapter.folder = folder
     return adapter
@@ -57,8 +61,12 @@ def load_adapter(folder: Path, entry: str) -> Workload:
 
 def describe(error: BaseException) -> str:
     """An exception as one line: its type and message, cut to a length that a table can hold."""
-    text = " ".join(str(error).split())
     name = type(error).__name__
+    try:
+        text = str(error)
+    except USER_ERRORS:  # an exception of the user's own, whose text cannot be had
+        return name
+    text = " ".join(text.encode("utf-8", "replace").decode().split())
     return f"{name}: {text[:300]}" if text else name
 
 

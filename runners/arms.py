@@ -34,6 +34,7 @@ class Arm:
     fixes: tuple[str, ...]
     log: Path
     accuracy: float | None = None
+    primed: bool = False
     _process: RunnerProcess | None = field(default=None, repr=False)
 
     @property
@@ -62,6 +63,12 @@ class Arm:
         if self._process is not None:
             self._process.close()
             self._process = None
+            self.primed = False
+
+    def prime(self, folder: Path) -> None:
+        """Serve some requests untimed, so that the first timed one is not the service's first."""
+        self.ask("prime", folder=str(folder))
+        self.primed = True
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
         """Replay ``traffic`` on this arm while every other arm is stopped."""

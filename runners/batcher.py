@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: With batches ordered by length, a member's length lies within this factor of the head's, or within this
-#: many elements of dimension 0, so that padding stays bounded.
+#: many elements, so that padding stays bounded.
 LENGTH_RATIO = 1.5
 LENGTH_SLACK = 16
 
@@ -24,7 +24,7 @@ class Waiting:
     :param slot: the recorder's slot.
     :param enqueued_ns: when it was enqueued.
     :param expires_ns: when its caller gives up; 0 for never.
-    :param length: largest size of dimension 0 of its inputs.
+    :param length: elements in all its inputs.
     :param inputs: what ``prepare`` returned.
     """
 

@@ -7,7 +7,6 @@ User code may print; standard output and error go to ``runner.log`` in the run's
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import queue
@@ -48,6 +47,8 @@ from latfix.traffic.model import Traffic
 from latfix.traffic.store import load_schedule
 
 _STATUS_INTERVAL_S = 0.25
+#: Requests that bring a fresh service into use before a replay that is not about its first ones.
+_PRIMING = 24
 _LEAD_IN_NS = 250_000_000
 #: A recorded first arrival later than this is not waited for; the schedule's times stay as recorded.
 _LONGEST_LEAD_NS = 1_000_000_000
@@ -58,8 +59,8 @@ class Child:
     """Executes the parent's commands, one at a time."""
 
     def __init__(self, job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
-        self._job = job
         self._parent = parent
+        self._home = Path.cwd()  # user code may change it
         self._commands = commands
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -94,13 +95,14 @@ class Child:
                 if command["do"] == "interrupt":
                     self._stop.set()
                 else:
+                    self._stop.clear()  # here, so that an interrupt that follows at once is not forgotten
                     self._queue.put(command)
         self._stop.set()
         self._queue.put(None)
 
     def do_warm(self, command: dict[str, Any]) -> dict[str, Any]:
         """Warm up on shapes of the schedule in ``folder``, and freeze what is to be frozen; once a process."""
-        self._warm(load_schedule(Path(command["folder"]) / SCHEDULE))
+        self._warm(self._schedule(command))
         return {"warmup": vars_of(self._service.warmup)}
 
     def _warm(self, traffic: Traffic) -> None:
@@ -109,30 +111,38 @@ class Child:
             self._service.warm_shapes(traffic)
             self._service.protect()
 
+    def do_prime(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Serve some requests of the schedule untimed, so that the next replay meets a service in use."""
+        traffic = self._schedule(command)
+        self._warm(traffic)
+        picks = np.unique(np.linspace(0, len(traffic) - 1, min(_PRIMING, len(traffic))).astype(int))
+        self._service.predict([traffic.request(int(pick)) for pick in picks])
+        return {"primed": len(picks)}
+
     def do_evidence(self, command: dict[str, Any]) -> dict[str, Any]:
         """What can be seen of the settings; asked for after a replay, because looking warms the service."""
-        traffic = load_schedule(Path(command["folder"]) / SCHEDULE)
-        return {"evidence": self._service.evidence(traffic)}
+        return {"evidence": self._service.evidence(self._schedule(command))}
 
     def do_evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
         """The accuracy: the adapter's own score, or agreement with saved outputs of the original."""
-        traffic = load_schedule(Path(command["folder"]) / SCHEDULE)
+        traffic = self._schedule(command)
         self._warm(traffic)
         reference = command.get("reference")
-        return vars_of(evaluate(self._service, traffic, Path(reference) if reference else None))
+        return vars_of(evaluate(self._service, traffic, self._home / reference if reference else None))
 
     def do_outputs(self, command: dict[str, Any]) -> dict[str, Any]:
         """Save this service's outputs on a sample of the schedule, for others to agree with."""
-        traffic = load_schedule(Path(command["folder"]) / SCHEDULE)
-        return {"saved": save_outputs(self._service, traffic, Path(command["file"]))}
+        return {"saved": save_outputs(self._service, self._schedule(command), self._home / command["file"])}
 
     def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:
         """Replay the schedule in ``folder`` and record into it."""
-        folder = Path(command["folder"])
-        traffic = load_schedule(folder / SCHEDULE)
-        self._stop.clear()
+        traffic = self._schedule(command)
         self._warm(traffic)
+        folder = self._home / command["folder"]
         return _Replay(self._service, traffic, folder, self._parent, self._stop, first=command["first"]).run()
+
+    def _schedule(self, command: dict[str, Any]) -> Traffic:
+        return load_schedule(self._home / command["folder"] / SCHEDULE)
 
 
 class _Replay:
@@ -400,23 +410,36 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent_pid: int) -> None:
     """A runner must not outlive the program that would read its record."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died while this process was starting
+            os._exit(EXIT_RUNNER)
+
+
+def _first_message(commands: LineReader) -> dict[str, Any] | None:
+    """The job, which the parent sends before any command; ``None`` where the parent is gone."""
+    while not commands.ended:
+        for message in commands.read():
+            return message
+    return None
 
 
 def main() -> int:
-    """``python -m latfix.runners.child JOB COMMAND_FD EVENT_FD``."""
-    _die_with_parent()
+    """``python -m latfix.runners.child PARENT_PID COMMAND_FD EVENT_FD``; the job is the first command."""
+    parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
+    _die_with_parent(parent_pid)
+    for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
+        os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    job_file, command_fd, event_fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    parent = LineWriter(event_fd)
+    parent, commands = LineWriter(event_fd), LineReader(command_fd)
     try:
-        job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-        Child(job, LineReader(command_fd), parent).run()
+        job = _first_message(commands)
+        if job is not None:
+            Child(job, commands, parent).run()
     except LatfixError as error:
         parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
         return error.exit_code

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from latfix.profilers.host import CgroupThrottle, PoolDelays, ThreadCounters, difference
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import PRIORITIES, Request
-from latfix.runners.adapter import describe, elements_and_length, tensors_of
+from latfix.runners.adapter import USER_ERRORS, describe, elements_and_length, tensors_of
 from latfix.runners.batcher import BatchQueue
 from latfix.runners.collector import IdleCollector
-from latfix.runners.worker import USER_ERRORS, ModelInstance, Outcome, Worker
+from latfix.runners.worker import ModelInstance, Outcome, Worker
 from latfix.settings import RunnerSettings
 from latfix.spans import SpanRecord, collect_spans
 from latfix.stages import Status
@@ -202,7 +202,7 @@ class Engine:
             slot=slot,
             enqueued_ns=now,
             expires_ns=expires,
-            length=length,
+            length=elements,
             inputs=inputs,
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.errors import RunnerError
-from latfix.runners.adapter import call_model, describe, load_adapter, move
+from latfix.runners.adapter import USER_ERRORS, call_model, describe, load_adapter, move
 from latfix.runners.buffers import BufferPool
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
@@ -97,7 +97,7 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings) -> Any:
 
     try:
         model = adapter.load(device)
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
     if not isinstance(model, torch.nn.Module):
         found = type(model).__name__

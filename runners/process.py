@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
+from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
 from latfix.runners.protocol import STALL_S, LineReader, LineWriter
 from latfix.settings import RunnerSettings
 
@@ -25,6 +24,8 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 #: A load that takes longer than this is taken for hung.
 LOAD_TIMEOUT_S = 1800.0
 _EXIT_TIMEOUT_S = 5.0
+#: How often a silent runner is looked after.
+_LOOK_S = 0.5
 
 
 class RunnerProcess:
@@ -38,11 +39,13 @@ class RunnerProcess:
     """
 
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
-        self._job = {"folder": str(folder), "entry": entry, "settings": settings.as_dict()}
+        self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.as_dict()}
         self._env = {**os.environ, **settings.env, "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LineReader | None = None
+        # Read but not yet looked at: Ctrl-C may come between two messages, and none may be lost by it.
+        self._heard: deque[dict[str, Any]] = deque()
         self._writer: LineWriter | None = None
         self._fds: list[int] = []
         self.replays = 0
@@ -61,12 +64,12 @@ class RunnerProcess:
         command_read, command_write = os.pipe()
         event_read, event_write = os.pipe()
         self._fds = [command_write, event_read]
-        with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
-            json.dump(self._job, file)
+        # -P: a file in the working directory must not stand in for a module of the same name.
+        module = [sys.executable, "-P", "-m", "latfix.runners.child"]
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "latfix.runners.child", file.name, str(command_read), str(event_write)],
+                    [*module, str(os.getpid()), str(command_read), str(event_write)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -74,14 +77,14 @@ class RunnerProcess:
                     pass_fds=(command_read, event_write),
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the run in order
                 )
+        except OSError as error:
+            raise RunnerError(f"the runner could not be started ({error.strerror}); see {self._log}") from error
         finally:
             os.close(command_read)
             os.close(event_write)
         self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
-        try:
-            self.ready = self._await("ready", None, LOAD_TIMEOUT_S)
-        finally:
-            Path(file.name).unlink(missing_ok=True)
+        self._writer.send(self._job)
+        self.ready = self._await("ready", None, LOAD_TIMEOUT_S)
         return self.ready
 
     def command(
@@ -136,17 +139,12 @@ class RunnerProcess:
             os.kill(self._process.pid, number)
 
     def _await(self, wanted: str, on_event: OnEvent | None, timeout_s: float | None) -> Any:
-        assert self._reader is not None, "start() comes first"
+        assert self._reader is not None and self._process is not None, "start() comes first"
         quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
         heard = time.monotonic()
         while True:
-            ready, _, _ = select.select([self._reader.fd], [], [], 1.0)
-            if not ready:
-                if time.monotonic() - heard > quiet_limit:
-                    raise RunnerError(f"the runner has said nothing for {quiet_limit:.0f} s; see {self._log}")
-                continue
-            heard = time.monotonic()
-            for message in self._reader.read():
+            while self._heard:
+                message = self._heard.popleft()
                 if message["event"] == wanted:
                     return message
                 if message["event"] == "failed":
@@ -155,6 +153,16 @@ class RunnerProcess:
                     on_event(message)
             if self._reader.ended:
                 raise self._death()
+            ready, _, _ = select.select([self._reader.fd], [], [], _LOOK_S)
+            if not ready:
+                # The pipe stays open where user code forked a process that outlives the runner.
+                if self._process.poll() is not None and not select.select([self._reader.fd], [], [], 0)[0]:
+                    raise self._death()
+                if time.monotonic() - heard > quiet_limit:
+                    raise RunnerError(f"the runner has said nothing for {quiet_limit:.0f} s; see {self._log}")
+                continue
+            heard = time.monotonic()
+            self._heard.extend(self._reader.read())
 
     def _failure(self, message: Mapping[str, Any]) -> LatfixError:
         kind = InputError if message["exit_code"] == EXIT_INPUT else RunnerError
@@ -163,12 +171,14 @@ class RunnerProcess:
 
     def _death(self) -> RunnerError:
         assert self._process is not None
-        code = self._process.wait()
-        if code < 0:
-            name = signal.Signals(-code).name
-            why = f"was killed by {name}"
-            if name == "SIGKILL":
-                why += ", as the kernel does when memory runs out"
+        try:
+            code = self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return RunnerError(f"the runner closed its pipe; what it recorded is kept; its output: {self._log}")
+        if code == -signal.SIGKILL:
+            why = "was killed by SIGKILL, as the kernel does when memory runs out"
+        elif code < 0:
+            why = f"was killed by {signal.strsignal(-code) or 'a signal'} (signal {-code})"
         else:
-            why = f"ended with exit code {code or EXIT_RUNNER}"
+            why = f"ended with exit code {code} in the middle of its work"
         return RunnerError(f"the runner {why}; what it recorded is kept; its output: {self._log}")

@@ -16,11 +16,11 @@ from latfix.errors import RunnerError
 from latfix.profilers.compile_events import CompileEvents
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Request
-from latfix.runners.adapter import call_model, describe, elements_and_length, move, tensors_of
+from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, move, tensors_of
 from latfix.runners.collector import IdleCollector
 from latfix.runners.engine import Engine, OnDone
 from latfix.runners.model import KernelCensus, LoadedModels, census, load_models
-from latfix.runners.worker import USER_ERRORS, Outcome
+from latfix.runners.worker import Outcome
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.model import Traffic

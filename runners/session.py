@@ -78,11 +78,13 @@ def open_folder(path: Path) -> Path:
 
     :raises InputError: it exists and holds something else, cannot be written, or its disk is full.
     """
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
-    if path.is_dir() and any(path.iterdir()):
-        raise InputError(f"{path}: found a folder that is not empty; name another with --out, nothing is overwritten")
     try:
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
+        if path.is_dir() and any(path.iterdir()):
+            raise InputError(
+                f"{path}: found a folder that is not empty; name another with --out, nothing is overwritten"
+            )
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".writable"
         probe.write_bytes(b"\0" * 4096)
@@ -128,7 +130,10 @@ def replay_into(
         except KeyboardInterrupt:
             interrupted = True
             process.interrupt()
-            outcome = process.wait_for_end()
+            try:
+                outcome = process.wait_for_end()
+            except LatfixError as error:  # it does not listen any more, or has died of it
+                outcome = {"state": "interrupted", "failure": error.message}
         if evidence and not interrupted:
             folder.meta["evidence"] = process.command("evidence", folder=str(folder.path))["evidence"]
     except (LatfixError, KeyboardInterrupt) as error:

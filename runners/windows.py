@@ -1,19 +1,23 @@
-"""Short slices of the traffic for screening, chosen where the tail is."""
+"""Short slices of the traffic for screening, chosen where the tail is, and their records joined to one."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.columns import Columns
 from latfix.record import RunRecord
 from latfix.stages import Status
 from latfix.traffic.model import Traffic
 from latfix.traffic.transform import slice_time
 
-_SHORTEST_S = 4.0
-_LONGEST_S = 10.0
-#: Requests that two windows together should hold for a comparison to say anything.
-_ENOUGH = 240
+_SHORTEST_S = 3.0
+_LONGEST_S = 6.0
+#: Requests that two windows together should hold, where the longest window allows it.
+_ENOUGH = 200
 #: Requests at or above this percentile make a window's tail.
 _TAIL = 95.0
 
@@ -26,7 +30,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     span_s = (last - first) / 1e9
     rate = len(traffic) / max(span_s, 1e-9)
-    width_s = max(_SHORTEST_S, min(_LONGEST_S, span_s / 5), _ENOUGH / 2 / rate)
+    width_s = min(max(_SHORTEST_S, _ENOUGH / 2 / rate), _LONGEST_S)
     if 2 * width_s >= 0.8 * span_s:
         return [traffic]
     rows = baseline.requests
@@ -38,6 +42,43 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     for _ in range(2):
         starts.append(_densest(slow, first, last - width, width, starts))
     return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in sorted(starts)]
+
+
+def join(records: Sequence[RunRecord]) -> RunRecord:
+    """Replays of slices on one arm as one record, in the order given, for a comparison with another arm's.
+
+    Two joined records are paired where their slices were the same. Events and samples keep their own clocks.
+    """
+    first = records[0]
+    if len(records) == 1:
+        return first
+    requests, batches = [], []
+    position = batch = shift = 0
+    for record in records:
+        rows = {name: column.copy() for name, column in record.requests.items()}
+        rows["index"] = np.where(rows["index"] >= 0, rows["index"] + position, rows["index"])
+        rows["batch_id"] = np.where(rows["batch_id"] >= 0, rows["batch_id"] + batch, -1)
+        rows["arrival_ns"] += shift
+        requests.append(rows)
+        batches.append({**record.batches, "batch_id": record.batches["batch_id"] + batch})
+        position += len(record.traffic)
+        batch += int(record.batches["batch_id"].max(initial=-1)) + 1
+        shift += int(record.traffic.arrival_ns[-1]) + 1_000_000_000
+    digests = "+".join(str(record.meta["traffic_sha256"]) for record in records)
+    counters = ("pool_hits", "pool_misses", "compilations_in_run")
+    totals = {name: sum(int(record.meta.get(name, 0)) for record in records) for name in counters}
+    return replace(
+        first,
+        meta={**records[-1].meta, **totals, "traffic_sha256": digests, "scheduled": position},
+        requests=_stacked(requests),
+        batches=_stacked(batches),
+        events=_stacked([record.events for record in records]),
+        samples=_stacked([record.samples for record in records]),
+    )
+
+
+def _stacked(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _densest(slow: npt.NDArray[np.int64], first: int, latest: int, width: int, taken: list[int]) -> int:

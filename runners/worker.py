@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.host import Account, PoolDelays, ThreadCounters, difference
 from latfix.runners.adapter import (
+    USER_ERRORS,
     call_model,
     describe,
     elements_and_length,
@@ -65,10 +66,6 @@ class Outcome:
     status: Status
     output: Any = None
     error: str = ""
-
-
-#: What user code may raise and a thread must survive. ``sys.exit()`` in an adapter fails one request only.
-USER_ERRORS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +268,7 @@ class Worker:
     def _finish(self, batch_id: int, members: list[Waiting], ran: _Ran) -> int:
         engine, recorder, counters = self._engine, self._engine.recorder, self._counters
         now = ran.end_ns
+        self._spans.clear()  # of collate or the model: no part of any member's finish
         for member, output in zip(members, ran.outputs, strict=True):
             slot = member.slot
             recorder.finish_start[slot] = now

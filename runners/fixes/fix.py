@@ -59,6 +59,7 @@ class Fix:
     :param title: what it does, in a few words.
     :param treats: ids of the causes that it treats.
     :param risk: what it may cost.
+    :param cold: it acts on a service's first requests only, so it is judged on fresh processes.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
     :param obstacle: why it does not apply here; empty where it does.
     :param change: overrides of the settings.
@@ -69,6 +70,7 @@ class Fix:
     title: str
     treats: tuple[str, ...]
     risk: str
+    cold: bool = False
     changes_outputs: bool = False
     obstacle: Callable[[Context], str]
     change: Callable[[Context], dict[str, Any]]

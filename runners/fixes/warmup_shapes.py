@@ -33,6 +33,7 @@ FIX = Fix(
     title="warm up on the traffic's own shapes before the first request",
     treats=("cold.start", "cold.compile"),
     risk="a later start",
+    cold=True,
     obstacle=_obstacle,
     change=_change,
     verify=_verify,

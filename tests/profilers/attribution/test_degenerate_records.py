@@ -1,0 +1,167 @@
+"""Records with little, broken or odd content give a diagnosis all the same, and its JSON is valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latfix.diagnosis import Diagnosis
+from latfix.profilers.attribution import diagnose, write_causes
+from latfix.record import RunRecord
+from latfix.stages import STAGES
+
+Simulate = Callable[..., RunRecord]
+
+
+def check(diagnosis: Diagnosis) -> dict[str, Any]:
+    document = diagnosis.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == json.loads(json.dumps(document))
+    assert diagnosis.ledger.conservation_error_ns() == 0
+    assert sum(c.tail_ms for c in diagnosis.causes) == pytest.approx(diagnosis.excess_ms, rel=1e-9, abs=1e-9)
+    return document
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_few_requests(simulate: Simulate, n: int) -> None:
+    diagnosis = diagnose(simulate(n=n, rate=10))
+    document = check(diagnosis)
+    assert document["requests"]["ok"] == n
+    if n:
+        assert any(f"of {n} requests" in note for note in diagnosis.notes)
+    else:
+        assert diagnosis.verdict == "inconclusive" and "No request ended ok" in diagnosis.sentence
+
+
+def test_all_errors(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(n=50, status=dict.fromkeys(range(50), 1)))
+    check(diagnosis)
+    assert diagnosis.verdict == "inconclusive"
+    assert diagnosis.requests["error"] == 50
+    assert diagnosis.latency_ms["p99"] == 0.0
+
+
+def test_failures_are_counted_beside_and_noted(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(n=200, status=dict.fromkeys(range(0, 200, 10), 2)))
+    check(diagnosis)
+    assert len(diagnosis.ledger.latency_ns) == 180
+    assert any("20 timeout" in note for note in diagnosis.notes)
+
+
+def test_constant_latencies_are_steady(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(n=300, arrivals_ms=np.arange(300) * 50.0, noise=0.0))
+    check(diagnosis)
+    assert diagnosis.verdict == "steady"
+    assert diagnosis.excess_ms == pytest.approx(0.0, abs=1e-6)
+
+
+def test_partial_run_is_noted_with_its_counts(simulate: Simulate) -> None:
+    record = simulate(n=200, meta={"state": "interrupted", "scheduled": 500})
+    diagnosis = diagnose(replace(record, partial=True))
+    assert any("interrupted" in note and "200" in note and "300" in note for note in diagnosis.notes)
+    assert diagnosis.partial
+
+
+def test_request_without_its_batch_is_left_out_and_noted(simulate: Simulate) -> None:
+    record = simulate(n=200)
+    batches = {name: column[:-5] for name, column in record.batches.items()}
+    diagnosis = diagnose(replace(record, batches=batches))
+    check(diagnosis)
+    assert len(diagnosis.ledger.latency_ns) == 195
+    assert any("5 requests that ended ok have no record of their batch" in note for note in diagnosis.notes)
+
+
+def test_warmup_is_excluded_but_occupies_the_queue(simulate: Simulate) -> None:
+    record = simulate(n=300, rate=20, cold=300.0)
+    early = record.requests["index"] < 50
+    record.requests["warmup"][early] = 1
+    record.requests["index"][early] = -1 - np.arange(np.count_nonzero(early))
+    diagnosis = diagnose(record)
+    check(diagnosis)
+    assert len(diagnosis.ledger.latency_ns) == 250
+    assert diagnosis.verdict != "cold.start"
+
+
+def test_same_record_and_seed_give_the_same_diagnosis(simulate: Simulate) -> None:
+    record = simulate(n=300, compute_faults={50: ("gc", 80.0)})
+    assert diagnose(record, seed=3).to_json() == diagnose(record, seed=3).to_json()
+
+
+def test_percentile_comes_from_the_objective_unless_given(simulate: Simulate) -> None:
+    record = simulate(n=200, meta={"objective": {"percentile": 95}})
+    assert diagnose(record).percentile == 95
+    assert diagnose(record, percentile=90).percentile == 90
+
+
+def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) -> None:
+    record = simulate(n=300, compute_faults={50: ("gc", 80.0)})
+    diagnosis = diagnose(record)
+    write_causes(diagnosis, tmp_path / "causes.parquet")
+    table = pq.read_table(tmp_path / "causes.parquet").to_pydict()
+    assert list(table) == ["request_id", "cause", "own_ns", "propagated_ns", "class"]
+    total = dict.fromkeys(diagnosis.ledger.ids, 0)
+    for request, own, propagated in zip(table["request_id"], table["own_ns"], table["propagated_ns"], strict=True):
+        assert own or propagated
+        total[request] += own + propagated
+    excess = diagnosis.ledger.latency_ns - diagnosis.ledger.reference_ns
+    assert list(total.values()) == excess.tolist()
+    assert ("r50", "python.gc", "measured") in set(
+        zip(table["request_id"], table["cause"], table["class"], strict=True)
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(0, 120),
+    rate=st.floats(5, 400),
+    max_batch=st.integers(1, 9),
+    window=st.sampled_from([0.0, 2.0, 30.0]),
+    workers=st.integers(1, 3),
+    prepare_threads=st.integers(1, 3),
+    scramble=st.booleans(),
+)
+def test_any_record_is_conserved(
+    simulate: Simulate,
+    seed: int,
+    n: int,
+    rate: float,
+    max_batch: int,
+    window: float,
+    workers: int,
+    prepare_threads: int,
+    scramble: bool,
+) -> None:
+    # GIVEN a run under any policy, with failures and priorities, or with counters that make no sense
+    rng = np.random.default_rng(seed)
+    record = simulate(
+        n=n,
+        seed=seed,
+        rate=rate,
+        max_batch=max_batch,
+        window=window,
+        workers=workers,
+        prepare_threads=prepare_threads,
+        lengths=rng.integers(1, 500, n),
+        priority=rng.integers(0, 3, n).astype(np.int8),
+        status={k: int(rng.integers(0, 4)) for k in range(0, n, 7)},
+        compute_faults=dict.fromkeys(range(0, n, 11), ("gc", 50.0)),
+    )
+    if scramble:
+        for columns in (record.requests, record.batches):
+            for name, column in columns.items():
+                if name.endswith(("_ns", "flt", "elements", "length")) and name != "latency_ns":
+                    columns[name] = np.where(
+                        rng.random(len(column)) < 0.2, rng.integers(0, 10**9, len(column)), column
+                    )
+        record.requests["latency_ns"] = np.sum([record.requests[f"{stage}_ns"] for stage in STAGES], axis=0)
+    # THEN every nanosecond has an owner
+    check(diagnose(record, bootstrap=10))

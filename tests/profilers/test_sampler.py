@@ -1,0 +1,125 @@
+"""The sampler's polls, and what the probes read."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from latfix.profilers.allocator import cuda_reader, host_heap_reader
+from latfix.profilers.calibration import minor_fault_ns, timer_floor_ns
+from latfix.profilers.nvml import Nvml
+from latfix.profilers.recorder import EventLog, SampleLog
+from latfix.profilers.sampler import Probe, Sampler, cgroup_reader, host_reader, pressure_reader, process_reader
+
+
+def _rows(log: SampleLog | EventLog) -> list[list[Any]]:
+    return [json.loads(line) for line in log.drain(0).splitlines()]
+
+
+def test_probes_are_polled_at_their_own_periods_and_once_at_the_end() -> None:
+    samples, events = SampleLog(), EventLog()
+    polled = threading.Event()
+    count = 0
+
+    def often() -> dict[str, float]:
+        nonlocal count
+        count += 1
+        if count == 20:
+            polled.set()
+        return {"often": float(count)}
+
+    probes = [Probe("often", 0.005, often), Probe("seldom", 60.0, lambda: {"seldom": 1.0})]
+    with Sampler(probes, samples, events, name="test") as sampler:
+        assert polled.wait(10)
+
+    rows = _rows(samples)
+    often_values = [value for _, series, value in rows if series == "often"]
+    assert often_values == [float(k + 1) for k in range(count)] and count > 20
+    assert sum(series == "seldom" for _, series, _ in rows) == 2, "at the start and at the end"
+    assert sum(series == "poll.often_ns" for _, series, _ in rows) == count
+    assert len(sampler.polls["often"]) == count
+    assert not any(thread.name == "latfix-test" for thread in threading.enumerate())
+
+
+def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
+    samples, events = SampleLog(), EventLog()
+
+    def burn() -> dict[str, float]:
+        end = time.thread_time_ns() + 3_000_000
+        while time.thread_time_ns() < end:
+            pass
+        return {}
+
+    def sleep() -> dict[str, float]:
+        time.sleep(0.005)
+        return {}
+
+    probes = [Probe("burn", 60.0, burn), Probe("sleep", 60.0, sleep)]
+    with Sampler(probes, samples, events, name="test"):
+        pass
+
+    spikes = _rows(events)
+    assert {row[6]["probe"] for row in spikes} == {"burn"}
+    assert all(row[2] == "spike" and row[1] >= 3_000_000 for row in spikes)
+
+
+def test_no_probes_no_thread() -> None:
+    with Sampler([], SampleLog(), EventLog(), name="none"):
+        assert not any(thread.name == "latfix-none" for thread in threading.enumerate())
+
+
+def test_host_and_process_counters_grow() -> None:
+    host, process = host_reader(), process_reader()
+    before = host(), process()
+    end = time.process_time_ns() + 50_000_000
+    while time.process_time_ns() < end:
+        pass
+    after = host(), process()
+    assert after[0]["host.cpu_busy_ns"] > before[0]["host.cpu_busy_ns"]
+    assert after[0]["host.steal_ns"] >= before[0]["host.steal_ns"]
+    assert after[1]["process.cpu_ns"] - before[1]["process.cpu_ns"] >= 50_000_000
+    assert after[1]["process.rss_bytes"] > 1 << 20
+    assert after[1]["process.threads"] >= 1
+
+
+@pytest.mark.parametrize("make", [cgroup_reader, pressure_reader])
+def test_a_reader_that_is_there_reads_numbers(make: Any) -> None:
+    read = make()
+    if read is None:
+        pytest.skip(f"{make.__name__}: this kernel has none")
+    reading = read()
+    assert reading and all(value >= 0 for value in reading.values())
+
+
+def test_the_heap_grows_with_what_is_allocated() -> None:
+    import torch
+
+    read = host_heap_reader()
+    if read is None:
+        pytest.skip("this C library has no mallinfo2")
+    before = read()
+    held = [torch.zeros(16_384) for _ in range(64)]
+    after = read()
+    grown = sum(after[name] - before[name] for name in ("malloc.used_bytes", "malloc.mmapped_bytes"))
+    assert grown >= len(held) * 16_384 * 4 * 0.9
+
+
+def test_no_cuda_reader_for_a_cpu() -> None:
+    assert cuda_reader("cpu") is None
+
+
+def test_nvml_says_what_is_there_or_missing() -> None:
+    nvml, line = Nvml.open()
+    assert line.startswith("NVML: ") and "\n" not in line
+    if nvml is not None:
+        assert nvml.read()
+        nvml.close()
+
+
+def test_calibration_is_positive() -> None:
+    assert minor_fault_ns(pages=64, rounds=3) > 0
+    assert timer_floor_ns(samples=200) >= 0
