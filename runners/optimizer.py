@@ -16,21 +16,21 @@ from latfix.record import RunRecord
 from latfix.runners.arms import Arm, Watch
 from latfix.runners.fixes import FIXES, Applied, Context, Fix
 from latfix.runners.session import Interrupted
+from latfix.runners.steps import SCREENED, Pairs, Step, compare_windows, decide
 from latfix.runners.windows import join, screening_windows
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
-from latfix.statistics import RatioEstimate
 from latfix.traffic.model import Traffic
 
-#: A step whose ratios both lie within this of 1 makes no difference worth a setting.
-_SMALLEST = 0.05
-#: What screening decides by, beside the mean. The windows lie where the tail is, so that a percentile of
-#: theirs stands for a higher one of the whole traffic, and rests on enough requests.
-_SCREENED = "p95"
 #: An undecided step is replayed once more where it looks at least this good.
 _PROMISING = 0.97
+#: Rounds of the final replay that leave time for, and that are never exceeded.
+_WANTED_ROUNDS = 2
 _MOST_ROUNDS = 5
 _DRAIN_S = 1.5
+_COMPILING_S = 90.0
+#: What became of a group that makes it worth trying its members apart.
+_APART = ("undecided", "no_gain", "rejected")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,36 +46,6 @@ class Options:
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One fix that was considered, and what became of it."""
-
-    fix: str
-    status: str
-    reason: str
-    comparison: Comparison | None = None
-    predicted_p99_ms: float | None = None
-    accuracy: float | None = None
-    verified: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``steps`` in ``optimization.json``."""
-        compared = self.comparison
-        ratio = compared.ratio if compared is not None else {}
-        return {
-            "fix": self.fix,
-            "status": self.status,
-            "reason": self.reason,
-            "ratio": {key: estimate.to_json() for key, estimate in ratio.items()},
-            "predicted_p99_ms": self.predicted_p99_ms,
-            "p99_ms": compared.after.latency_ms["p99"] if compared is not None else None,
-            "accuracy": self.accuracy,
-            "verified": self.verified,
-            "settings": self.settings,
-        }
 
 
 @dataclass(slots=True)
@@ -137,7 +107,6 @@ class Optimizer:
         self._watch = watch
         self._say = say
         self._deadline = time.monotonic() + options.budget_s
-        self._key = f"p{spec.objective.percentile:g}".replace(".", "_")
         self._load_s = 0.0
         self._accuracy_s = 0.0
         self._windows: list[Traffic] = []
@@ -153,7 +122,7 @@ class Optimizer:
         try:
             outcome = self._baseline(base)
             try:
-                base = self._ladder(base, outcome)
+                self._ladder(base, outcome)
                 self._final(outcome)
             except (Interrupted, KeyboardInterrupt):
                 outcome.interrupted = True
@@ -163,8 +132,10 @@ class Optimizer:
             for arm in self._arms:
                 arm.close()
 
-    def _arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
-        arm = Arm(label, self._spec, settings, fixes, self._out / "runner.log")
+    def _arm(
+        self, label: str, settings: RunnerSettings, fixes: tuple[str, ...], accuracy: float | None = None
+    ) -> Arm:
+        arm = Arm(label, self._spec, settings, fixes, self._out / "runner.log", accuracy)
         self._arms.append(arm)
         return arm
 
@@ -199,94 +170,143 @@ class Optimizer:
     def _reference(self) -> Path:
         return self._out / "outputs.npz"
 
-    def _ladder(self, base: Arm, outcome: Outcome) -> Arm:
-        for fix in self._order(outcome.diagnosis):
-            context = self._context(base, outcome)
-            step, candidate = self._try(fix, context, base, outcome)
-            outcome.steps.append(step)
-            self._say(f"{fix.id}: {step.status} — {step.reason}")
-            if step.status == "kept" and candidate is not None:
+    def _ladder(self, base: Arm, outcome: Outcome) -> None:
+        """Try fixes in groups, most promising first; a group that is better is kept whole."""
+        groups = self._groups(outcome.diagnosis)
+        while groups:
+            group = groups.pop(0)
+            steps, candidate = self._try(group, base, outcome)
+            if len(group) > 1 and candidate is None and any(step.status in _APART for step in steps):
+                # Together they are no gain: one may hide another, so each is tried on its own in the end.
+                again = [fix for fix, step in zip(group, steps, strict=True) if step.status in _APART]
+                groups += [[fix] for fix in again]
+                steps = [step for step in steps if step.status not in _APART]
+            for step in steps:
+                outcome.steps.append(step)
+                self._say(f"{step.fix}: {step.status} — {step.reason}")
+            if candidate is not None:
                 base.close()
                 base = candidate
-                outcome.kept.append(step)
+                outcome.kept += [step for step in steps if step.status == "kept"]
                 outcome.settings = candidate.settings
-            elif candidate is not None:
-                candidate.close()
-        return base
 
-    def _order(self, diagnosis: Diagnosis) -> list[Fix]:
-        """Fixes by the tail milliseconds of the causes they treat; warm-up before all others."""
+    def _groups(self, diagnosis: Diagnosis) -> list[list[Fix]]:
+        """Fixes by what they promise: tail milliseconds of the causes they treat, times the share they relieve.
+
+        Those that change neither answers nor capacity form one group, unless there is time for each alone.
+        """
         tail = {cause.cause: max(cause.tail_ms, 0.0) for cause in diagnosis.causes}
         wanted = [fix for fix in FIXES if fix.id not in self._options.exclude]
         if self._options.only:
             wanted = [fix for fix in wanted if fix.id in self._options.only]
-        warm = [fix for fix in wanted if fix.id == "warmup.shapes"]
-        rest = [fix for fix in wanted if fix.id != "warmup.shapes"]
-        rest.sort(key=lambda fix: -sum(tail.get(cause, 0.0) for cause in fix.treats))
-        return warm + rest
+        wanted.sort(key=lambda fix: -fix.relief * sum(tail.get(cause, 0.0) for cause in fix.treats))
+        alone = sum(self._step_s([fix]) for fix in wanted) + self._final_s(_WANTED_ROUNDS)
+        if alone <= self._left_s():
+            return [[fix] for fix in wanted]
+        gentle = [fix for fix in wanted if fix.gentle]
+        return [*([gentle] if gentle else []), *([fix] for fix in wanted if not fix.gentle)]
 
-    def _context(self, base: Arm, outcome: Outcome) -> Context:
+    def _context(self, settings: RunnerSettings, base: Arm, outcome: Outcome) -> Context:
         machine = outcome.baseline.meta.get("machine", {})
         return Context(
-            settings=base.settings,
+            settings=settings,
             record=outcome.baseline,
             diagnosis=outcome.diagnosis,
             default_collate=bool(base.ready["default_collate"]),
             cores=int(machine.get("cores", 1)),
         )
 
-    def _try(self, fix: Fix, context: Context, base: Arm, outcome: Outcome) -> tuple[Step, Arm | None]:
-        obstacle = fix.obstacle(context)
-        if obstacle:
-            return Step(fix=fix.id, status="skipped", reason=obstacle), None
-        if (needed := self._step_s(fix)) > (left := self._left_s() - self._final_s(1)):
-            reason = f"budget: it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
-            return Step(fix=fix.id, status="skipped", reason=reason), None
-        change = fix.change(context)
-        candidate = self._arm(fix.id, base.settings.with_overrides(change), (*base.fixes, fix.id))
-        try:
-            return self._measure(fix, change, candidate, base, outcome), candidate
-        except LatfixError as error:
-            candidate.close()
-            reason = f"the service did not run with it: {error.message}"
-            return Step(fix=fix.id, status="not_effective", reason=reason, settings=change), None
+    def _try(self, group: list[Fix], base: Arm, outcome: Outcome) -> tuple[list[Step], Arm | None]:
+        """Try fixes together; returns a step for each, and the arm with those that were kept."""
+        settings, applied, steps = base.settings, list[tuple[Fix, dict[str, Any]]](), dict[str, Step]()
+        for fix in group:
+            context = self._context(settings, base, outcome)
+            if obstacle := fix.obstacle(context):
+                steps[fix.id] = Step(fix=fix.id, status="skipped", reason=obstacle)
+                continue
+            change = fix.change(context)
+            settings = settings.with_overrides(change)
+            applied.append((fix, change))
+        candidate = None
+        if applied:
+            needed, left = self._step_s([fix for fix, _ in applied]), self._left_s() - self._final_s(1)
+            if needed > left:
+                reason = (
+                    f"budget: it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
+                )
+                tried = [Step(fix=fix.id, status="skipped", reason=reason) for fix, _ in applied]
+            else:
+                tried, candidate = self._try_applied(applied, settings, base, outcome)
+            steps.update({step.fix: step for step in tried})
+        return [steps[fix.id] for fix in group], candidate
 
-    def _measure(self, fix: Fix, change: dict[str, Any], candidate: Arm, base: Arm, outcome: Outcome) -> Step:
-        def step(status: str, reason: str, **more: Any) -> Step:
-            return Step(
-                fix=fix.id, status=status, reason=reason, accuracy=candidate.accuracy, settings=change, **more
-            )
+    def _try_applied(
+        self, applied: list[tuple[Fix, dict[str, Any]]], settings: RunnerSettings, base: Arm, outcome: Outcome
+    ) -> tuple[list[Step], Arm | None]:
+        ids = tuple(fix.id for fix, _ in applied)
+        label = ids[0] if len(ids) == 1 else "together"
+        candidate = self._arm(label, settings, (*base.fixes, *ids))
+        try:
+            steps = self._measure(applied, candidate, base, outcome)
+        except LatfixError as error:
+            reason = f"the service did not run with it: {error.message}"
+            steps = [Step(fix=fix.id, status="not_effective", reason=reason, settings=way) for fix, way in applied]
+        kept = [step for step in steps if step.status == "kept"]
+        if kept and len(kept) == len(steps):
+            return steps, candidate
+        candidate.close()
+        if not kept:
+            return steps, None
+        left = base.settings
+        for step in kept:  # without those of the group that had no effect
+            left = left.with_overrides(step.settings)
+        return steps, self._arm(label, left, (*base.fixes, *(step.fix for step in kept)), candidate.accuracy)
+
+    def _measure(
+        self, applied: list[tuple[Fix, dict[str, Any]]], candidate: Arm, base: Arm, outcome: Outcome
+    ) -> list[Step]:
+        fixes = [fix for fix, _ in applied]
+        together = tuple(fix.id for fix in fixes) if len(fixes) > 1 else ()
+
+        def step(fix: Fix, way: dict[str, Any], status: str, reason: str, **more: Any) -> Step:
+            same: dict[str, Any] = {"accuracy": candidate.accuracy, "settings": way, "together": together}
+            return Step(fix=fix.id, status=status, reason=reason, **same, **more)
 
         candidate.accuracy = base.accuracy
-        if fix.changes_outputs:
+        if any(fix.changes_outputs for fix in fixes):
             candidate.accuracy = self._accuracy(candidate, outcome)
             limit = outcome.accuracy - self._spec.objective.max_accuracy_drop
             if candidate.accuracy < limit:
                 reason = f"accuracy {outcome.accuracy:.4g} -> {candidate.accuracy:.4g}, limit {limit:.4g}"
-                return step("rejected", reason)
-        pairs = self._screen(fix, base, candidate, [])
-        comparison = self._compare(pairs)
-        status, reason = self._decide(comparison)
-        if (
-            status == "undecided"
-            and not fix.cold
-            and comparison.ratio[_SCREENED].value < _PROMISING
-            and self._left_s() - self._final_s(1) > self._screen_s(fix)
-        ):
-            pairs = self._screen(fix, base, candidate, pairs)
-            comparison = self._compare(pairs)
-            status, reason = self._decide(comparison)
+                return [step(fix, way, "rejected", reason) for fix, way in applied]
+        pairs, comparison, status, reason = self._screened(fixes, base, candidate)
         evidence = candidate.ask("evidence", folder=str(pairs[-1][1].folder))["evidence"]
         without, record = (join(arm) for arm in zip(*pairs, strict=True))
-        verified = fix.verify(Applied(evidence=evidence, record=record, without=without))
-        more = {
-            "comparison": comparison,
-            "verified": verified.evidence,
-            "predicted_p99_ms": self._predicted(fix, outcome.diagnosis, comparison),
-        }
-        if not verified.effective:
-            return step("not_effective", f"it did not take effect: {verified.evidence}", **more)
-        return step(status, reason, **more)
+        seen = Applied(evidence=evidence, record=record, without=without)
+        if together:
+            reason = f"in a group of {len(fixes)}: {reason}"
+        steps = []
+        for fix, way in applied:
+            verified = fix.verify(seen)
+            predicted = self._predicted(fix, outcome.diagnosis, comparison)
+            more = {"comparison": comparison, "verified": verified.evidence, "predicted_p99_ms": predicted}
+            if verified.effective:
+                steps.append(step(fix, way, status, reason, **more))
+            else:
+                steps.append(step(fix, way, "not_effective", f"it did not take effect: {verified.evidence}", **more))
+        return steps
+
+    def _screened(self, fixes: list[Fix], base: Arm, candidate: Arm) -> tuple[Pairs, Comparison, str, str]:
+        cold = all(fix.cold for fix in fixes)
+        pairs = self._screen(base, candidate, [], cold=cold)
+        comparison = compare_windows(pairs, self._options.seed)
+        status, reason = decide(comparison)
+        promising = status == "undecided" and comparison.ratio[SCREENED].value < _PROMISING
+        if promising and self._left_s() - self._final_s(1) > self._step_s(fixes):
+            pairs = self._screen(base, candidate, pairs, cold=cold)
+            comparison = compare_windows(pairs, self._options.seed)
+            status, reason = decide(comparison)
+        return pairs, comparison, status, reason
 
     def _accuracy(self, arm: Arm, outcome: Outcome) -> float:
         """The arm's accuracy."""
@@ -294,12 +314,11 @@ class Optimizer:
         measured = arm.ask("evaluate", folder=str(outcome.baseline.folder), reference=reference)
         return float(measured["score"])
 
-    def _screen(
-        self, fix: Fix, base: Arm, candidate: Arm, earlier: list[tuple[RunRecord, RunRecord]]
-    ) -> list[tuple[RunRecord, RunRecord]]:
+    def _screen(self, base: Arm, candidate: Arm, earlier: Pairs, *, cold: bool) -> Pairs:
         """Replay the windows on both arms in turns: A B, B A, A B, …; returns all pairs, ``earlier`` first.
 
-        A service's first requests are one fix's business; for the others both arms are in use already.
+        :param cold: on fresh processes; otherwise both arms are in use already, for a service's first
+            requests are no other fix's business.
         """
         pairs = list(earlier)
         for window in self._windows:
@@ -307,7 +326,7 @@ class Optimizer:
             self._replays += 1
             records = {}
             for arm in order:
-                if fix.cold:
+                if cold:
                     arm.restart()
                 elif not arm.primed:
                     arm.prime(self._out / "baseline")
@@ -315,29 +334,9 @@ class Optimizer:
             pairs.append((records[base.label], records[candidate.label]))
         return pairs
 
-    def _compare(self, pairs: list[tuple[RunRecord, RunRecord]]) -> Comparison:
-        """All windows as one round: they differ by their traffic, not by the chance that rounds measure."""
-        without, record = (join(arm) for arm in zip(*pairs, strict=True))
-        return compare_rounds([without], [record], seed=self._options.seed, smallest=_SMALLEST)
-
     def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
         folder = self._out / "search" / f"{self._replays:03d}-{arm.label}"
         return arm.replay(folder, window, self._watch, seed=self._options.seed)
-
-    def _decide(self, comparison: Comparison) -> tuple[str, str]:
-        """Status and reason of a step, by the ratios of the windows' tail and of the mean."""
-        tail, mean = comparison.ratio[_SCREENED], comparison.ratio["mean"]
-        said = f"{_SCREENED} {_shown(tail)}, mean {_shown(mean)}"
-        lost = comparison.before.success - comparison.after.success
-        if lost > 0.01:
-            return "rejected", f"{lost:.1%} more of the requests did not end ok; {said}"
-        if tail.lo > 1 or (mean.lo > 1 and not tail.hi < 1):
-            return "rejected", f"worse: {said}"
-        if tail.hi < 1 or (mean.hi < 1 and tail.value <= 1):
-            return "kept", said
-        if all(1 - _SMALLEST <= end <= 1 + _SMALLEST for ratio in (tail, mean) for end in (ratio.lo, ratio.hi)):
-            return "no_gain", f"no difference larger than {_SMALLEST:.0%}: {said}"
-        return "undecided", f"the data cannot tell: {said}"
 
     def _predicted(self, fix: Fix, diagnosis: Diagnosis, comparison: Comparison) -> float | None:
         """p99 on the windows with the causes removed that the fix removes whole; ``None`` for other fixes."""
@@ -379,14 +378,13 @@ class Optimizer:
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
 
-    def _screen_s(self, fix: Fix) -> float:
-        cold = self._load_s if fix.cold else 0.0
-        return 2 * sum(window.duration_s + _DRAIN_S + cold for window in self._windows)
-
-    def _step_s(self, fix: Fix) -> float:
-        loads = self._load_s + (self._accuracy_s if fix.changes_outputs else 0.0)
-        compiling = 90.0 if fix.id == "fuse.compile" else 0.0
-        return self._screen_s(fix) + loads + compiling
+    def _step_s(self, fixes: list[Fix]) -> float:
+        """About how long it takes to try some fixes together."""
+        cold = all(fix.cold for fix in fixes)
+        replays = 2 * sum(window.duration_s + _DRAIN_S + (self._load_s if cold else 0.0) for window in self._windows)
+        scored = self._accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+        compiled = _COMPILING_S if any(fix.id == "fuse.compile" for fix in fixes) else 0.0
+        return self._load_s + scored + compiled + replays
 
     def _final_s(self, rounds: int) -> float:
         first = float(self._traffic.arrival_ns[0]) / 1e9
@@ -402,7 +400,3 @@ _REMOVED: dict[str, tuple[str, ...]] = {
     "warmup.shapes": ("cold.start",),
     "memory.allocator": ("memory.page_faults",),
 }
-
-
-def _shown(ratio: RatioEstimate) -> str:
-    return f"x{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"

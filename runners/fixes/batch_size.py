@@ -9,26 +9,35 @@ import numpy as np
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.stages import Status
 
-#: A batch pays where a request in it costs less than this share of a request alone.
+#: A batch pays where a request's element in it costs less than this share of one alone.
 _PAYS = 0.8
+#: Batches of each kind that a cost must rest on.
+_ENOUGH = 8
 _LARGEST = 64
+#: Share of batches that must be full before a larger limit can matter.
+_OFTEN_FULL = 0.05
 
 
-def _per_request_cost(context: Context) -> tuple[float, float] | None:
-    """Median compute time per request in batches of one and in full batches, in ns; ``None`` if unseen."""
+def _cost(context: Context) -> tuple[float, float] | None:
+    """Compute time for each element that a request brought, alone and in full batches; ``None`` if unseen.
+
+    Padding counts as cost: it is computed on, and no request brought it.
+    """
     batches = context.record.batches
     plain = (batches["warmup"] == 0) & (batches["retried"] == 0) & (batches["first_shape"] == 0)
-    compute = (batches["compute_end_ns"] - batches["h2d_end_ns"]) / np.maximum(batches["size"], 1)
-    alone = compute[plain & (batches["size"] == 1)]
-    full = compute[plain & (batches["size"] >= max(2, context.settings.max_batch_size // 2))]
-    if len(alone) < 5 or len(full) < 5:
-        return None
-    return float(np.median(alone)), float(np.median(full))
+    costs = []
+    for chosen in (batches["size"] == 1, batches["size"] >= max(2, context.settings.max_batch_size // 2)):
+        rows = plain & chosen & (batches["real_elements"] > 0)
+        if np.count_nonzero(rows) < _ENOUGH:
+            return None
+        compute = (batches["compute_end_ns"] - batches["h2d_end_ns"])[rows]
+        costs.append(float(np.median(compute / batches["real_elements"][rows])))
+    return costs[0], costs[1]
 
 
 def _wanted(context: Context) -> int:
     current = context.settings.max_batch_size
-    cost = _per_request_cost(context)
+    cost = _cost(context)
     if cost is not None:
         return min(current * 2, _LARGEST) if cost[1] < _PAYS * cost[0] else 1
     requests = context.record.requests
@@ -38,8 +47,13 @@ def _wanted(context: Context) -> int:
 
 
 def _obstacle(context: Context) -> str:
-    if _wanted(context) == context.settings.max_batch_size:
-        return f"max_batch_size = {context.settings.max_batch_size} is what the batches' own cost suggests"
+    current, wanted = context.settings.max_batch_size, _wanted(context)
+    if wanted == current:
+        return f"max_batch_size = {current} is what the batches' own cost suggests"
+    sizes = context.record.batches["size"]
+    full = float(np.mean(sizes >= current)) if len(sizes) else 0.0
+    if wanted > current > 1 and full < _OFTEN_FULL:
+        return f"larger batches would not fill: {full:.1%} of them reached max_batch_size = {current}"
     return ""
 
 
@@ -59,6 +73,7 @@ FIX = Fix(
     id="batch.size",
     title="batch as many requests as pays on this machine",
     treats=("batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
+    relief=0.4,
     risk="larger batches delay their first members; smaller ones lose throughput on a GPU",
     obstacle=_obstacle,
     change=_change,

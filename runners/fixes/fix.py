@@ -59,6 +59,8 @@ class Fix:
     :param title: what it does, in a few words.
     :param treats: ids of the causes that it treats.
     :param risk: what it may cost.
+    :param relief: the share of those causes' milliseconds that it has been seen to remove; for the order only.
+    :param gentle: it changes neither answers nor capacity, so it may be tried together with others like it.
     :param cold: it acts on a service's first requests only, so it is judged on fresh processes.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
     :param obstacle: why it does not apply here; empty where it does.
@@ -70,6 +72,8 @@ class Fix:
     title: str
     treats: tuple[str, ...]
     risk: str
+    relief: float
+    gentle: bool = False
     cold: bool = False
     changes_outputs: bool = False
     obstacle: Callable[[Context], str]

@@ -34,6 +34,7 @@ FIX = Fix(
     id="fuse.compile",
     title="compile the model with dynamic shapes, at warm-up",
     treats=("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
+    relief=0.2,
     risk="a start that is later by the compilation; shapes not seen at warm-up run uncompiled",
     changes_outputs=True,
     obstacle=_obstacle,

@@ -31,6 +31,7 @@ FIX = Fix(
     id="host.threads",
     title="run operators on one thread",
     treats=("host.contention", "host.slowdown", "host.throttle", "traffic.burst"),
+    relief=0.3,
     risk="a single large request takes longer on an idle machine",
     obstacle=_obstacle,
     change=_change,

@@ -33,6 +33,7 @@ FIX = Fix(
     id="host.workers",
     title="one single-threaded worker a core",
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
+    relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
     obstacle=_obstacle,
     change=_change,

@@ -42,6 +42,7 @@ FIX = Fix(
     id="quantize.bf16",
     title="weights and activations in bfloat16",
     treats=("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
+    relief=0.3,
     risk="accuracy; measured before speed",
     changes_outputs=True,
     obstacle=_obstacle,

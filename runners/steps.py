@@ -1,0 +1,87 @@
+"""One fix that was considered, what its comparison showed, and the rule that decides about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from latfix.comparison import Comparison, compare_rounds
+from latfix.record import RunRecord
+from latfix.runners.windows import join
+from latfix.statistics import RatioEstimate
+
+#: A step whose ratios both lie within this of 1 makes no difference worth a setting.
+SMALLEST = 0.05
+#: What screening decides by, beside the mean. The windows lie where the tail is, so that a percentile of
+#: theirs stands for a higher one of the whole traffic, and rests on enough requests.
+SCREENED = "p95"
+#: A loss of requests beyond which percentiles are over other requests.
+_MOST_LOST = 0.01
+
+Pairs = list[tuple[RunRecord, RunRecord]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fix that was considered, and what became of it.
+
+    :param status: of the contract: kept, rejected, no_gain, not_effective, undecided, skipped.
+    :param comparison: without and with it, on the screening windows.
+    :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
+    :param accuracy: with it.
+    :param verified: the evidence that it took effect.
+    """
+
+    fix: str
+    status: str
+    reason: str
+    comparison: Comparison | None = None
+    together: tuple[str, ...] = ()
+    predicted_p99_ms: float | None = None
+    accuracy: float | None = None
+    verified: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``steps`` in ``optimization.json``."""
+        compared = self.comparison
+        ratio = compared.ratio if compared is not None else {}
+        return {
+            "fix": self.fix,
+            "status": self.status,
+            "reason": self.reason,
+            "ratio": {key: estimate.to_json() for key, estimate in ratio.items()},
+            "predicted_p99_ms": self.predicted_p99_ms,
+            "p99_ms": compared.after.latency_ms["p99"] if compared is not None else None,
+            "accuracy": self.accuracy,
+            "verified": self.verified,
+            "together": list(self.together),
+            "settings": self.settings,
+        }
+
+
+def compare_windows(pairs: Pairs, seed: int) -> Comparison:
+    """All windows as one round: they differ by their traffic, not by the chance that rounds measure."""
+    without, record = (join(arm) for arm in zip(*pairs, strict=True))
+    return compare_rounds([without], [record], seed=seed, smallest=SMALLEST)
+
+
+def decide(comparison: Comparison) -> tuple[str, str]:
+    """Status and reason of a step, by the ratios of the windows' tail and of the mean."""
+    tail, mean = comparison.ratio[SCREENED], comparison.ratio["mean"]
+    said = f"{SCREENED} {shown(tail)}, mean {shown(mean)}"
+    lost = comparison.before.success - comparison.after.success
+    if lost > _MOST_LOST:
+        return "rejected", f"{lost:.1%} more of the requests did not end ok; {said}"
+    if tail.lo > 1 or (mean.lo > 1 and not tail.hi < 1):
+        return "rejected", f"worse: {said}"
+    if tail.hi < 1 or (mean.hi < 1 and tail.value <= 1):
+        return "kept", said
+    if all(1 - SMALLEST <= end <= 1 + SMALLEST for ratio in (tail, mean) for end in (ratio.lo, ratio.hi)):
+        return "no_gain", f"no difference larger than {SMALLEST:.0%}: {said}"
+    return "undecided", f"the data cannot tell: {said}"
+
+
+def shown(ratio: RatioEstimate) -> str:
+    """A ratio with its interval, as people read it."""
+    return f"x{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"
