@@ -35,9 +35,11 @@ Errors = npt.NDArray[np.int64]
 
 class _Null(Workload):
     def load(self, device: str) -> torch.nn.Module:
+        del device
         return torch.nn.Identity()
 
     def prepare(self, request: Request) -> torch.Tensor:
+        del request
         return _INPUT
 
 

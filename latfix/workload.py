@@ -50,7 +50,11 @@ class Workload:
         return output
 
     def evaluate(self, predict: Predict) -> float:
-        """Return a score, higher is better. ``predict`` runs requests through the runner's own path."""
+        """Return a score, higher is better.
+
+        ``predict(requests)`` runs them through the runner's own path, batches included, and returns what
+        :meth:`finish` made of each, in the same order.
+        """
         raise NotImplementedError
 
     @classmethod

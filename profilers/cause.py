@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.diagnosis import EvidenceClass
+from latfix.figures import from_ns, milliseconds
 from latfix.profilers.evidence import Evidence
 
 Ints = npt.NDArray[np.int64]
@@ -108,10 +109,10 @@ def no_claim(_evidence: Evidence, _left: Left) -> Claim:
 
 def own_and_behind(figures: TailFigures) -> str:
     """The two parts of a cause in the tail, in words."""
-    own, propagated = f"{figures.own_ms:.3g} ms", f"{figures.propagated_ms:.3g} ms"
+    own, propagated = f"{milliseconds(figures.own_ms)}", f"{milliseconds(figures.propagated_ms)}"
     return f"{own} of a slow request is its own and {propagated} reached it in a queue"
 
 
 def typical_and_p99(values_ns: npt.NDArray[np.int64]) -> str:
     """Median and p99 of nanoseconds, in words."""
-    return f"{np.median(values_ns) / 1e6:.3g} ms in the median and {np.quantile(values_ns, 0.99) / 1e6:.3g} ms at p99"
+    return f"{from_ns(np.median(values_ns))} in the median and {from_ns(np.quantile(values_ns, 0.99))} at p99"

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from latfix.buckets import alike
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: How a batch's closing moment came about: at once, by the member that filled it, by its timer.
 _AT_ONCE, _FILLED, _TIMED = 0, 1, 2
 #: By length, a member's is within this factor of the head's, or within this many elements: the batcher's bounds.
-LENGTH_RATIO = 1.5
-LENGTH_SLACK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +205,8 @@ def _by_length(
             if len(waiting) >= most:
                 close, kind, closer = when[i - 1], _FILLED, i - 1
         head = heapq.heappop(waiting)[1]
-        alike = (item for item in waiting if close_in_length(length[item[1]], length[head]))
-        near = sorted(alike, key=lambda item: (item[0], abs(length[item[1]] - length[head]), item[1]))[: most - 1]
+        mates = (item for item in waiting if alike(length[item[1]], length[head]))
+        near = sorted(mates, key=lambda item: (item[0], abs(length[item[1]] - length[head]), item[1]))[: most - 1]
         if near:
             taken = {k for _, k in near}
             waiting = [item for item in waiting if item[1] not in taken]
@@ -218,12 +218,6 @@ def _by_length(
         log.member.extend(members)
         _append(log, first, worker, previous, oldest, opened, kind, closer, end)
     return log
-
-
-def close_in_length(length: int, head: int) -> bool:
-    """Whether the runner's batcher puts two inputs together when it goes by length: the padding is bounded."""
-    longer, shorter = max(length, head), min(length, head)
-    return longer <= shorter * LENGTH_RATIO or longer - shorter <= LENGTH_SLACK
 
 
 def _append(

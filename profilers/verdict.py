@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.diagnosis import UNEXPLAINED, CauseSummary
+from latfix.figures import milliseconds
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.ledger import cause_of
 from latfix.profilers.tail import Tail
@@ -33,13 +34,6 @@ class Verdict:
 
     word: str
     sentence: str
-
-
-def milliseconds(value: float) -> str:
-    """A duration for people: three significant digits and the unit."""
-    if abs(value) >= 99.95:
-        return f"{value:.0f} ms"
-    return f"{value:#.3g} ms"
 
 
 def judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
-from latfix.reports.figures import finite
+from latfix.figures import finite
 
 OTHERS = "others"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from latfix.comparison import Comparison, Summary
-from latfix.reports.figures import LATENCY_KEYS, finite, interval_bounds, key_label, ratio, significant
+from latfix.figures import LATENCY_KEYS, finite, interval_bounds, key_label, ratio, significant
 
 STATUSES: tuple[str, ...] = ("ok", "error", "timeout", "shed")
 
@@ -36,7 +36,7 @@ class Ratio:
 class Arm:
     """What one side of a comparison showed. Absent figures are ``None``.
 
-    :param latency_ms: by key of :data:`latfix.reports.figures.LATENCY_KEYS`.
+    :param latency_ms: by key of :data:`latfix.figures.LATENCY_KEYS`.
     :param requests: how many ended in each status.
     """
 

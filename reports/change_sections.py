@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from latfix.record import RunRecord
-from latfix.reports import charts
-from latfix.reports.change import STATUSES, Arm, Change, Ratio, items, mapping, read_ratio
-from latfix.reports.figures import (
+from latfix.figures import (
     LATENCY_KEYS,
     count,
     finite,
@@ -19,6 +16,9 @@ from latfix.reports.figures import (
     ratio,
     significant,
 )
+from latfix.record import RunRecord
+from latfix.reports import charts
+from latfix.reports.change import STATUSES, Arm, Change, Ratio, items, mapping, read_ratio
 from latfix.reports.markup import Column, Content, Html, element, figure, joined, section, table
 from latfix.reports.run_sections import cards, drawn_words
 from latfix.reports.series import Floats, percentile_curve, scatter, stage_profile, windows

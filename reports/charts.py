@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfix.figures import milliseconds, percentile_label, significant, tick
 from latfix.reports.causes import OTHERS, CauseRow
 from latfix.reports.change import Ratio
 from latfix.reports.escaping import visible
-from latfix.reports.figures import milliseconds, percentile_label, significant, tick
 from latfix.reports.markup import Html
 from latfix.reports.series import Floats, Scatter, Windows
 from latfix.reports.svg import INK, drawing_style, inline_svg

@@ -15,11 +15,11 @@ from latfix import __version__
 from latfix.comparison import Comparison
 from latfix.diagnosis import Diagnosis
 from latfix.errors import InputError
+from latfix.figures import count
 from latfix.record import RunRecord
 from latfix.reports.change import Change, comparison_change, items, pairing_words, read_change
 from latfix.reports.change_sections import arms_section, change_cards, change_section, gates_section, steps_section
 from latfix.reports.commands import optimize_command, replay_command, workload_argument
-from latfix.reports.figures import count
 from latfix.reports.markup import Content, Html, element, escaped, joined, section
 from latfix.reports.method_sections import definitions_section, machine_details, method_section
 from latfix.reports.run_sections import (

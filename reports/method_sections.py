@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from latfix.diagnosis import Diagnosis
+from latfix.figures import NONE, count, milliseconds, share, significant
 from latfix.record import RunRecord
 from latfix.reports.escaping import visible
-from latfix.reports.figures import NONE, count, milliseconds, share, significant
 from latfix.reports.markup import Content, Html, element, section
 from latfix.reports.vocabulary import CLASS_WORDS, DEFINITIONS
 

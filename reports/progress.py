@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latfix.columns import REQUEST_DTYPE
-from latfix.reports.figures import milliseconds
+from latfix.figures import milliseconds
 from latfix.stages import Status
 
 _LINE_INTERVAL_S = 5.0

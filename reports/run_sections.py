@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
-from latfix.record import RunRecord
-from latfix.reports import charts
-from latfix.reports.causes import OTHERS, CauseRow, cause_rows, cause_total_ms
-from latfix.reports.figures import (
+from latfix.figures import (
     LATENCY_KEYS,
     count,
     finite,
@@ -21,6 +18,9 @@ from latfix.reports.figures import (
     significant,
     tail_words,
 )
+from latfix.record import RunRecord
+from latfix.reports import charts
+from latfix.reports.causes import OTHERS, CauseRow, cause_rows, cause_total_ms
 from latfix.reports.markup import Column, Content, Html, element, figure, joined, section, table
 from latfix.reports.series import arrival_rate, in_flight, percentile_curve, scatter, stage_profile, windows
 from latfix.reports.slow_requests import slowest_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.diagnosis import Ledger
+from latfix.figures import significant
 from latfix.record import RunRecord
-from latfix.reports.figures import significant
 from latfix.reports.markup import Column, Content, Html, element, joined, table
 from latfix.stages import STAGES, STATUS_NAMES
 

@@ -11,10 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
-from latfix.reports.causes import OTHERS, CauseRow, cause_rows, cause_total_ms
-from latfix.reports.commands import optimize_command
-from latfix.reports.escaping import visible
-from latfix.reports.figures import (
+from latfix.figures import (
     LATENCY_KEYS,
     NONE,
     count,
@@ -30,6 +27,9 @@ from latfix.reports.figures import (
     significant,
     tail_words,
 )
+from latfix.reports.causes import OTHERS, CauseRow, cause_rows, cause_total_ms
+from latfix.reports.commands import optimize_command
+from latfix.reports.escaping import visible
 from latfix.reports.terminal_change import render_comparison, render_optimization
 from latfix.reports.terminal_parts import (
     OWN_STYLE,

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.comparison import Comparison
+from latfix.figures import LATENCY_KEYS, count, finite, interval, key_label, rate, ratio, significant
 from latfix.reports.change import (
     STATUSES,
     Change,
@@ -23,7 +24,6 @@ from latfix.reports.change import (
 )
 from latfix.reports.commands import replay_command
 from latfix.reports.escaping import visible
-from latfix.reports.figures import LATENCY_KEYS, count, finite, interval, key_label, rate, ratio, significant
 from latfix.reports.terminal_parts import SEVERITY_STYLE, Portable, heading, plain_table, safe, warnings
 from latfix.reports.vocabulary import STEP_STATUS, change_severity, verdict_words
 

@@ -9,10 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-#: With batches ordered by length, a member's length lies within this factor of the head's, or within this
-#: many elements, so that padding stays bounded.
-LENGTH_RATIO = 1.5
-LENGTH_SLACK = 16
+from latfix.buckets import alike
 
 
 @dataclass(order=True, slots=True)
@@ -124,15 +121,10 @@ class BatchQueue:
             return [heapq.heappop(self._heap) for _ in range(min(self._max, len(self._heap)))]
         head = heapq.heappop(self._heap)
         near = sorted(
-            (item for item in self._heap if _close_in_length(item.length, head.length)),
+            (item for item in self._heap if alike(item.length, head.length)),
             key=lambda item: (item.rank, abs(item.length - head.length), item.sequence),
         )[: self._max - 1]
         taken = {item.sequence for item in near}
         self._heap = [item for item in self._heap if item.sequence not in taken]
         heapq.heapify(self._heap)
         return [head, *near]
-
-
-def _close_in_length(length: int, head: int) -> bool:
-    longer, shorter = max(length, head), min(length, head)
-    return longer <= shorter * LENGTH_RATIO or longer - shorter <= LENGTH_SLACK

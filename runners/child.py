@@ -194,6 +194,9 @@ class _Replay:
             "calibration": calibration,
             "overhead": self._overhead(cost, pauses, samplers),
             "probes": self._probe_lines,
+            "threads": engine.thread_ids(),
+            "torch_threads": torch_threads(),
+            "cores": usable_cores(),
             "probe_polls_us": {
                 name: {"polls": len(times), "median": float(np.median(times)) / 1e3, "max": max(times) / 1e3}
                 for sampler in samplers
@@ -382,6 +385,18 @@ def _stamp_cost_ns(rounds: int = 200) -> float:
     return (time.perf_counter_ns() - start) / rounds
 
 
+def torch_threads() -> int:
+    """Threads that the framework runs one operator on, as it says itself."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def vars_of(value: Any) -> dict[str, Any]:
     """The fields of a slotted dataclass, as plain values."""
     from dataclasses import asdict
@@ -401,7 +416,7 @@ def machine() -> dict[str, Any]:
                 break
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -85,6 +85,11 @@ class Engine:
         """Requests admitted and not yet ended."""
         return self._pending
 
+    def thread_ids(self) -> dict[str, list[int]]:
+        """Native ids of the started threads by role, to tell whose pause an event was."""
+        workers = [worker.native_id for worker in self.workers]
+        return {"worker": workers, "prepare": [thread.native_id or 0 for thread in self._prepare_threads]}
+
     def load(self) -> dict[str, float]:
         """Requests in the queue and inside the service, now."""
         return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending}

@@ -94,6 +94,11 @@ class Worker:
         self._pool: PoolDelays | None = None
 
     @property
+    def native_id(self) -> int:
+        """The thread's id in the kernel; 0 before it is started."""
+        return self._thread.native_id or 0
+
+    @property
     def device(self) -> str:
         """The torch device that its model instance is on."""
         return self._instance.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.figures import from_ns
 from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.evidence import Evidence
 
@@ -13,7 +14,7 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     waited = evidence.window[evidence.ok]
     return (
-        f"the batch timer is {evidence.setup.window_ns / 1e6:.3g} ms; with the worker free, requests waited "
+        f"the batch timer is {from_ns(evidence.setup.window_ns)}; with the worker free, requests waited "
         f"{typical_and_p99(waited)} for more to join; {own_and_behind(figures)}."
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.figures import from_ns
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence import Evidence
 
@@ -27,7 +28,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     pauses = evidence.pauses["compile"]
     return (
-        f"{pauses.count} compilations ran between requests' stamps, the longest {pauses.longest_ns / 1e6:.3g} ms; "
+        f"{pauses.count} compilations ran between requests' stamps, the longest {from_ns(pauses.longest_ns)}; "
         f"{figures.requests} requests were in a batch that paid for one."
     )
 

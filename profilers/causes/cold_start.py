@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.compute_model import Bools
 from latfix.profilers.evidence import Evidence
@@ -64,7 +65,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     warm = int(np.count_nonzero(evidence.rows["warmup"]))
     return (
         f"{figures.requests} requests met first use after {warm} warm-up requests, at most "
-        f"{figures.largest_ms:.3g} ms beyond what their inputs need; {own_and_behind(figures)}."
+        f"{milliseconds(figures.largest_ms)} beyond what their inputs need; {own_and_behind(figures)}."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
@@ -32,8 +33,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     model = evidence.expected.models["compute"]
     return (
         f"{figures.requests} requests were on-CPU for longer than the same work takes elsewhere in the run, "
-        f"by at most {figures.largest_ms:.3g} ms, without waiting for a core (model of compute: R² {model.r2:.2f}, "
-        f"residual {model.residual_mad / 1e6:.2g} ms); {own_and_behind(figures)}."
+        f"by at most {milliseconds(figures.largest_ms)}, without waiting for a core (model of compute: "
+        f"R² {model.r2:.2f}, residual {from_ns(model.residual_mad)}); {own_and_behind(figures)}."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
@@ -32,7 +33,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     times, values = evidence.series("host.steal_ns")
     total = float(values[-1] - values[0]) if len(times) else 0.0
     return (
-        f"the hypervisor took {total / 1e6:.3g} ms from this machine's cores; at most {figures.largest_ms:.3g} ms "
+        f"the hypervisor took {from_ns(total)} from this machine's cores; at most {milliseconds(figures.largest_ms)} "
         f"of one request, and {own_and_behind(figures)}."
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
@@ -34,8 +35,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     times, values = evidence.series("cgroup.throttled_ns")
     total = float(values[-1] - values[0]) if len(times) else float(np.sum(evidence.batches["throttled_ns"]))
     return (
-        f"the cgroup was throttled for {total / 1e6:.3g} ms in all, and {figures.requests} requests stood still "
-        f"because of it, at most {figures.largest_ms:.3g} ms; {own_and_behind(figures)}."
+        f"the cgroup was throttled for {from_ns(total)} in all, and {figures.requests} requests stood still "
+        f"because of it, at most {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
     )
 
 

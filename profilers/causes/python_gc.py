@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
@@ -29,8 +30,9 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     pauses = evidence.pauses["gc"]
     return (
-        f"{pauses.count} collections, the longest {pauses.longest_ns / 1e6:.3g} ms; they ran within "
-        f"{figures.requests} requests, at most {figures.largest_ms:.3g} ms in one, and {own_and_behind(figures)}."
+        f"{pauses.count} collections, the longest {from_ns(pauses.longest_ns)}; they ran within "
+        f"{figures.requests} requests, at most {milliseconds(figures.largest_ms)} in one, "
+        f"and {own_and_behind(figures)}."
     )
 
 

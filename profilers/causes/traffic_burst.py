@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, TailFigures, no_claim
 from latfix.profilers.evidence import Evidence
 
@@ -10,7 +11,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     size = int(evidence.setup.max_batch)
     return (
         f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
-        f"{figures.largest_ms:.3g} ms, though load over the surrounding minute was below capacity "
+        f"{milliseconds(figures.largest_ms)}, though load over the surrounding minute was below capacity "
         f"(batches of up to {size}, {evidence.setup.workers} worker(s))."
     )
 

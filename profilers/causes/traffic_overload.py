@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, TailFigures, no_claim
 from latfix.profilers.evidence import Evidence
 
@@ -9,7 +10,7 @@ from latfix.profilers.evidence import Evidence
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
-        f"{figures.largest_ms:.3g} ms: load over the surrounding minute was at or above the capacity of "
+        f"{milliseconds(figures.largest_ms)}: load over the surrounding minute was at or above the capacity of "
         f"{evidence.setup.workers} worker(s), so that the backlog grows."
     )
 

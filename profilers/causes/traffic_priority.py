@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, TailFigures, no_claim
 from latfix.profilers.evidence import Evidence
 
@@ -10,7 +11,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     classes = len(set(evidence.priority[evidence.ok].tolist()))
     return (
         f"traffic has {classes} priorities; against the order of arrival, {figures.requests} requests moved in the "
-        f"queue, at most {figures.largest_ms:.3g} ms later."
+        f"queue, at most {milliseconds(figures.largest_ms)} later."
     )
 
 

@@ -42,6 +42,11 @@ def milliseconds(value: object) -> str:
     return text if text == NONE else f"{text} ms"
 
 
+def from_ns(value: float) -> str:
+    """Nanoseconds as :func:`milliseconds`."""
+    return milliseconds(float(value) / 1e6)
+
+
 def rate(value: object) -> str:
     """``48.1/s``."""
     text = significant(value)

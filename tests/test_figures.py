@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latfix.reports import figures
+from latfix import figures
 
 
 @pytest.mark.parametrize(
