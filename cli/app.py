@@ -20,6 +20,9 @@ from latfix.cli.report import report
 from latfix.cli.traffic import traffic_app
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 
+#: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.
+_LONGEST_WORD = 400
+
 app = typer.Typer(
     name="latfix",
     help="Find out why the latency of model inference jitters, fix it, and prove the fix.",
@@ -75,14 +78,17 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_INTERRUPTED
     except OSError as error:
-        sys.stderr.write(f"latfix: {_one_line(str(error.filename or 'output'))[:200]}: {error.strerror}\n")
+        sys.stderr.write(f"latfix: {_one_line(str(error.filename or 'output'))}: {error.strerror}\n")
         if error.filename is None:  # no file of the user's choice, but a full disk or the like
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return EXIT_RUNNER
         return EXIT_INPUT
+    if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
+        sys.stderr.write("latfix: interrupted\n")
     return code if isinstance(code, int) else 0
 
 
 def _one_line(message: str) -> str:
     """A message without line breaks or control characters, whatever a file name or an error brought in."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(message.split()))
+    words = (word if len(word) <= _LONGEST_WORD else f"{word[:200]}…{word[-80:]}" for word in message.split())
+    return "".join(c if c.isprintable() else " " for c in " ".join(words))

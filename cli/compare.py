@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from latfix.cli.options import GateOption, JsonOption, JsonTarget, SeedOption, check_seed
+from latfix.cli.options import GateOption, JsonOption, JsonTarget, OutOption, SeedOption, check_seed
 
 
 def compare(
@@ -16,6 +16,7 @@ def compare(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the run after.", show_default=False)],
     gate: GateOption = None,
     seed: SeedOption = 0,
+    out: OutOption = None,
     json_file: JsonOption = None,
 ) -> int:
     """Compare two recorded runs, complete or not: percentiles, their ratios with intervals, and gates."""
@@ -24,8 +25,10 @@ def compare(
     from latfix.cli.conclude import show_gates
     from latfix.comparison import compare_records
     from latfix.gates import check_gates, evaluate, exit_code, parse_gate
-    from latfix.record import RunRecord
+    from latfix.record import RunRecord, write_json
+    from latfix.reports.html import write_comparison_report
     from latfix.reports.terminal import render_comparison
+    from latfix.runners.session import open_folder
 
     check_seed(seed)
     gates = [parse_gate(text) for text in gate or ()]
@@ -33,6 +36,7 @@ def compare(
     scored = all("accuracy" in record.meta for record in (before, after))
     check_gates(gates, baseline=True, accuracy=scored, causes=False)
     target = JsonTarget.open(json_file)
+    folder = open_folder(out) if out is not None else None
     comparison = compare_records(before, after, seed=seed)
     subject, baseline = comparison.gate_subjects()
     results = [evaluate(one, subject, baseline) for one in gates]
@@ -40,6 +44,9 @@ def compare(
     if results:
         document["gates"] = [result.to_json() for result in results]
     target.write(document)
+    if folder is not None:
+        write_json(folder / "comparison.json", document)
+        write_comparison_report(folder / "report.html", comparison, before, after)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     if not target.to_stdout:
         console.print(render_comparison(comparison))

@@ -31,8 +31,11 @@ MapOption = Annotated[
 ]
 SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help="Leave malformed lines out, and count them.")]
 SpeedOption = Annotated[float, typer.Option("--speed", help="Replay this many times as fast as recorded.")]
+ToDurationOption = Annotated[
+    float | None, typer.Option("--to-duration", metavar="SECONDS", help="Replay so fast that it takes SECONDS.")
+]
 DurationOption = Annotated[
-    float | None, typer.Option("--duration", help="Replay only the first SECONDS (after --speed).")
+    float | None, typer.Option("--duration", help="Replay only the first SECONDS (after scaling).")
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")]
 RepeatOption = Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")]
@@ -60,6 +63,7 @@ class TrafficOptions:
     mapping: tuple[str, ...] = ()
     skip_bad_lines: bool = False
     speed: float = 1.0
+    to_duration: float | None = None
     duration: float | None = None
     limit: int | None = None
     repeat: int = 1
@@ -71,6 +75,11 @@ class TrafficOptions:
         """
         if not (math.isfinite(self.speed) and self.speed > 0):
             raise InputError(f"--speed: found {self.speed}; expected a number above 0")
+        if self.to_duration is not None:
+            if not (math.isfinite(self.to_duration) and self.to_duration > 0):
+                raise InputError(f"--to-duration: found {self.to_duration}; expected seconds above 0")
+            if self.speed != 1.0:
+                raise InputError("--to-duration: found --speed as well; expected one of them")
         if self.duration is not None and not (math.isfinite(self.duration) and self.duration > 0):
             raise InputError(f"--duration: found {self.duration}; expected seconds above 0")
         if self.limit is not None and self.limit < 1:
@@ -83,7 +92,7 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     """The schedule to replay: read, mapped, repeated, scaled and cut, in that order."""
     from latfix.traffic.formats import read_traffic
     from latfix.traffic.mapping import parse_map_option
-    from latfix.traffic.transform import limit, repeat, scale_time, slice_time
+    from latfix.traffic.transform import limit, repeat, scale_time, scale_to_duration, slice_time
 
     mapping = {**spec.traffic_map, **parse_map_option(options.mapping)}
     traffic = read_traffic(spec.traffic, mapping=mapping, skip_bad_lines=options.skip_bad_lines)
@@ -93,6 +102,8 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
         traffic = repeat(traffic, options.repeat)
     if options.speed != 1.0:
         traffic = scale_time(traffic, options.speed)
+    if options.to_duration is not None:
+        traffic = scale_to_duration(traffic, options.to_duration)
     if options.duration is not None:
         first = float(traffic.arrival_ns[0]) / 1e9
         start = first if first > 1.0 else 0.0
