@@ -20,12 +20,19 @@ import numpy.typing as npt
 
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.errors import InputError
+from latfix.settings_check import OBJECTIVE_RULES, RUNNER_RULES
 from latfix.stages import STATUS_NAMES, Status
 from latfix.traffic.model import Traffic
 
 RUN_SCHEMA = "latfix.run/1"
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
+#: Types of the values of ``run.json`` that readers rely on.
+_META_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("state", "workload", "workload_folder", "device", "traffic_sha256"), str),
+    **dict.fromkeys(("settings", "objective", "overhead", "calibration", "machine", "threads"), dict),
+    **dict.fromkeys(("scheduled", "torch_threads"), int),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +154,34 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("schema") != RUN_SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
         raise InputError(f"{path}: found schema {found!r}; expected {RUN_SCHEMA!r}")
+    _check_meta(path, meta)
     return meta
+
+
+def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """See that what readers rely on has its type; a key may be missing.
+
+    :raises InputError: at the first value that latfix did not write.
+    """
+    objective = meta.get("objective", {})
+    checks: list[tuple[str, object, bool]] = [
+        (key, meta[key], isinstance(meta[key], kind)) for key, kind in _META_KINDS.items() if key in meta
+    ]
+    for key in ("overhead", "calibration"):
+        values = meta.get(key)
+        checks.append((key, values, not isinstance(values, dict) or all(map(_is_number, values.values()))))
+    for key, rules in (("settings", RUNNER_RULES), ("objective", OBJECTIVE_RULES)):
+        for name, value in meta[key].items() if isinstance(meta.get(key), dict) else ():
+            known = rules.get(name)
+            unstated = value is None and objective is meta.get(key)
+            checks.append((f"{key}.{name}", value, known is None or unstated or known.check(value)))
+    for key, value, sound in checks:
+        if not sound:
+            raise InputError(f"{path}: found {key} = {value!r}; expected what latfix wrote there")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.buckets import padded_elements
 from latfix.profilers.compute_model import Bools, Floats, Ints, WorkModel, fit_work_model
 
 _MAX_FEATURES = 3
@@ -153,7 +154,7 @@ def _request_design(attributes: Floats) -> Floats:
 
 
 def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
-    elements = np.maximum(batches["padded_elements"].astype(np.float64), total[:, 0])
+    elements = np.maximum(padded_elements(batches), total[:, 0])
     columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
     for k in range(2, top.shape[1]):
         columns += [size * top[:, k], top[:, k]]

@@ -13,9 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-#: The last part of a wait is spun, because a sleeping thread is woken late. Spinning holds the interpreter
-#: lock, so it is kept well below the time that another thread would notice.
-SPIN_NS = 60_000
+#: The last part of a wait is spun, because a sleeping thread is woken late, and the later the longer it slept.
+#: Spinning takes a core and holds the interpreter lock, so it is one part in a hundred of the wait, within
+#: these bounds.
+LEAST_SPIN_NS = 40_000
+MOST_SPIN_NS = 250_000
 _PR_SET_TIMERSLACK = 29
 
 
@@ -48,12 +50,13 @@ def give_priority_back() -> None:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def wait_until(t_ns: int, spin_ns: int = SPIN_NS) -> int:
+def wait_until(t_ns: int) -> int:
     """Return at ``t_ns`` of ``time.perf_counter_ns``: sleep most of the time, spin the rest.
 
     :returns: the clock at the return; never before ``t_ns``.
     """
     now = time.perf_counter_ns()
+    spin_ns = min(max((t_ns - now) // 100, LEAST_SPIN_NS), MOST_SPIN_NS)
     while (left := t_ns - now - spin_ns) > 0:
         time.sleep(left / 1e9)
         now = time.perf_counter_ns()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from latfix.buckets import padding_share
 from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
@@ -12,9 +13,7 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    real = float(evidence.batches["real_elements"].sum())
-    padded = float(evidence.batches["padded_elements"].sum())
-    share = 1 - real / padded if padded > real else 0.0
+    share = padding_share(evidence.batches)
     return f"{100 * share:.0f} % of what was computed on was padding; {own_and_behind(figures)}."
 
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from latfix.record import RunRecord
+from latfix.buckets import padding_share
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-
-
-def padding_share(record: RunRecord) -> float:
-    """Share of the elements of all batches that is padding."""
-    real = float(record.batches["real_elements"].sum())
-    padded = float(record.batches["padded_elements"].sum())
-    return max(0.0, 1.0 - real / padded) if padded else 0.0
 
 
 def _obstacle(context: Context) -> str:
@@ -20,8 +13,8 @@ def _obstacle(context: Context) -> str:
         return "requests run one by one, so nothing is padded"
     if context.settings.batch_order == "length":
         return "batches are ordered by length already"
-    if padding_share(context.record) < 0.02:
-        return f"only {padding_share(context.record):.1%} of the batches is padding"
+    if padding_share(context.record.batches) < 0.02:
+        return f"only {padding_share(context.record.batches):.1%} of the batches is padding"
     return ""
 
 
@@ -31,7 +24,7 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
-    now, before = padding_share(applied.record), padding_share(applied.without)
+    now, before = padding_share(applied.record.batches), padding_share(applied.without.batches)
     return Verified(now < before, f"{now:.1%} of the batches was padding, {before:.1%} without")
 
 
