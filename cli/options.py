@@ -107,11 +107,13 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     if options.duration is not None:
         first = float(traffic.arrival_ns[0]) / 1e9
         start = first if first > 1.0 else 0.0
+        if start + options.duration <= first:
+            raise InputError(
+                f"--duration: found no request in the first {options.duration:g} s; the first one is at {first:g} s"
+            )
         traffic = slice_time(traffic, start, start + options.duration)
     if options.limit is not None:
         traffic = limit(traffic, options.limit)
-    if not len(traffic):
-        raise InputError(f"--duration: found no request in the first {options.duration:g} s; name a longer time")
     return traffic
 
 

@@ -41,7 +41,7 @@ def write_workload() -> WriteWorkload:
     ) -> Path:
         folder.mkdir(parents=True)
         source = textwrap.dedent(adapter).strip() + "\n"
-        kind = source.rpartition("class ")[2].partition("(")[0]
+        kind = source.rpartition("\nclass ")[2].partition("(")[0].partition(":")[0]
         settings = {"device": "cpu", "intra_op_threads": 1, **(runner or {})}
         lines = ["[workload]", 'name = "w"', f'entry = "adapter:{kind}"', 'traffic = "traffic.jsonl"', "[runner]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]

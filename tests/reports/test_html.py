@@ -15,10 +15,10 @@ import pytest
 from latfix.comparison import compare_records
 from latfix.diagnosis import Diagnosis
 from latfix.errors import InputError
+from latfix.figures import milliseconds, significant
 from latfix.record import RunRecord
 from latfix.reports.change import pairing_words
 from latfix.reports.escaping import visible
-from latfix.reports.figures import milliseconds, significant
 from latfix.reports.html import write_comparison_report, write_optimization_report, write_run_report
 from latfix.reports.slow_requests import slowest_rows
 

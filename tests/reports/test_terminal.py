@@ -15,8 +15,8 @@ from rich.console import Console, RenderableType
 
 from latfix.comparison import compare_records
 from latfix.diagnosis import Diagnosis
+from latfix.figures import significant
 from latfix.record import RunRecord
-from latfix.reports.figures import significant
 from latfix.reports.terminal import render_comparison, render_diagnosis, render_optimization
 from latfix.statistics import Verdict
 

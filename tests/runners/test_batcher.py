@@ -8,7 +8,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latfix.runners.batcher import LENGTH_RATIO, LENGTH_SLACK, BatchQueue, Formed
+from latfix.buckets import LENGTH_RATIO, LENGTH_SLACK
+from latfix.runners.batcher import BatchQueue, Formed
 
 
 class Clock:
