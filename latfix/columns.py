@@ -44,6 +44,7 @@ REQUEST_DTYPE = np.dtype(
         *_account("finish"),  # of the worker's thread, over this request's finish alone
         ("input_elements", "<i8"),  # elements in all tensors that prepare returned
         ("input_length", "<i8"),  # largest size of dimension 0 among them
+        ("bucket_length", "<i8"),  # what batches ordered by length go by: elements, or the feature of batch_key
     ]
 )
 

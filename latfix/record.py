@@ -27,6 +27,7 @@ from latfix.traffic.model import Traffic
 RUN_SCHEMA = "latfix.run/1"
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
+_LARGEST_BATCH = 4096
 #: Types of the values of ``run.json`` that readers rely on.
 _META_KINDS: Mapping[str, type] = {
     **dict.fromkeys(("state", "workload", "workload_folder", "device", "traffic_sha256"), str),
@@ -74,9 +75,11 @@ class RunRecord:
             raise InputError(
                 f"{folder}: found a damaged record ({type(error).__name__}: {error}); expected what latfix wrote"
             ) from error
-        index, status = record.requests["index"], record.requests["status"]
+        index, status, size = record.requests["index"], record.requests["status"], record.batches["size"]
         if len(index) and not (index.max() < len(record.traffic) and 0 <= status.min() <= status.max() < 4):
             raise InputError(f"{folder}: found requests that are not in {SCHEDULE}; expected what latfix wrote")
+        if len(size) and not 1 <= size.min() <= size.max() <= _LARGEST_BATCH:
+            raise InputError(f"{folder}: found a batch of {size.max()}; expected what latfix wrote")
         return record
 
     @classmethod

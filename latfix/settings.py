@@ -35,6 +35,7 @@ class RunnerSettings:
     precision: Precision = "default"
     compile: Compile = "off"
     batch_order: BatchOrder = "arrival"
+    batch_key: str = ""
     buffer_pool: bool = False
     gc: GarbageCollection = "default"
     env: Mapping[str, str] = field(default_factory=dict)

@@ -80,6 +80,15 @@ class _Device:
 
 
 @dataclass(frozen=True, slots=True)
+class _FeatureName:
+    def describe(self) -> str:
+        return "the name of a feature, or an empty text for the inputs' elements"
+
+    def check(self, value: object) -> bool:
+        return isinstance(value, str) and (not value or value.isprintable())
+
+
+@dataclass(frozen=True, slots=True)
 class _Environment:
     def describe(self) -> str:
         return 'a table of texts by variable name, as in { OMP_WAIT_POLICY = "PASSIVE" }'
@@ -93,7 +102,7 @@ class _Environment:
         )
 
 
-_Rule = _Whole | _Number | _OneOf | _Flag | _Device | _Environment
+_Rule = _Whole | _Number | _OneOf | _Flag | _Device | _FeatureName | _Environment
 
 #: One rule for each field of RunnerSettings; a test compares the two.
 RUNNER_RULES: Mapping[str, _Rule] = {
@@ -112,6 +121,7 @@ RUNNER_RULES: Mapping[str, _Rule] = {
     "precision": _OneOf(get_args(Precision)),
     "compile": _OneOf(get_args(Compile)),
     "batch_order": _OneOf(get_args(BatchOrder)),
+    "batch_key": _FeatureName(),
     "buffer_pool": _Flag(),
     "gc": _OneOf(get_args(GarbageCollection)),
     "env": _Environment(),

@@ -182,7 +182,7 @@ def _line(accounts: _Accounts) -> Line:
         prepare_extra=_columns(prepare),
         batch_extra=_columns(headed),
         window_column=_index("batching.window"),
-        length=rows["input_elements"],
+        length=rows["bucket_length"],
     )
 
 

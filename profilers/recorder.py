@@ -34,6 +34,7 @@ _PLAIN: tuple[str, ...] = (
     "finish_span_ns",
     "input_elements",
     "input_length",
+    "bucket_length",
 )
 _BATCH_STAMPS = (
     "free_ns",
@@ -128,6 +129,7 @@ class StageRecorder:
         self.finish_span = self._views["finish_span_ns"]
         self.input_elements = self._views["input_elements"]
         self.input_length = self._views["input_length"]
+        self.bucket_length = self._views["bucket_length"]
         self._accounts = {
             part: tuple(self._views[f"{part}_{name}"] for name in THREAD_ACCOUNT) for part in ("prepare", "finish")
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latfix.buckets import alike
+from latfix.request import Request
 
 
 @dataclass(order=True, slots=True)
@@ -21,7 +22,7 @@ class Waiting:
     :param slot: the recorder's slot.
     :param enqueued_ns: when it was enqueued.
     :param expires_ns: when its caller gives up; 0 for never.
-    :param length: elements in all its inputs.
+    :param length: its bucket length (:func:`bucket_length`).
     :param inputs: what ``prepare`` returned.
     """
 
@@ -128,3 +129,12 @@ class BatchQueue:
         self._heap = [item for item in self._heap if item.sequence not in taken]
         heapq.heapify(self._heap)
         return [head, *near]
+
+
+def bucket_length(request: Request, key: str, elements: int) -> int:
+    """What a request goes by where batches are ordered by length.
+
+    :param key: a numeric feature; the elements of its inputs where that is empty or the request lacks it.
+    """
+    value = request.features.get(key) if key else None
+    return round(value) if isinstance(value, int | float) else elements

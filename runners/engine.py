@@ -15,7 +15,7 @@ from latfix.profilers.host import CgroupThrottle, PoolDelays, ThreadCounters, di
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import PRIORITIES, Request
 from latfix.runners.adapter import USER_ERRORS, describe, elements_and_length, tensors_of
-from latfix.runners.batcher import BatchQueue
+from latfix.runners.batcher import BatchQueue, bucket_length
 from latfix.runners.collector import IdleCollector
 from latfix.runners.worker import ModelInstance, Outcome, Worker
 from latfix.settings import RunnerSettings
@@ -199,6 +199,7 @@ class Engine:
         recorder.account("prepare", slot, difference(counters.snapshot(), before))
         recorder.input_elements[slot] = elements
         recorder.input_length[slot] = length
+        recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)
         if spans:
             recorder.prepare_span[slot] = self.log_spans(spans, slot, "prepare")
         recorder.enqueued[slot] = now = time.perf_counter_ns()
@@ -207,7 +208,7 @@ class Engine:
             slot=slot,
             enqueued_ns=now,
             expires_ns=expires,
-            length=elements,
+            length=bucket,
             inputs=inputs,
         )
 

@@ -24,8 +24,10 @@ from latfix.traffic.model import Traffic
 
 #: An undecided step is replayed once more where it looks at least this good.
 _PROMISING = 0.97
-#: Rounds of the final replay that leave time for, and that are never exceeded.
-_WANTED_ROUNDS = 2
+#: Rounds of the final replay: as many as are kept free for it where they fit into this share of the budget
+#: (one in any case), and as many as are never exceeded. From three on, restarts count as chance.
+_WANTED_ROUNDS = 3
+_FINAL_SHARE = 0.5
 _MOST_ROUNDS = 5
 _DRAIN_S = 1.5
 _COMPILING_S = 90.0
@@ -200,8 +202,7 @@ class Optimizer:
         if self._options.only:
             wanted = [fix for fix in wanted if fix.id in self._options.only]
         wanted.sort(key=lambda fix: -fix.relief * sum(tail.get(cause, 0.0) for cause in fix.treats))
-        alone = sum(self._step_s([fix]) for fix in wanted) + self._final_s(_WANTED_ROUNDS)
-        if alone <= self._left_s():
+        if sum(self._step_s([fix]) for fix in wanted) <= self._left_s() - self._reserved_s():
             return [[fix] for fix in wanted]
         gentle = [fix for fix in wanted if fix.gentle]
         return [*([gentle] if gentle else []), *([fix] for fix in wanted if not fix.gentle)]
@@ -229,7 +230,7 @@ class Optimizer:
             applied.append((fix, change))
         candidate = None
         if applied:
-            needed, left = self._step_s([fix for fix, _ in applied]), self._left_s() - self._final_s(1)
+            needed, left = self._step_s([fix for fix, _ in applied]), self._left_s() - self._reserved_s()
             if needed > left:
                 reason = (
                     f"budget: it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
@@ -302,7 +303,7 @@ class Optimizer:
         comparison = compare_windows(pairs, self._options.seed)
         status, reason = decide(comparison)
         promising = status == "undecided" and comparison.ratio[SCREENED].value < _PROMISING
-        if promising and self._left_s() - self._final_s(1) > self._step_s(fixes):
+        if promising and self._left_s() - self._reserved_s() > self._step_s(fixes):
             pairs = self._screen(base, candidate, pairs, cold=cold)
             comparison = compare_windows(pairs, self._options.seed)
             status, reason = decide(comparison)
@@ -385,6 +386,11 @@ class Optimizer:
         scored = self._accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
         compiled = _COMPILING_S if any(fix.id == "fuse.compile" for fix in fixes) else 0.0
         return self._load_s + scored + compiled + replays
+
+    def _reserved_s(self) -> float:
+        """Time that the search leaves to the final replay."""
+        fitting = int(_FINAL_SHARE * self._options.budget_s / self._final_s(1))
+        return self._final_s(min(max(fitting, 1), _WANTED_ROUNDS))
 
     def _final_s(self, rounds: int) -> float:
         first = float(self._traffic.arrival_ns[0]) / 1e9

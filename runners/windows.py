@@ -74,6 +74,22 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
         batches=_stacked(batches),
         events=_stacked([record.events for record in records]),
         samples=_stacked([record.samples for record in records]),
+        traffic=_joined([record.traffic for record in records]),
+    )
+
+
+def _joined(parts: Sequence[Traffic]) -> Traffic:
+    """Schedules in a row; positions run through, arrivals keep each slice's own clock."""
+    first = parts[0]
+    return replace(
+        first,
+        arrival_ns=np.concatenate([part.arrival_ns for part in parts]),
+        ids=[name for part in parts for name in part.ids],
+        priority=np.concatenate([part.priority for part in parts]),
+        sessions=[session for part in parts for session in part.sessions],
+        deadline_ms=np.concatenate([part.deadline_ms for part in parts]),
+        features={name: np.concatenate([part.features[name] for part in parts]) for name in first.features},
+        payloads=[payload for part in parts for payload in part.payloads],
     )
 
 

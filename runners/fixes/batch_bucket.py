@@ -1,36 +1,101 @@
-"""``batch.bucket``: batch requests of similar length, so that padding stays bounded."""
+"""``batch.bucket``: batch requests that take alike long, so that neither padding nor a long one holds up others."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from latfix.buckets import padding_share
+from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+
+_LITTLE = 0.02
+#: A feature replaces the size of the inputs where it explains this much more of the compute time.
+_MORE = 0.1
+_ENOUGH = 20
+
+
+def bucket_key(record: RunRecord) -> str:
+    """The numeric feature that tells best how long a request computes; empty where the inputs' size does."""
+    rows = record.requests
+    batches = record.batches
+    alone = batches["batch_id"][(batches["size"] == 1) & (batches["first_shape"] == 0) & (batches["warmup"] == 0)]
+    chosen = np.isin(rows["batch_id"], alone) & (rows["index"] >= 0)
+    if np.count_nonzero(chosen) < _ENOUGH:
+        return ""
+    compute = rows["compute_ns"][chosen]
+    explained = {"": _rank_correlation(rows["input_elements"][chosen], compute)}
+    for name, column in record.traffic.features.items():
+        if column.dtype.kind in "iuf":
+            explained[name] = _rank_correlation(column[rows["index"][chosen]], compute)
+    best = max(explained, key=lambda name: explained[name])
+    return best if explained[best] > explained[""] + _MORE else ""
+
+
+def _rank_correlation(values: npt.NDArray[Any], compute: npt.NDArray[np.int64]) -> float:
+    """Spearman's, squared; 0 where either does not vary. Missing values rank first."""
+    ranks = [np.unique(np.nan_to_num(side.astype(np.float64)), return_inverse=True)[1] for side in (values, compute)]
+    if any(rank.max(initial=0) == 0 for rank in ranks):
+        return 0.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) ** 2
+
+
+def _spread(record: RunRecord) -> float:
+    """Mean over batches of the longest member's bucket length over the mean member's; 1 is all alike."""
+    rows = record.requests
+    inside = rows["batch_id"] >= 0
+    batch, length = rows["batch_id"][inside].astype(int), rows["bucket_length"][inside].astype(np.float64)
+    if not len(batch):
+        return 1.0
+    count = np.bincount(batch)
+    top = np.zeros(len(count))
+    np.maximum.at(top, batch, length)
+    mean = np.bincount(batch, weights=length) / np.maximum(count, 1)
+    shared = (count > 1) & (mean > 0)
+    return float(np.mean(top[shared] / mean[shared])) if shared.any() else 1.0
 
 
 def _obstacle(context: Context) -> str:
     if context.settings.max_batch_size == 1:
-        return "requests run one by one, so nothing is padded"
+        return "requests run one by one, so none waits for a longer one in its batch"
     if context.settings.batch_order == "length":
         return "batches are ordered by length already"
-    if padding_share(context.record.batches) < 0.02:
-        return f"only {padding_share(context.record.batches):.1%} of the batches is padding"
+    padding = padding_share(context.record.batches)
+    if padding < _LITTLE and not bucket_key(context.record):
+        return f"only {padding:.1%} of the batches is padding, and no feature tells how long a request takes"
     return ""
 
 
 def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"batch_order": "length"}
+    return {"batch_order": "length", "batch_key": bucket_key(context.record)}
 
 
 def _verify(applied: Applied) -> Verified:
     now, before = padding_share(applied.record.batches), padding_share(applied.without.batches)
-    return Verified(now < before, f"{now:.1%} of the batches was padding, {before:.1%} without")
+    key = applied.record.meta["settings"].get("batch_key", "")
+    if not key:
+        return Verified(now < before, f"{now:.1%} of the batches was padding, {before:.1%} without")
+    spread, was = _spread(applied.record), _spread(_by_key(applied.without, key))
+    said = f"in a batch the largest {key} was {spread:.2f} times the mean, {was:.2f} without"
+    return Verified(spread < was, said)
+
+
+def _by_key(record: RunRecord, key: str) -> RunRecord:
+    """The record with bucket lengths as ``key`` would have given them, whatever the run went by."""
+    from dataclasses import replace
+
+    rows = dict(record.requests)
+    column = record.traffic.features[key]
+    position = rows["index"] % max(len(column), 1)
+    rows["bucket_length"] = np.rint(np.nan_to_num(column[position].astype(np.float64))).astype(np.int64)
+    return replace(record, requests=rows)
 
 
 FIX = Fix(
     id="batch.bucket",
-    title="batch requests of similar length",
+    title="batch requests that take alike long",
     treats=("batching.padding", "batching.size"),
     relief=0.6,
     gentle=True,
