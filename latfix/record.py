@@ -21,17 +21,27 @@ import numpy.typing as npt
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.errors import InputError
 from latfix.settings_check import OBJECTIVE_RULES, RUNNER_RULES
-from latfix.stages import STATUS_NAMES, Status
+from latfix.stages import STAGES, STATUS_NAMES, Status
 from latfix.traffic.model import Traffic
 
 RUN_SCHEMA = "latfix.run/1"
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
+#: Columns of ``requests.parquet`` without which there is no record; others are zero where they are missing.
+_ESSENTIAL = (
+    "index",
+    "arrival_ns",
+    *(f"{stage}_ns" for stage in STAGES),
+    "latency_ns",
+    "status",
+    "batch_id",
+    "error",
+)
 _LARGEST_BATCH = 4096
 #: Types of the values of ``run.json`` that readers rely on.
 _META_KINDS: Mapping[str, type] = {
     **dict.fromkeys(("state", "workload", "workload_folder", "device", "traffic_sha256"), str),
-    **dict.fromkeys(("settings", "objective", "overhead", "calibration", "machine", "threads"), dict),
+    **dict.fromkeys(("settings", "objective", "overhead", "calibration", "machine", "threads", "rows"), dict),
     **dict.fromkeys(("scheduled", "torch_threads"), int),
 }
 
@@ -87,13 +97,15 @@ class RunRecord:
         segments = folder / SEGMENTS
         if (folder / "requests.parquet").exists():
             requests, errors = _read_requests_parquet(folder / "requests.parquet")
-            batches = _read_parquet(folder / "batches.parquet", BATCH_DTYPE.names or ())
+            batches = _read_parquet(folder / "batches.parquet", ("batch_id", "size"), BATCH_DTYPE.names or ())
             events = _read_parquet(folder / "events.parquet", EVENT_FIELDS)
             events["detail"] = np.array([json.loads(text) for text in events["detail"]], dtype=object)
             samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
         elif segments.is_dir():
-            requests = _read_rows(segments / "requests.bin", REQUEST_DTYPE, "index")
-            batches = _read_rows(segments / "batches.bin", BATCH_DTYPE, "batch_id")
+            rows = {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())}
+            rows.update(meta.get("rows", {}))
+            requests = _read_rows(segments / "requests.bin", REQUEST_DTYPE, "index", rows["requests"])
+            batches = _read_rows(segments / "batches.bin", BATCH_DTYPE, "batch_id", rows["batches"])
             events = _read_lines(segments / "events.jsonl", EVENT_FIELDS)
             samples = _read_lines(segments / "samples.jsonl", SAMPLE_FIELDS)
             errors = {
@@ -253,10 +265,12 @@ def _requests_table(record: RunRecord) -> Any:
 def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
     table = _open_parquet(path)
     names = REQUEST_DTYPE.names or ()
-    _require(path, table, (*names, "error"))
+    _require(path, table, _ESSENTIAL)
     columns: Columns = {}
     for name in names:
-        if name == "status":
+        if name not in table.column_names:
+            columns[name] = np.zeros(table.num_rows, dtype=np.int64)
+        elif name == "status":
             texts = table.column(name).to_pylist()
             columns[name] = np.array([STATUS_NAMES.index(text) for text in texts], dtype=np.int64)
         else:
@@ -285,18 +299,31 @@ def _require(path: Path, table: Any, names: tuple[str, ...]) -> None:
         raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of {RUN_SCHEMA}")
 
 
-def _read_parquet(path: Path, names: tuple[str, ...]) -> Columns:
+def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Columns:
+    """The columns ``names``, and ``more``, which are zero where another version of latfix did not write them."""
     table = _open_parquet(path)
     _require(path, table, names)
-    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in names}
+    columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+    absent = np.zeros(table.num_rows, dtype=np.int64)
+    return {name: columns.get(name, absent) for name in dict.fromkeys((*names, *more))}
 
 
-def _read_rows(path: Path, dtype: np.dtype[Any], key: str) -> Columns:
-    """Rows of a segment file; a torn last row (the runner was killed in mid-write) is left out."""
+def _read_rows(path: Path, dtype: np.dtype[Any], key: str, names: list[str]) -> Columns:
+    """Rows of a segment file; a torn last row (the runner was killed in mid-write) is left out.
+
+    :param names: the columns that its rows have; another version of latfix may have written more or fewer.
+    """
+    if key not in names:
+        raise ValueError(f"rows without {key!r}")
+    recorded = np.dtype([(name, "<i8") for name in names])
     data = path.read_bytes() if path.exists() else b""
-    rows = np.frombuffer(data[: len(data) - len(data) % dtype.itemsize], dtype=dtype)
+    rows = np.frombuffer(data[: len(data) - len(data) % recorded.itemsize], dtype=recorded)
     order = np.argsort(rows[key], kind="stable")
-    return {name: np.ascontiguousarray(rows[name][order]) for name in dtype.names or ()}
+    absent = np.zeros(len(rows), dtype=np.int64)
+    return {
+        name: np.ascontiguousarray(rows[name][order]) if name in names else absent.copy()
+        for name in dtype.names or ()
+    }
 
 
 def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import latfix
+from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.errors import InputError, LatfixError
 from latfix.record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize, write_json
 from latfix.runners.process import OnEvent, RunnerProcess
@@ -194,6 +195,8 @@ def _first_meta(replay: Replay) -> dict[str, Any]:
     spec, traffic = replay.spec, replay.traffic
     return {
         "schema": RUN_SCHEMA,
+        # Rows of the segments have no header of their own.
+        "rows": {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())},
         "state": "running",
         "pid": os.getpid(),
         "workload": spec.name,

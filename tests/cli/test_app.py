@@ -1,0 +1,105 @@
+"""The command line's frame: what it imports, and how every failure ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+import latfix
+from latfix.cli import app as module
+from latfix.errors import InputError, RunnerError
+
+Cli = Callable[..., tuple[int, str, str]]
+
+HEAVY = ("torch", "pandas", "matplotlib", "pyarrow")
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "diagnose --help", "optimize --help", "traffic --help"])
+def test_help_imports_nothing_heavy(argument: str) -> None:
+    program = (
+        "import sys\nfrom latfix.cli.app import main\n"
+        f"code = main({argument.split()!r})\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "print('HEAVY', heavy, code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY [] 0"
+    assert done.stderr == ""
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"latfix {latfix.__version__}\n", "")
+
+
+def test_help_names_every_command(cli: Cli) -> None:
+    code, out, _ = cli("--help")
+    assert code == 0
+    for command in ("diagnose", "optimize", "compare", "report", "traffic", "init"):
+        assert command in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("file: found\n  two lines"), 2, "latfix: file: found two lines\n"),
+        (RunnerError("the model \x1b[31mfailed"), 4, "latfix: the model  [31mfailed\n"),
+        (KeyboardInterrupt(), 130, "latfix: interrupted\n"),
+        (typer.Abort(), 130, "latfix: interrupted\n"),
+        (typer.Exit(3), 3, ""),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 2, None),
+        (OSError(errno.ENOSPC, "No space left on device"), 4, "latfix: output: No space left on device\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_every_failure_is_one_line_and_a_code(
+    error: BaseException, code: int, line: str | None, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = typer.Typer()
+
+    @broken.callback(invoke_without_command=True)
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(module, "app", broken)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    got, out, err = cli()
+    assert (got, out) == (code, "")
+    assert err == line or line is None
+    assert err.count("\n") <= 1 and len(err) < 600
+
+
+def test_a_bug_is_not_swallowed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = typer.Typer()
+
+    @broken.callback(invoke_without_command=True)
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module, "app", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli()
+
+
+def _shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    latfix_command = f"{sys.executable} -c 'import sys; from latfix.cli.app import main; sys.exit(main())'"
+    script = command.replace("latfix ", f"{latfix_command} ")
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path) -> None:
+    done = _shell("latfix traffic synthesize t.jsonl --kind poisson --rate 9 --duration 9 | true", tmp_path)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = _shell("latfix --version > /dev/full; exit $?", tmp_path)
+    assert done.returncode == 4
+    assert done.stderr == "latfix: output: No space left on device\n"

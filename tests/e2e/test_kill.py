@@ -1,0 +1,252 @@
+"""Runs that are killed or interrupted at random moments: what was recorded is kept, and nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.record import RunRecord
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteWorkload = Callable[..., Path]
+
+PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
+#: Says on the side what the service has answered, and when, whatever becomes of latfix's own record.
+ADAPTER = """
+import os
+import time
+import torch
+from latfix import Request, Workload
+
+class Steady(Workload):
+    def load(self, device):
+        self.log = os.open(self.folder / "answered", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return torch.nn.Identity()
+
+    def prepare(self, request):
+        return torch.ones(4)
+
+    def finish(self, output, request):
+        os.write(self.log, f"{request.id} {time.time()}\\n".encode())
+        return output
+"""
+SCHEDULED = 6000
+
+
+class Started:
+    """``latfix diagnose`` in a process of its own, and the runner under it."""
+
+    def __init__(self, workload: Path, folder: Path) -> None:
+        self.workload = workload
+        self.folder = folder
+        command = [sys.executable, "-c", PROGRAM, "diagnose", str(workload), "--out", str(folder)]
+        self.parent = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def children(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            tasks = Path(f"/proc/{self.parent.pid}/task").iterdir()
+            return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return []
+
+    def wait_for_answers(self, count: int) -> None:
+        """Until so many requests have been answered."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if self.parent.poll() is not None:
+                raise AssertionError(f"it ended by itself: {self.parent.communicate()}")
+            with contextlib.suppress(OSError):
+                if (self.workload / "answered").read_bytes().count(b"\n") >= count:
+                    return
+            time.sleep(0.02)
+        raise AssertionError("no answers")
+
+    def answered_before(self, moment: float) -> set[str]:
+        lines = (self.workload / "answered").read_text().splitlines()
+        return {line.split()[0] for line in lines if float(line.split()[1]) < moment}
+
+
+@pytest.fixture
+def start(tmp_path: Path, write_workload: WriteWorkload) -> Iterator[Callable[[], Started]]:
+    running: list[Started] = []
+
+    def begin() -> Started:
+        rows = [{"arrival_s": k * 0.005, "id": str(k)} for k in range(SCHEDULED)]
+        workload = write_workload(tmp_path / "w", adapter=ADAPTER, traffic=rows, runner={"warmup_requests": 3})
+        running.append(Started(workload, tmp_path / "run"))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        for pid in [*one.children(), one.parent.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        one.parent.communicate()
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has reaped yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _await_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        if all(_gone(pid) for pid in pids):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"runner processes stayed behind: {[pid for pid in pids if not _gone(pid)]}")
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _document(cli: Cli, *arguments: object) -> dict[str, Any]:
+    code, out, err = cli(*arguments, "--json", "-")
+    assert code == 0, err
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("victim", ["runner", "latfix", "both"])
+def test_a_killed_run_is_kept_but_for_its_last_second(
+    victim: str, seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
+) -> None:
+    # GIVEN a run that is some way into its traffic
+    run = start()
+    chance = random.Random(f"{victim}{seed}")
+    run.wait_for_answers(300)
+    runners = run.children()
+    assert len(runners) == 1
+    time.sleep(chance.uniform(0, 1.2))
+
+    # WHEN it is killed
+    killed_at = time.time()
+    _kill({"runner": runners, "latfix": [run.parent.pid], "both": [run.parent.pid, *runners]}[victim])
+    _, err = run.parent.communicate(timeout=60)
+
+    # THEN nothing stays behind, and whoever lives says so in one line
+    _await_gone(runners)
+    if victim == "runner":
+        assert run.parent.returncode == 4
+        assert "killed by SIGKILL" in err.splitlines()[-1] and "Traceback" not in err
+    # AND every answer that is a second old is in the record, which says what it is
+    record = RunRecord.load(run.folder)
+    kept = {record.traffic.ids[k] for k in record.requests["index"][record.measured].tolist()}
+    lost = run.answered_before(killed_at - 1.0) - kept
+    assert not lost
+    assert record.partial and 0 < len(kept) < SCHEDULED
+    assert record.unrecorded() == SCHEDULED - len(kept)
+    # AND the commands read it
+    document = _document(cli, "report", run.folder, "--out", tmp_path / "report")
+    assert document["partial"] is True
+    assert document["requests"]["ok"] == len(kept)
+    assert any("partial" in note or "stopped" in note or "before" in note for note in document["notes"])
+    compared = _document(cli, "compare", run.folder, run.folder)
+    assert compared["before"]["requests"]["ok"] == len(kept)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_before_the_first_answer_it_is_still_readable_or_says_why_not(
+    seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
+) -> None:
+    run = start()
+    time.sleep(random.Random(seed).uniform(0.2, 3.0))
+    runners = run.children()
+    run.parent.kill()
+    run.parent.communicate(timeout=60)
+    _await_gone(runners)
+
+    code, out, err = cli("report", run.folder, "--out", tmp_path / "report", "--json", "-")
+
+    assert "Traceback" not in err
+    if code == 0:
+        assert json.loads(out)["partial"] is True
+    else:
+        assert code == 2 and err.startswith("latfix: ") and err.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_in_order(start: Callable[[], Started], cli: Cli) -> None:
+    run = start()
+    run.wait_for_answers(300)
+    runners = run.children()
+
+    os.kill(run.parent.pid, signal.SIGINT)
+    interrupted_at = time.time()
+    out, err = run.parent.communicate(timeout=60)
+
+    assert run.parent.returncode == 130, err
+    assert "Traceback" not in err
+    assert "Interrupted" in out
+    _await_gone(runners)
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"requests.parquet", "diagnosis.json", "report.html", "causes.parquet"} <= names
+    assert "segments" not in names
+    record = RunRecord.load(run.folder)
+    assert record.meta["state"] == "interrupted" and record.partial
+    kept = {record.traffic.ids[k] for k in record.requests["index"][record.measured].tolist()}
+    assert not run.answered_before(interrupted_at) - kept, "in order: not even the last second is lost"
+    assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]
+
+
+def test_ctrl_c_while_the_model_loads(start: Callable[[], Started]) -> None:
+    run = start()
+    adapter = run.workload / "adapter.py"
+    adapter.write_text(ADAPTER.replace("return torch.nn.Identity()", "time.sleep(60)"))
+    deadline = time.monotonic() + 60
+    while not (run.workload / "answered").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    runners = run.children()
+    time.sleep(0.2)
+
+    os.kill(run.parent.pid, signal.SIGINT)
+    _, err = run.parent.communicate(timeout=60)
+
+    assert run.parent.returncode == 130, err
+    assert err.splitlines()[-1] == "latfix: interrupted"
+    _await_gone(runners)
+    assert RunRecord.load(run.folder).counts()["ok"] == 0
+
+
+def test_ctrl_c_at_a_model_that_hangs(start: Callable[[], Started]) -> None:
+    run = start()
+    run.wait_for_answers(300)
+    runners = run.children()
+    os.kill(runners[0], signal.SIGSTOP)  # as deaf as a model that never lets go of the interpreter
+
+    os.kill(run.parent.pid, signal.SIGINT)
+    _, err = run.parent.communicate(timeout=90)
+
+    assert run.parent.returncode == 130, err
+    _await_gone(runners)
+    assert RunRecord.load(run.folder).counts()["ok"] > 0
+
+
+def test_sigterm_leaves_a_readable_folder(start: Callable[[], Started], cli: Cli, tmp_path: Path) -> None:
+    run = start()
+    run.wait_for_answers(300)
+    runners = run.children()
+    run.parent.terminate()
+    run.parent.communicate(timeout=60)
+    _await_gone(runners)
+    assert _document(cli, "report", run.folder, "--out", tmp_path / "report")["partial"] is True

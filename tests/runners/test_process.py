@@ -1,0 +1,138 @@
+"""Messages between latfix and its runner, and a runner process that starts, answers and goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latfix.cli.options import TrafficOptions, load_traffic
+from latfix.errors import RunnerError
+from latfix.runners.process import RunnerProcess
+from latfix.runners.protocol import LineReader, LineWriter
+from latfix.runners.session import Replay, prepare_folder
+from latfix.settings import RunnerSettings
+from latfix.spec import load_spec
+
+WriteWorkload = Callable[..., Path]
+Pipe = tuple[int, int]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        try:
+            os.close(end)
+        except OSError:  # the test closed it
+            continue
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    messages=st.lists(st.dictionaries(st.text(max_size=8), _JSON, max_size=4), max_size=5), chunk=st.integers(1, 40)
+)
+def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, object]], chunk: int) -> None:
+    read, write = os.pipe()
+    whole_read, whole_write = os.pipe()
+    try:
+        writer, reader = LineWriter(whole_write), LineReader(read)
+        for message in messages:
+            writer.send(message)
+        os.close(whole_write)
+        data = b""
+        while part := os.read(whole_read, 1 << 16):
+            data += part
+        got = []
+        for start in range(0, len(data), chunk):
+            os.write(write, data[start : start + chunk])
+            got += reader.read()
+        assert got == messages
+        assert not reader.ended
+    finally:
+        os.close(write)
+        os.close(whole_read)
+    assert reader.read() == [] and reader.ended
+    os.close(read)
+
+
+def test_a_writer_without_a_reader_is_silent(pipe: Pipe) -> None:
+    read, write = pipe
+    os.close(read)
+    LineWriter(write).send({"event": "status"})
+
+
+def _process(workload: Path, log: Path, **settings: object) -> RunnerProcess:
+    return RunnerProcess(workload, "adapter:Plain", RunnerSettings(device="cpu", **settings), log)  # type: ignore[arg-type]
+
+
+@pytest.mark.e2e
+def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    workload = write_workload(tmp_path / "w")
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
+        ready = process.start()
+        assert process._process is not None
+        pid = process._process.pid
+        assert ready["device"] == "cpu"
+        assert ready["machine"]["cores"] >= 1
+        assert ready["default_collate"] is True and ready["evaluates"] is False
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"LATFIX_TEST=1" in environment
+        # Stopped it does nothing, and continued it still answers.
+        process.pause()
+        process.resume()
+        process.close()
+        process.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+
+
+@pytest.mark.e2e
+def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    # GIVEN a replay of a quarter of an hour
+    rows = [{"arrival_s": k * 90.0} for k in range(10)]
+    workload = write_workload(tmp_path / "w", traffic=rows)
+    spec = load_spec(str(workload))
+    replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
+    folder = prepare_folder(tmp_path / "run", replay)
+    with RunnerProcess(spec.folder, spec.entry, spec.settings, folder.path / "runner.log") as process:
+        process.start()
+        assert process._writer is not None
+        for _ in range(2):  # the second one finds the process as ready as the first
+            # WHEN it is interrupted before it can have begun
+            process._writer.send({"do": "replay", "folder": str(folder.path), "first": True})
+            process.interrupt()
+            # THEN it ends all the same
+            assert process.wait_for_end(timeout_s=60)["state"] == "interrupted"
+
+
+def test_an_interpreter_that_does_not_start(
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no such python"))
+    with (
+        _process(write_workload(tmp_path / "w"), tmp_path / "log") as process,
+        pytest.raises(RunnerError, match="could not be started"),
+    ):
+        process.start()
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    with (
+        _process(write_workload(tmp_path / "w"), tmp_path / "no folder" / "log") as process,
+        pytest.raises(RunnerError, match="No such file or directory"),
+    ):
+        process.start()
