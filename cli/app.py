@@ -55,6 +55,7 @@ app.add_typer(traffic_app, name="traffic")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code of the contract."""
+    # Typer brings its own copy of click, and offers these two nowhere else.
     from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
     try:

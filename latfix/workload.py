@@ -14,6 +14,8 @@ from latfix.request import Request
 if TYPE_CHECKING:
     import torch
 
+#: Makes one batch tensor of the tensors at one place of the inputs.
+Stack = Callable[[Sequence[Any], tuple[Any, ...]], Any]
 Predict = Callable[[list[Request]], list[Any]]
 
 
@@ -67,28 +69,61 @@ def default_collate(inputs: Sequence[Any]) -> Any:
     """Stack tensors, tuples or dicts of tensors; pad dimension 0 with zeros to the longest where sizes differ.
 
     :raises TypeError: where ``prepare`` returned something other than tensors, tuples or dicts of them.
-    :raises ValueError: where the inputs differ in more than their first dimension.
+    :raises ValueError: where the inputs differ in more than their first dimension, in dtype, or in structure.
+    """
+    return map_structure(inputs, lambda tensors, _: stack_padded(tensors))
+
+
+def map_structure(inputs: Sequence[Any], stack: Stack, path: tuple[Any, ...] = ()) -> Any:
+    """Apply ``stack`` to the tensors at each place of inputs that are all built alike.
+
+    :param stack: called with the tensors of one place, and the keys that lead there.
     """
     first = inputs[0]
     if isinstance(first, dict):
-        return {key: default_collate([item[key] for item in inputs]) for key in first}
+        _check_alike([set(item) if isinstance(item, dict) else type(item) for item in inputs])
+        return {key: map_structure([item[key] for item in inputs], stack, (*path, key)) for key in first}
     if isinstance(first, tuple | list):
-        return tuple(default_collate([item[k] for item in inputs]) for k in range(len(first)))
-    return stack_padded(inputs)
+        _check_alike([len(item) if isinstance(item, tuple | list) else type(item) for item in inputs])
+        return tuple(map_structure([item[k] for item in inputs], stack, (*path, k)) for k in range(len(first)))
+    return stack(inputs, path)
+
+
+def _check_alike(structures: list[Any]) -> None:
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError(
+            "cannot batch inputs of different structure (other keys or another number of items); override collate"
+        )
+
+
+def check_stackable(tensors: Sequence[Any]) -> None:
+    """Refuse what cannot be stacked and padded.
+
+    :raises TypeError: something is no tensor.
+    :raises ValueError: shapes differ beyond dimension 0, or dtypes differ.
+    """
+    import torch
+
+    first = tensors[0]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            found = type(tensor).__name__
+            raise TypeError(f"prepare must return tensors, tuples or dicts of tensors; found {found}")
+        if tensor.shape[1:] != first.shape[1:] or tensor.dim() != first.dim():
+            shapes = ", ".join(str(tuple(t.shape)) for t in (first, tensor))
+            raise ValueError(f"cannot batch tensors that differ beyond dimension 0 ({shapes}); override collate")
+        if tensor.dtype != first.dtype:
+            raise ValueError(f"cannot batch {first.dtype} with {tensor.dtype}; override collate")
 
 
 def stack_padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stack tensors of shapes ``(n_i, *rest)`` into ``(batch, max n_i, *rest)``, zero-padded."""
     import torch
 
+    check_stackable(tensors)
     first = tensors[0]
-    if not isinstance(first, torch.Tensor):
-        raise TypeError(f"prepare must return tensors, tuples or dicts of tensors; found {type(first).__name__}")
     if all(t.shape == first.shape for t in tensors):
         return torch.stack(list(tensors))
-    if any(t.shape[1:] != first.shape[1:] or t.dim() != first.dim() for t in tensors):
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
-        raise ValueError(f"cannot batch tensors that differ beyond dimension 0 ({shapes}); override collate")
     out = first.new_zeros((len(tensors), max(t.shape[0] for t in tensors), *first.shape[1:]))
     for row, tensor in enumerate(tensors):
         out[row, : tensor.shape[0]] = tensor

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from latfix.workload import check_stackable, map_structure
+
 if TYPE_CHECKING:
     import torch
 
@@ -25,23 +27,12 @@ class BufferPool:
 
     def collate(self, inputs: Sequence[Any]) -> Any:
         """As :func:`latfix.workload.default_collate`, into the pool's buffers."""
-        return self._collate(inputs, ())
-
-    def _collate(self, inputs: Sequence[Any], path: tuple[Any, ...]) -> Any:
-        first = inputs[0]
-        if isinstance(first, dict):
-            return {key: self._collate([item[key] for item in inputs], (*path, key)) for key in first}
-        if isinstance(first, tuple | list):
-            return tuple(self._collate([item[k] for item in inputs], (*path, k)) for k in range(len(first)))
-        return self._stack(inputs, path)
+        return map_structure(inputs, self._stack)
 
     def _stack(self, tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
-        from latfix.workload import stack_padded
-
+        check_stackable(tensors)
         first = tensors[0]
         rest = first.shape[1:]
-        if any(t.shape[1:] != rest or t.dim() != first.dim() for t in tensors):
-            return stack_padded(tensors)  # says what is wrong
         longest = max(t.shape[0] for t in tensors) if first.dim() else 0
         shape = (len(tensors), longest, *rest) if first.dim() else (len(tensors),)
         out = self._buffer((*path, first.dtype), math.prod(shape), first).view(shape)

@@ -222,7 +222,8 @@ class _Replay:
                 return
             self._recorder.scheduled_ns[slot] = time.perf_counter_ns()
             engine.submit(slot)
-            engine.drain(self._stop)
+            if not engine.drain(self._stop, timeout_s=STALL_S) and not self._stop.is_set():
+                raise RunnerError(f"warm-up request {slot + 1} did not end within {STALL_S:.0f} s; gave up")
             if slot % 8 == 0:
                 self._parent.send({"event": "warmup", "sent": slot + 1, "of": self._warmup})
 

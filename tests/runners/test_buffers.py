@@ -84,3 +84,19 @@ def test_columns_of_one_dtype_do_not_share_a_buffer() -> None:
 def test_shapes_that_cannot_be_batched_are_refused() -> None:
     with pytest.raises(ValueError, match="differ beyond dimension 0"):
         BufferPool().collate([torch.ones(2, 3), torch.ones(2, 4)])
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [{"x": torch.zeros(2)}, {"x": torch.zeros(2), "y": torch.zeros(2)}],
+        [(torch.zeros(2),), (torch.zeros(2), torch.zeros(2))],
+        [{"x": torch.zeros(2)}, torch.zeros(2)],
+        [torch.zeros(2), torch.zeros(2, dtype=torch.int64)],
+        [torch.zeros(2, 3), torch.zeros(2, 4)],
+    ],
+)
+def test_inputs_that_are_not_built_alike_are_refused_by_both(inputs: list[Any]) -> None:
+    for collate in (default_collate, BufferPool().collate):
+        with pytest.raises(ValueError, match="override collate"):
+            collate(inputs)
