@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.errors import EXIT_RUNNER, LatfixError
+from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError
 from latfix.profilers.allocator import cuda_reader, host_heap_reader
 from latfix.profilers.calibration import minor_fault_ns, timer_floor_ns
 from latfix.profilers.gc_pauses import GcPauses
@@ -271,7 +271,7 @@ class _Replay:
         recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
         began = time.thread_time_ns()
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
-            with _StatusLines(self._parent, engine, recorder, self._stop, writer, first_ns) as status:
+            with _StatusLines(self._parent, engine, recorder, self._stop, writer) as status:
                 self._probe_lines["replayer"] = take_priority()
                 sent = replay(recorder.scheduled_ns[warmup:], lambda k: engine.submit(warmup + k), self._stop)
                 give_priority_back()
@@ -283,9 +283,7 @@ class _Replay:
                 engine.shutdown()
             writer.check()
             if status.stalled:
-                raise LatfixError(
-                    f"no request ended for {STALL_S:.0f} s with {engine.in_flight} in flight; giving up"
-                )
+                raise RunnerError(f"no request ended for {STALL_S:.0f} s with {engine.in_flight} in flight; gave up")
             wall = time.perf_counter_ns() - start
         writer.check()
         return {"sent": sent, "replayer_ns": replayer_ns, "writer_ns": writer.cpu_ns, "wall_ns": max(wall, 1)}
@@ -321,14 +319,12 @@ class _StatusLines:
         recorder: StageRecorder,
         stop: threading.Event,
         writer: SegmentWriter,
-        first_ns: int,
     ) -> None:
         self._parent = parent
         self._engine = engine
         self._recorder = recorder
         self._stop = stop
         self._writer = writer
-        self._first_ns = first_ns
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="latfix-status", daemon=True)
         self.sent_all = False
