@@ -97,13 +97,12 @@ class Engine:
     def submit(self, slot: int) -> None:
         """Admit a request: it ends ``shed`` at once where ``max_queue`` requests are already inside."""
         recorder = self.recorder
+        recorder.handed[slot] = now = time.perf_counter_ns()
         with self._pending_lock:
             full = 0 < self.settings.max_queue <= self._pending
             if not full:
                 self._pending += 1
                 self.idle.clear()
-        now = time.perf_counter_ns()
-        recorder.handed[slot] = now
         if full:
             recorder.request_done(slot, Status.SHED, now)
             if self._on_done is not None:
