@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,12 @@ from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
     from latfix.cli.options import JsonTarget
-    from latfix.gates import Gate, GateResult
+    from latfix.diagnosis import Diagnosis
+    from latfix.gates import Gate, GateResult, GateSubject
+    from latfix.plan import PlannedFix
     from latfix.runners.optimizer import Options, Outcome
     from latfix.runners.process import OnEvent
+    from latfix.runners.steps import Step
     from latfix.settings import RunnerSettings
     from latfix.spec import WorkloadSpec
     from latfix.traffic.model import Traffic
@@ -32,8 +37,13 @@ def optimize_into(
     options: Options,
     gates: Sequence[Gate],
     target: JsonTarget,
+    *,
+    started_from: Sequence[PlannedFix] = (),
 ) -> int:
-    """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``."""
+    """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
+
+    :param started_from: fixes of an earlier plan that are in ``settings`` already; the new plan holds them, too.
+    """
     from rich.console import Console
 
     from latfix.gates import exit_code
@@ -42,16 +52,22 @@ def optimize_into(
     from latfix.reports.html import write_optimization_report
     from latfix.reports.terminal import render_optimization
     from latfix.runners.optimizer import Optimizer
+    from latfix.runners.session import Interrupted
 
     aside = Console(file=sys.stderr)
     with _Watching(aside) as watching:
         optimizer = Optimizer(spec, traffic, settings, folder, options, watch=watching.replay, say=watching.say)
-        outcome = optimizer.run()
+        try:
+            outcome = optimizer.run()
+        except Interrupted as stopped:
+            kept = stopped.record.folder
+            watching.say(f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it.")
+            return EXIT_INTERRUPTED
     results = _judge(gates, outcome)
     document = _document(spec, outcome, results)
     try:
         _write_baseline_diagnosis(outcome)
-        _write_plan(folder / "plan.toml", spec, outcome)
+        _write_plan(folder / "plan.toml", spec, outcome, started_from)
         write_json(folder / "optimization.json", document)
         write_optimization_report(
             folder / "report.html",
@@ -70,7 +86,8 @@ def optimize_into(
         console.print(
             render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
         )
-    show_gates(console, results)
+    else:
+        show_gates(console, results)
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     return exit_code(results) if results else EXIT_OK
@@ -113,7 +130,24 @@ def _judge(gates: Sequence[Gate], outcome: Outcome) -> list[GateResult]:
         same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
         return [evaluate(gate, same, same) for gate in gates]
     after, before = outcome.final.gate_subjects()
+    # Shares of causes are in diagnoses alone: of the last replay with the fixes, and of the baseline.
+    after = _with_causes(after, outcome.after_diagnosis)
+    before = _with_causes(before, outcome.diagnosis)
     return [evaluate(gate, after, before) for gate in gates]
+
+
+def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubject:
+    from latfix.gates import GateSubject
+
+    if diagnosis is None:
+        return subject
+    known = GateSubject.from_diagnosis(diagnosis.to_json())
+    return replace(
+        subject,
+        unexplained_share=known.unexplained_share,
+        cause_shares=known.cause_shares,
+        cause_shares_ci95=known.cause_shares_ci95,
+    )
 
 
 def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult]) -> dict[str, Any]:
@@ -127,7 +161,14 @@ def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult
         ratio = {key: {"value": 1.0, "ci95": [1.0, 1.0]} for key in ("mean", "p50", "p90", "p95", "p99")}
     notes = list(outcome.notes)
     if final is not None:
-        notes += final.notes
+        notes += [note for note in final.notes if not note.startswith("settings:")]  # the plan says them
+        if not outcome.accurate:
+            notes.append(
+                f"The kept fixes together have accuracy {outcome.final_accuracy:.4g}, limit "
+                f"{outcome.accuracy_limit:.4g}: the plan holds none of them."
+            )
+        elif not outcome.planned:
+            notes.append("The final replay found the kept fixes together worse: the plan holds none of them.")
     elif not outcome.interrupted:
         notes.append("No fix was kept, so there was nothing to replay in the end: after is the baseline itself.")
     return {
@@ -141,7 +182,7 @@ def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult
         "ratio": dict(ratio),
         "rounds": final.rounds if final is not None else 0,
         "accuracy_kind": outcome.accuracy_kind,
-        "accuracy_limit": outcome.accuracy - spec.objective.max_accuracy_drop,
+        "accuracy_limit": outcome.accuracy_limit,
         "diagnosis": {"verdict": outcome.diagnosis.verdict, "sentence": outcome.diagnosis.sentence},
         "steps": [step.to_json() for step in outcome.steps],
         "gates": [result.to_json() for result in results],
@@ -180,9 +221,21 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
         write_run_report(record.folder / "report.html", record, diagnosis)
 
 
-def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome) -> None:
+def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> tuple[PlannedFix, ...]:
+    """Every fix once, those of ``steps`` last; one that was changed again holds what it changed first, too."""
+    from latfix.plan import PlannedFix
+
+    fixes = {fix.id: fix for fix in started_from}
+    for step in steps:
+        earlier = fixes.pop(step.fix, None)
+        settings = {**(earlier.settings if earlier else {}), **step.settings}
+        fixes[step.fix] = PlannedFix(id=step.fix, settings=settings, reason=step.reason, verified=step.verified)
+    return tuple(fixes.values())
+
+
+def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: Sequence[PlannedFix]) -> None:
     import latfix
-    from latfix.plan import Plan, PlannedFix, write_plan
+    from latfix.plan import Plan, write_plan
 
     measured: dict[str, float] = {}
     final = outcome.final
@@ -191,25 +244,16 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome) -> None:
             measured[f"{key}_before_ms"] = final.before.latency_ms[key]
             measured[f"{key}_after_ms"] = final.after.latency_ms[key]
         for key, estimate in final.ratio.items():
-            measured[f"{key}_ratio"] = estimate.value
+            if math.isfinite(estimate.value):
+                measured[f"{key}_ratio"] = estimate.value
         measured["accuracy_before"] = outcome.accuracy
         if outcome.final_accuracy is not None:
             measured["accuracy_after"] = outcome.final_accuracy
-    # A plan that the final replay found worse is not handed on.
-    worse = final is not None and final.verdict == "worse"
-    fixes = (
-        ()
-        if worse
-        else tuple(
-            PlannedFix(id=step.fix, settings=step.settings, reason=step.reason, verified=step.verified)
-            for step in outcome.kept
-        )
-    )
     machine = {key: value for key, value in outcome.baseline.meta.get("machine", {}).items() if value is not None}
     write_plan(
         Plan(
             workload=spec.name,
-            fixes=fixes,
+            fixes=planned_fixes(started_from, outcome.planned),
             measured=measured,
             machine=machine,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

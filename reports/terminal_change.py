@@ -138,19 +138,23 @@ def _steps(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         )
     yield table
     yield Text("")
+    said: tuple[object, object] = (None, None)
     for step in steps:
-        yield from _step_words(step)
+        shared = (step.get("together"), step.get("reason"))
+        yield from _step_words(step, repeated=bool(step.get("together")) and shared == said)
+        said = shared
 
 
-def _step_words(step: Mapping[str, Any]) -> Iterator[Text]:
+def _step_words(step: Mapping[str, Any], *, repeated: bool) -> Iterator[Text]:
+    """What there is to say of a step; ``repeated`` where its replays are those of the step above."""
     line = Text.assemble(safe(step.get("fix", ""), "bold", limit=60))
     reason, evidence = step.get("reason"), step.get("verified")
     if reason:
-        line.append_text(Text.assemble(": ", safe(reason)))
+        line.append_text(Text.assemble(": ", ("in the same replays", "dim") if repeated else safe(reason)))
     predicted, outcome = finite(step.get("predicted_p99_ms")), finite(step.get("p99_ms"))
     if predicted is not None and outcome is not None:
         line.append(f"; p99 predicted {significant(predicted)} ms, measured {significant(outcome)} ms", style="dim")
-    if finite(step.get("accuracy")) is not None:
+    if not repeated and finite(step.get("accuracy")) is not None:
         line.append(f"; accuracy {significant(step.get('accuracy'))}", style="dim")
     if reason or evidence or predicted is not None:
         yield line
@@ -171,6 +175,8 @@ def _gates(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text.assemble(
             (f"{words:<12}", style), safe(gate.get("gate", "")), (f"   value {significant(gate.get('value'))}", "dim")
         )
+        if gate.get("reason"):
+            yield Text.assemble("  ", safe(gate["reason"], "dim"))
 
 
 def _next(document: Mapping[str, Any], folder: Path | None, workload: str | None) -> Iterator[RenderableType]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latfix.errors import LatfixError
 from latfix.record import RunRecord
 from latfix.runners.process import OnEvent, RunnerProcess
 from latfix.runners.session import Replay, prepare_folder, replay_into
@@ -26,6 +27,8 @@ class Arm:
     :param label: as progress shows it.
     :param fixes: ids of the fixes in ``settings``, in order.
     :param log: where the process's output goes.
+    :param primed: its process has served requests before.
+    :param failed: its last process did not start, or failed or died at work; the next use starts another.
     """
 
     label: str
@@ -35,6 +38,7 @@ class Arm:
     log: Path
     accuracy: float | None = None
     primed: bool = False
+    failed: bool = False
     _process: RunnerProcess | None = field(default=None, repr=False)
 
     @property
@@ -48,10 +52,11 @@ class Arm:
             process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
             try:
                 process.start()
-            except BaseException:
+            except BaseException as error:
+                self.failed = isinstance(error, LatfixError)
                 process.close()
                 raise
-            self._process = process
+            self._process, self.failed = process, False
         return self._process
 
     def restart(self) -> None:
@@ -79,6 +84,9 @@ class Arm:
         try:
             with watch(self.label, traffic, folder) as on_event:
                 return replay_into(process, run, on_event=on_event)
+        except LatfixError:
+            self._give_up()
+            raise
         finally:
             process.pause()
 
@@ -88,5 +96,13 @@ class Arm:
         process.resume()
         try:
             return process.command(do, **more)
+        except LatfixError:
+            self._give_up()
+            raise
         finally:
             process.pause()
+
+    def _give_up(self) -> None:
+        """A process that failed answers no more: end it, so that the next use does not find it dead."""
+        self.close()
+        self.failed = True

@@ -11,6 +11,7 @@ from typing import Any
 from latfix.comparison import Comparison, compare_rounds
 from latfix.diagnosis import Diagnosis
 from latfix.errors import LatfixError, RunnerError
+from latfix.fidelity import dispatch_lag
 from latfix.profilers.attribution import diagnose
 from latfix.record import RunRecord
 from latfix.runners.arms import Arm, Watch
@@ -31,8 +32,6 @@ _FINAL_SHARE = 0.5
 _MOST_ROUNDS = 5
 _DRAIN_S = 1.5
 _COMPILING_S = 90.0
-#: What became of a group that makes it worth trying its members apart.
-_APART = ("undecided", "no_gain", "rejected")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +53,8 @@ class Options:
 class Outcome:
     """What an optimization found.
 
+    :param accuracy: of the first settings.
+    :param accuracy_limit: the least that the workload's objective allows.
     :param final: the interleaved replay of the first and the last settings; ``None`` where no fix was kept,
         or the search was interrupted before it.
     :param after: the last of the final replays with the fixes; ``None`` likewise.
@@ -63,6 +64,7 @@ class Outcome:
     diagnosis: Diagnosis
     accuracy: float
     accuracy_kind: str
+    accuracy_limit: float
     steps: list[Step] = field(default_factory=list)
     kept: list[Step] = field(default_factory=list)
     settings: RunnerSettings = field(default_factory=RunnerSettings)
@@ -79,7 +81,20 @@ class Outcome:
         """``improved``, ``no_gain`` or ``inconclusive``, by the final replay alone."""
         if self.final is None:
             return "inconclusive" if self.interrupted else "no_gain"
+        if not self.accurate:
+            return "no_gain"
         return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the last settings keep to the limit of accuracy; each fix alone does, all together may not."""
+        return self.final_accuracy is None or self.final_accuracy >= self.accuracy_limit
+
+    @property
+    def planned(self) -> list[Step]:
+        """The steps that the plan holds: those kept, none where the final replay speaks against them."""
+        worse = self.final is not None and self.final.verdict == "worse"
+        return [] if worse or not self.accurate else self.kept
 
 
 class Optimizer:
@@ -165,7 +180,12 @@ class Optimizer:
         base.accuracy = score
         self._windows = screening_windows(self._traffic, record)
         return Outcome(
-            baseline=record, diagnosis=diagnosis, accuracy=score, accuracy_kind=kind, settings=self._first_settings
+            baseline=record,
+            diagnosis=diagnosis,
+            accuracy=score,
+            accuracy_kind=kind,
+            accuracy_limit=score - self._spec.objective.max_accuracy_drop,
+            settings=self._first_settings,
         )
 
     @property
@@ -178,11 +198,11 @@ class Optimizer:
         while groups:
             group = groups.pop(0)
             steps, candidate = self._try(group, base, outcome)
-            if len(group) > 1 and candidate is None and any(step.status in _APART for step in steps):
+            if len(group) > 1 and candidate is None:
                 # Together they are no gain: one may hide another, so each is tried on its own in the end.
-                again = [fix for fix, step in zip(group, steps, strict=True) if step.status in _APART]
-                groups += [[fix] for fix in again]
-                steps = [step for step in steps if step.status not in _APART]
+                apart = {step.fix for step in steps if _worth_trying_alone(step)}
+                groups += [[fix] for fix in group if fix.id in apart]
+                steps = [step for step in steps if step.fix not in apart]
             for step in steps:
                 outcome.steps.append(step)
                 self._say(f"{step.fix}: {step.status} — {step.reason}")
@@ -195,7 +215,9 @@ class Optimizer:
     def _groups(self, diagnosis: Diagnosis) -> list[list[Fix]]:
         """Fixes by what they promise: tail milliseconds of the causes they treat, times the share they relieve.
 
-        Those that change neither answers nor capacity form one group, unless there is time for each alone.
+        Those that change neither answers nor capacity form one group, unless there is time for each alone. One
+        that acts on a service's first requests stays out of it: its own replays are on fresh processes, and in
+        those of the group it would be credited with what the others did.
         """
         tail = {cause.cause: max(cause.tail_ms, 0.0) for cause in diagnosis.causes}
         wanted = [fix for fix in FIXES if fix.id not in self._options.exclude]
@@ -204,8 +226,8 @@ class Optimizer:
         wanted.sort(key=lambda fix: -fix.relief * sum(tail.get(cause, 0.0) for cause in fix.treats))
         if sum(self._step_s([fix]) for fix in wanted) <= self._left_s() - self._reserved_s():
             return [[fix] for fix in wanted]
-        gentle = [fix for fix in wanted if fix.gentle]
-        return [*([gentle] if gentle else []), *([fix] for fix in wanted if not fix.gentle)]
+        gentle = [fix for fix in wanted if fix.gentle and not fix.cold]
+        return [*([gentle] if gentle else []), *([fix] for fix in wanted if fix not in gentle)]
 
     def _context(self, settings: RunnerSettings, base: Arm, outcome: Outcome) -> Context:
         machine = outcome.baseline.meta.get("machine", {})
@@ -250,8 +272,13 @@ class Optimizer:
         try:
             steps = self._measure(applied, candidate, base, outcome)
         except LatfixError as error:
-            reason = f"the service did not run with it: {error.message}"
-            steps = [Step(fix=fix.id, status="not_effective", reason=reason, settings=way) for fix, way in applied]
+            status, reason = "not_effective", f"the service did not run with it: {error.message}"
+            if base.failed:
+                status, reason = "undecided", f"the service did not run without it: {error.message}"
+            group = ids if len(ids) > 1 else ()
+            steps = [
+                Step(fix=fix.id, status=status, reason=reason, settings=way, together=group) for fix, way in applied
+            ]
         kept = [step for step in steps if step.status == "kept"]
         if kept and len(kept) == len(steps):
             return steps, candidate
@@ -276,7 +303,7 @@ class Optimizer:
         candidate.accuracy = base.accuracy
         if any(fix.changes_outputs for fix in fixes):
             candidate.accuracy = self._accuracy(candidate, outcome)
-            limit = outcome.accuracy - self._spec.objective.max_accuracy_drop
+            limit = outcome.accuracy_limit
             if candidate.accuracy < limit:
                 reason = f"accuracy {outcome.accuracy:.4g} -> {candidate.accuracy:.4g}, limit {limit:.4g}"
                 return [step(fix, way, "rejected", reason) for fix, way in applied]
@@ -289,7 +316,7 @@ class Optimizer:
         steps = []
         for fix, way in applied:
             verified = fix.verify(seen)
-            predicted = self._predicted(fix, outcome.diagnosis, comparison)
+            predicted = None if together else self._predicted(fix, outcome.diagnosis, comparison)
             more = {"comparison": comparison, "verified": verified.evidence, "predicted_p99_ms": predicted}
             if verified.effective:
                 steps.append(step(fix, way, status, reason, **more))
@@ -357,10 +384,13 @@ class Optimizer:
         before = self._arm("before", self._first_settings, ())
         after = self._arm("after", outcome.settings, fixes)
         records: dict[str, list[RunRecord]] = {"before": [], "after": []}
+        started = time.monotonic()
         while len(records["before"]) < _MOST_ROUNDS:
             number = len(records["before"]) + 1
-            if number > 1 and self._left_s() < self._final_s(1):
+            # The last round tells best what one costs: warming up and compiling are not in the estimate.
+            if number > 1 and self._left_s() < max(self._final_s(1), time.monotonic() - started):
                 break
+            started = time.monotonic()
             for arm in (before, after) if number % 2 else (after, before):
                 folder = self._out / "final" / f"{arm.label}-{number}"
                 record = arm.replay(folder, self._traffic, self._watch, seed=self._options.seed)
@@ -368,10 +398,18 @@ class Optimizer:
                 if arm is after and number == 1:
                     outcome.final_accuracy = self._accuracy(after, outcome)
                 arm.restart()
-        outcome.before, outcome.after = records["before"][-1], records["after"][-1]
+        rounds = list(zip(records["before"], records["after"], strict=True))
+        on_time = [pair for pair in rounds if all(dispatch_lag(record).trustworthy for record in pair)]
+        if on_time and len(on_time) < len(rounds):
+            left_out = len(rounds) - len(on_time)
+            outcome.notes.append(
+                f"{left_out} of {len(rounds)} final rounds are left out: something outside held up the replayer."
+            )
+            rounds = on_time
+        outcome.before, outcome.after = rounds[-1]
         outcome.final = compare_rounds(
-            records["before"],
-            records["after"],
+            [before for before, _ in rounds],
+            [after for _, after in rounds],
             seed=self._options.seed,
             accuracy=(outcome.accuracy, outcome.final_accuracy),
         )
@@ -396,6 +434,12 @@ class Optimizer:
         first = float(self._traffic.arrival_ns[0]) / 1e9
         replay = self._traffic.duration_s - (first if first > 1 else 0.0) + _DRAIN_S
         return rounds * 2 * (replay + self._load_s) + self._accuracy_s
+
+
+def _worth_trying_alone(step: Step) -> bool:
+    """Whether a member of a group that was not kept may do better on its own, or was not judged at all."""
+    never_ran = step.status == "not_effective" and step.comparison is None
+    return never_ran or step.status in ("undecided", "no_gain", "rejected")
 
 
 #: Causes that a fix removes whole, so that the what-if predicts its outcome. Other fixes shrink theirs.

@@ -20,10 +20,14 @@ _LONGEST_S = 6.0
 _ENOUGH = 200
 #: Requests at or above this percentile make a window's tail.
 _TAIL = 95.0
+#: Starts that are looked at, evenly over the traffic.
+_CANDIDATES = 200
 
 
 def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     """Two disjoint slices with as many of the baseline's slow requests as can be; the whole if it is short.
+
+    A slice that would hold no request (all others lie in the first one, and a long gap beside it) is left out.
 
     :param traffic: the schedule that ``baseline`` replayed.
     """
@@ -38,10 +42,12 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     limit = float(np.percentile(rows["latency_ns"][ok], _TAIL))
     slow = np.sort(rows["arrival_ns"][ok & (rows["latency_ns"] >= limit)])
     width = int(width_s * 1e9)
-    starts: list[int] = []
-    for _ in range(2):
-        starts.append(_densest(slow, first, last - width, width, starts))
-    return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in sorted(starts)]
+    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    held = _inside(traffic.arrival_ns, starts, width)
+    # Slow requests count first; where there are none, any request is better than an empty slice.
+    chosen = _best_pair(starts, _inside(slow, starts, width) * (len(traffic) + 1) + held, width)
+    kept = [int(starts[k]) for k in chosen if held[k]]
+    return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
 
 
 def join(records: Sequence[RunRecord]) -> RunRecord:
@@ -97,11 +103,18 @@ def _stacked(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _densest(slow: npt.NDArray[np.int64], first: int, latest: int, width: int, taken: list[int]) -> int:
-    """The start of the window with most slow arrivals that overlaps none of ``taken``."""
-    candidates = np.linspace(first, latest, 200).astype(np.int64)
-    free = [start for start in candidates.tolist() if all(abs(start - other) >= width for other in taken)]
-    if not free:
-        free = candidates.tolist()
-    counts = [int(np.searchsorted(slow, start + width) - np.searchsorted(slow, start)) for start in free]
-    return int(free[int(np.argmax(counts))])
+def _inside(times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    """How many of the sorted ``times`` lie in the window of ``width`` from each start."""
+    return np.asarray(np.searchsorted(times, starts + width) - np.searchsorted(times, starts), dtype=np.int64)
+
+
+def _best_pair(starts: npt.NDArray[np.int64], score: npt.NDArray[np.int64], width: int) -> tuple[int, int]:
+    """Indices of the two windows that do not overlap and score most together, the earlier one first."""
+    pairs = []
+    for k, start in enumerate(starts):
+        later = int(np.searchsorted(starts, start + width))
+        if later < len(starts):
+            other = later + int(np.argmax(score[later:]))
+            pairs.append((int(score[k] + score[other]), k, other))
+    _, one, other = max(pairs, key=lambda pair: pair[0])
+    return one, other

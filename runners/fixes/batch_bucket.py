@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.buckets import padding_share
+from latfix.buckets import alike, padding_share
 from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 
@@ -42,6 +42,18 @@ def _rank_correlation(values: npt.NDArray[Any], compute: npt.NDArray[np.int64]) 
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) ** 2
 
 
+def mixed_share(record: RunRecord) -> float:
+    """The share of shared batches that no member could have headed: too unlike to be filled by length."""
+    rows = record.requests
+    inside = rows["batch_id"] >= 0
+    batch, length = rows["batch_id"][inside], rows["bucket_length"][inside]
+    order = np.argsort(batch, kind="stable")
+    _, starts = np.unique(batch[order], return_index=True)
+    members = [part.tolist() for part in np.split(length[order], starts[1:]) if len(part) > 1]
+    mixed = [not any(all(alike(one, head) for one in part) for head in part) for part in members]
+    return sum(mixed) / max(len(mixed), 1)
+
+
 def _spread(record: RunRecord) -> float:
     """Mean over batches of the longest member's bucket length over the mean member's; 1 is all alike."""
     rows = record.requests
@@ -73,13 +85,19 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
-    now, before = padding_share(applied.record.batches), padding_share(applied.without.batches)
+    """That padding fell between two replays may be chance; that no batch is mixed any more is not."""
     key = applied.record.meta["settings"].get("batch_key", "")
-    if not key:
-        return Verified(now < before, f"{now:.1%} of the batches was padding, {before:.1%} without")
-    spread, was = _spread(applied.record), _spread(_by_key(applied.without, key))
-    said = f"in a batch the largest {key} was {spread:.2f} times the mean, {was:.2f} without"
-    return Verified(spread < was, said)
+    without = _by_key(applied.without, key) if key else applied.without
+    now, before = mixed_share(applied.record), mixed_share(without)
+    said = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"
+    if key:
+        said += (
+            f"; the largest {key} was {_spread(applied.record):.2f} times the mean, {_spread(without):.2f} without"
+        )
+    else:
+        padding = padding_share(applied.record.batches), padding_share(without.batches)
+        said += f"; {padding[0]:.1%} was padding, {padding[1]:.1%} without"
+    return Verified(now == 0 < before, said)
 
 
 def _by_key(record: RunRecord, key: str) -> RunRecord:

@@ -65,8 +65,11 @@ def _verify(applied: Applied) -> Verified:
     with_fix, without = applied.record.batches["size"], applied.without.batches["size"]
     if not len(with_fix) or not len(without):
         return Verified(False, "no batch ran")
-    took = float(with_fix.mean()) != float(without.mean())
-    return Verified(took, f"batches held {with_fix.mean():.3g} requests on average, {without.mean():.3g} without")
+    now, before = int(with_fix.max()), int(without.max())
+    limit, was = (int(record.meta["settings"]["max_batch_size"]) for record in (applied.record, applied.without))
+    took = now <= limit < before if limit < was else now > was
+    said = f"batches held {with_fix.mean():.3g} requests on average and {now} at most"
+    return Verified(took, f"{said}, {without.mean():.3g} and {before} without")
 
 
 FIX = Fix(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+
+
+def _threads(record: RunRecord) -> int:
+    """Threads of one operator as torch reported them in that run; 0 where they are not known."""
+    return int(record.meta.get("torch_threads", 0))
 
 
 def _obstacle(context: Context) -> str:
     if context.record.meta.get("device", "cpu") != "cpu":
         return "the model runs on a GPU"
-    if context.settings.intra_op_threads == 1:
+    if context.settings.intra_op_threads == 1 or _threads(context.record) == 1:
         return "operators run on one thread already"
     if context.cores == 1:
         return "there is one core"
@@ -24,7 +30,8 @@ def _change(context: Context) -> dict[str, Any]:
 
 def _verify(applied: Applied) -> Verified:
     threads = int(applied.evidence.get("torch_threads", 0))
-    return Verified(threads == 1, f"torch reported {threads} intra-operator thread(s)")
+    before = _threads(applied.without)
+    return Verified(threads == 1 < before, f"torch reported {threads} intra-operator thread(s), {before} without")
 
 
 FIX = Fix(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 
 
@@ -21,12 +23,15 @@ def _change(context: Context) -> dict[str, Any]:
     return {"workers": context.cores, "intra_op_threads": 1, "shared_model": False}
 
 
+def _batches_by_worker(record: RunRecord) -> npt.NDArray[np.int64]:
+    return np.bincount(record.batches["worker"].astype(np.int64))
+
+
 def _verify(applied: Applied) -> Verified:
-    batches = applied.record.batches
-    counts = np.bincount(batches["worker"].astype(int)) if len(batches["worker"]) else np.zeros(0, dtype=int)
-    busy = int(np.count_nonzero(counts))
-    shares = ", ".join(str(int(count)) for count in counts)
-    return Verified(busy > 1, f"{busy} workers ran {shares} batches")
+    counts = _batches_by_worker(applied.record)
+    busy, before = np.count_nonzero(counts), np.count_nonzero(_batches_by_worker(applied.without))
+    shares = ", ".join(str(count) for count in counts.tolist())
+    return Verified(bool(busy > before), f"{busy} workers ran {shares} batches; {before} without")
 
 
 FIX = Fix(

@@ -31,8 +31,8 @@ def _change(context: Context) -> dict[str, Any]:
 
 def _verify(applied: Applied) -> Verified:
     dtypes = applied.evidence.get("dtypes", {})
-    if not dtypes:  # a compiled model has no modules to look at
-        settings = applied.record.meta["settings"]
+    settings = applied.record.meta["settings"]
+    if settings["compile"] != "off":  # a compiled model has no modules to look at
         return Verified(settings["precision"] == "bf16", "the model was cast to bfloat16 before it was compiled")
     count, total = dtypes.get("bfloat16", 0), sum(dtypes.values())
     return Verified(count > 0, f"{count} of {total} leaf modules that ran in a forward pass answered in bfloat16")

@@ -20,22 +20,21 @@ from latfix.traffic.model import Traffic
 Bounds = tuple[float, float, float]
 
 
-def summary(ok: int = 1000, lost: int = 0, *, trustworthy: bool = True) -> Summary:
+def summary(ok: int = 1000, lost: int = 0) -> Summary:
     return Summary(
         latency_ms=dict.fromkeys(LATENCY_KEYS, 10.0),
         latency_ci95_ms={},
         throughput_rps=50.0,
         requests={"ok": ok, "error": 0, "timeout": lost, "shed": 0},
-        trustworthy=trustworthy,
     )
 
 
-def comparison(p95: Bounds, mean: Bounds, *, lost: int = 0, late: str = "") -> Comparison:
+def comparison(p95: Bounds, mean: Bounds, *, lost: int = 0) -> Comparison:
     """Ratios as value, lower and upper end."""
     known = {"p95": p95, "mean": mean, "p99": (1.0, 0.1, 9.0)}
     return Comparison(
-        before=summary(trustworthy=late != "before"),
-        after=summary(1000 - lost, lost, trustworthy=late != "after"),
+        before=summary(),
+        after=summary(1000 - lost, lost),
         ratio={key: RatioEstimate(value=v, lo=lo, hi=hi) for key, (v, lo, hi) in known.items()},
         verdict="undecided",
     )
@@ -74,14 +73,6 @@ def test_lost_requests_are_no_gain_in_latency() -> None:
     status, reason = decide(comparison(BETTER, BETTER, lost=11))
     assert status == "rejected"
     assert "1.1%" in reason
-
-
-@pytest.mark.parametrize("late", ["before", "after"])
-def test_a_late_replay_proves_no_gain(late: str) -> None:
-    status, reason = decide(comparison(BETTER, BETTER, late=late))
-    assert status == "undecided"
-    assert "too late" in reason
-    assert decide(comparison(WORSE, WORSE, late=late))[0] == "rejected"
 
 
 def test_nothing_to_compare_decides_nothing() -> None:

@@ -82,10 +82,10 @@ def test_requests_that_failed_are_not_slow_ones() -> None:
     latency = np.random.default_rng(1).gamma(9.0, 1.0, 3000)
     latency[:300], latency[1000:1050], latency[2000:2050] = 900.0, 300.0, 300.0
     record = record_of(traffic, latency)
-    assert "r150" in ids(screening_windows(traffic, record))
+    assert "r200" in ids(screening_windows(traffic, record))
     record.requests["status"][:300] = Status.ERROR
     chosen = set(ids(screening_windows(traffic, record)))
-    assert "r150" not in chosen and {"r1025", "r2025"} <= chosen
+    assert "r200" not in chosen and {"r1025", "r2025"} <= chosen
 
 
 def test_short_traffic_is_replayed_whole() -> None:
