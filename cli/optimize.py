@@ -61,7 +61,7 @@ def optimize(
     """Replay recorded traffic with fixes applied, keep what is decisively better, and write plan and report."""
     from latfix.cli.optimizing import optimize_into
     from latfix.gates import check_gates, parse_gate
-    from latfix.plan import read_plan
+    from latfix.plan import PlannedFix, read_plan
     from latfix.runners.optimizer import Options
     from latfix.runners.session import default_folder, open_folder
     from latfix.spec import load_spec
@@ -86,13 +86,15 @@ def optimize(
     check_gates(gates, baseline=True, accuracy=True, causes=True)
     spec = load_spec(workload, traffic=traffic)
     settings = spec.settings
+    earlier: tuple[PlannedFix, ...] = ()
     if plan is not None:
-        settings = settings.with_overrides(read_plan(plan).settings())
+        started = read_plan(plan)
+        earlier, settings = started.fixes, settings.with_overrides(started.settings())
     settings = settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, options)
     target = JsonTarget.open(json_file)
     folder = open_folder(out or default_folder(spec.name, "optimize"))
-    return optimize_into(folder, spec, schedule, settings, search, gates, target)
+    return optimize_into(folder, spec, schedule, settings, search, gates, target, started_from=earlier)
 
 
 def parse_budget(text: str) -> float:

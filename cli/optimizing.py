@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.cli.conclude import show_gates
-from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
     from latfix.cli.options import JsonTarget
@@ -90,6 +90,8 @@ def optimize_into(
         show_gates(console, results)
     if outcome.interrupted:
         return EXIT_INTERRUPTED
+    if outcome.failure:
+        raise RunnerError(outcome.failure)
     return exit_code(results) if results else EXIT_OK
 
 

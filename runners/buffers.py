@@ -29,6 +29,22 @@ class BufferPool:
         """As :func:`latfix.workload.default_collate`, into the pool's buffers."""
         return map_structure(inputs, self._stack)
 
+    def release(self, output: Any) -> Any:
+        """``output`` with whatever lies in the pool's buffers copied out of them.
+
+        A model may return its input, or a view of it; the next batch would overwrite that answer.
+        """
+        import torch
+
+        if isinstance(output, torch.Tensor):
+            held = {buffer.untyped_storage().data_ptr() for buffer in self._buffers.values()}
+            return output.clone() if output.untyped_storage().data_ptr() in held else output
+        if isinstance(output, dict):
+            return {key: self.release(item) for key, item in output.items()}
+        if isinstance(output, tuple | list):
+            return type(output)(self.release(item) for item in output) if _plain(output) else output
+        return output
+
     def _stack(self, tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
         check_stackable(tensors)
         first = tensors[0]
@@ -53,3 +69,8 @@ class BufferPool:
         else:
             self.hits += 1
         return held[:elements]
+
+
+def _plain(output: Any) -> bool:
+    """A tuple or list, and no subclass with a constructor of its own."""
+    return type(output) in (tuple, list)

@@ -75,13 +75,13 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
             model = _load_one(adapter, device, settings)
         if loaded is None:
             loaded = LoadedModels(adapter, [], device)
-        collate = adapter.collate
+        collate, pool = adapter.collate, None
         if settings.buffer_pool and pool_applies(adapter):
             pool = BufferPool()
             loaded.pools.append(pool)
             collate = pool.collate
         dtype = torch.bfloat16 if settings.precision == "bf16" else None
-        loaded.instances.append(ModelInstance(adapter, model, device, dtype, collate, set()))
+        loaded.instances.append(ModelInstance(adapter, model, device, dtype, collate, set(), pool))
     assert loaded is not None, "settings.workers is at least 1"
     loaded.load_s = time.perf_counter() - started
     return loaded

@@ -11,25 +11,24 @@ from typing import Any
 from latfix.comparison import Comparison, compare_rounds
 from latfix.diagnosis import Diagnosis
 from latfix.errors import LatfixError, RunnerError
-from latfix.fidelity import dispatch_lag
 from latfix.profilers.attribution import diagnose
 from latfix.record import RunRecord
 from latfix.runners.arms import Arm, Watch
 from latfix.runners.fixes import FIXES, Applied, Context, Fix
+from latfix.runners.proof import WANTED_ROUNDS, prove
 from latfix.runners.session import Interrupted
-from latfix.runners.steps import SCREENED, Pairs, Step, compare_windows, decide
-from latfix.runners.windows import join, screening_windows
+from latfix.runners.steps import SCREENED, Pairs, Step, compare_windows, decide, decide_cold
+from latfix.runners.windows import first_window, join, screening_windows
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
 from latfix.traffic.model import Traffic
 
 #: An undecided step is replayed once more where it looks at least this good.
 _PROMISING = 0.97
-#: Rounds of the final replay: as many as are kept free for it where they fit into this share of the budget
-#: (one in any case), and as many as are never exceeded. From three on, restarts count as chance.
-_WANTED_ROUNDS = 3
+#: The share of the budget that is kept free for the final replay, where it takes that much.
 _FINAL_SHARE = 0.5
-_MOST_ROUNDS = 5
+#: Pairs of fresh processes that a fix of a service's first requests is judged by.
+_RESTARTS = 2
 _DRAIN_S = 1.5
 _COMPILING_S = 90.0
 
@@ -58,6 +57,7 @@ class Outcome:
     :param final: the interleaved replay of the first and the last settings; ``None`` where no fix was kept,
         or the search was interrupted before it.
     :param after: the last of the final replays with the fixes; ``None`` likewise.
+    :param failure: why the service could not be run any more after the baseline; empty where it could.
     """
 
     baseline: RunRecord
@@ -74,13 +74,14 @@ class Outcome:
     after_diagnosis: Diagnosis | None = None
     final_accuracy: float | None = None
     interrupted: bool = False
+    failure: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
         """``improved``, ``no_gain`` or ``inconclusive``, by the final replay alone."""
         if self.final is None:
-            return "inconclusive" if self.interrupted else "no_gain"
+            return "inconclusive" if self.interrupted or self.failure else "no_gain"
         if not self.accurate:
             return "no_gain"
         return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
@@ -144,6 +145,9 @@ class Optimizer:
             except (Interrupted, KeyboardInterrupt):
                 outcome.interrupted = True
                 outcome.notes.append("Interrupted: what had been found until then is kept; there is no final replay.")
+            except LatfixError as error:
+                outcome.failure = error.message
+                outcome.notes.append(f"The service failed, and the search ended there: {error.message}")
             return outcome
         finally:
             for arm in self._arms:
@@ -179,6 +183,7 @@ class Optimizer:
         self._accuracy_s = time.monotonic() - started
         base.accuracy = score
         self._windows = screening_windows(self._traffic, record)
+        base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         return Outcome(
             baseline=record,
             diagnosis=diagnosis,
@@ -227,7 +232,8 @@ class Optimizer:
         if sum(self._step_s([fix]) for fix in wanted) <= self._left_s() - self._reserved_s():
             return [[fix] for fix in wanted]
         gentle = [fix for fix in wanted if fix.gentle and not fix.cold]
-        return [*([gentle] if gentle else []), *([fix] for fix in wanted if fix not in gentle)]
+        cold = [[fix] for fix in wanted if fix.cold]
+        return [*([gentle] if gentle else []), *cold, *([fix] for fix in wanted if not fix.gentle and not fix.cold)]
 
     def _context(self, settings: RunnerSettings, base: Arm, outcome: Outcome) -> Context:
         machine = outcome.baseline.meta.get("machine", {})
@@ -325,13 +331,15 @@ class Optimizer:
         return steps
 
     def _screened(self, fixes: list[Fix], base: Arm, candidate: Arm) -> tuple[Pairs, Comparison, str, str]:
-        cold = all(fix.cold for fix in fixes)
-        pairs = self._screen(base, candidate, [], cold=cold)
+        if all(fix.cold for fix in fixes):
+            pairs = self._screen(base, candidate, [], cold=True)
+            return pairs, compare_windows(pairs, self._options.seed), *decide_cold(pairs)
+        pairs = self._screen(base, candidate, [], cold=False)
         comparison = compare_windows(pairs, self._options.seed)
         status, reason = decide(comparison)
         promising = status == "undecided" and comparison.ratio[SCREENED].value < _PROMISING
         if promising and self._left_s() - self._reserved_s() > self._step_s(fixes):
-            pairs = self._screen(base, candidate, pairs, cold=cold)
+            pairs = self._screen(base, candidate, pairs, cold=False)
             comparison = compare_windows(pairs, self._options.seed)
             status, reason = decide(comparison)
         return pairs, comparison, status, reason
@@ -349,7 +357,7 @@ class Optimizer:
             requests are no other fix's business.
         """
         pairs = list(earlier)
-        for window in self._windows:
+        for window in self._cold_windows() if cold else self._windows:
             order = (base, candidate) if len(pairs) % 2 == 0 else (candidate, base)
             self._replays += 1
             records = {}
@@ -361,6 +369,10 @@ class Optimizer:
                 records[arm.label] = self._replay_window(arm, window)
             pairs.append((records[base.label], records[candidate.label]))
         return pairs
+
+    def _cold_windows(self) -> list[Traffic]:
+        """The start of the traffic, once for each restart that a cold fix is judged by."""
+        return [first_window(self._traffic)] * _RESTARTS
 
     def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
         folder = self._out / "search" / f"{self._replays:03d}-{arm.label}"
@@ -375,41 +387,33 @@ class Optimizer:
         return comparison.before.latency_ms["p99"] * min(cause.whatif_ms["p99"] for cause in whole) / p99
 
     def _final(self, outcome: Outcome) -> None:
-        """Replay the first and the last settings in turns, each round on fresh processes."""
+        """Prove the kept fixes together, on the whole traffic."""
         for arm in self._arms:
             arm.close()
         if not outcome.kept:
             return
-        fixes = tuple(step.fix for step in outcome.kept)
-        before = self._arm("before", self._first_settings, ())
-        after = self._arm("after", outcome.settings, fixes)
-        records: dict[str, list[RunRecord]] = {"before": [], "after": []}
-        started = time.monotonic()
-        while len(records["before"]) < _MOST_ROUNDS:
-            number = len(records["before"]) + 1
-            # The last round tells best what one costs: warming up and compiling are not in the estimate.
-            if number > 1 and self._left_s() < max(self._final_s(1), time.monotonic() - started):
-                break
-            started = time.monotonic()
-            for arm in (before, after) if number % 2 else (after, before):
-                folder = self._out / "final" / f"{arm.label}-{number}"
-                record = arm.replay(folder, self._traffic, self._watch, seed=self._options.seed)
-                records[arm.label].append(record)
-                if arm is after and number == 1:
-                    outcome.final_accuracy = self._accuracy(after, outcome)
-                arm.restart()
-        rounds = list(zip(records["before"], records["after"], strict=True))
-        on_time = [pair for pair in rounds if all(dispatch_lag(record).trustworthy for record in pair)]
-        if on_time and len(on_time) < len(rounds):
-            left_out = len(rounds) - len(on_time)
-            outcome.notes.append(
-                f"{left_out} of {len(rounds)} final rounds are left out: something outside held up the replayer."
-            )
-            rounds = on_time
-        outcome.before, outcome.after = rounds[-1]
+        proof = prove(
+            self._arm("before", self._first_settings, ()),
+            self._arm("after", outcome.settings, tuple(step.fix for step in outcome.kept)),
+            self._traffic,
+            self._out / "final",
+            watch=self._watch,
+            seed=self._options.seed,
+            left_s=self._left_s,
+            round_s=self._final_s(1),
+            accuracy=lambda arm: self._accuracy(arm, outcome),
+        )
+        outcome.notes += proof.notes
+        outcome.final_accuracy = proof.accuracy
+        if proof.interrupted:
+            outcome.interrupted = True
+            outcome.notes.append(f"Interrupted: {len(proof.rounds)} final rounds were complete.")
+        if not proof.rounds:
+            return
+        outcome.before, outcome.after = proof.rounds[-1]
         outcome.final = compare_rounds(
-            [before for before, _ in rounds],
-            [after for _, after in rounds],
+            [before for before, _ in proof.rounds],
+            [after for _, after in proof.rounds],
             seed=self._options.seed,
             accuracy=(outcome.accuracy, outcome.final_accuracy),
         )
@@ -420,7 +424,8 @@ class Optimizer:
     def _step_s(self, fixes: list[Fix]) -> float:
         """About how long it takes to try some fixes together."""
         cold = all(fix.cold for fix in fixes)
-        replays = 2 * sum(window.duration_s + _DRAIN_S + (self._load_s if cold else 0.0) for window in self._windows)
+        windows, loading = (self._cold_windows(), self._load_s) if cold else (self._windows, 0.0)
+        replays = 2 * sum(window.duration_s + _DRAIN_S + loading for window in windows)
         scored = self._accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
         compiled = _COMPILING_S if any(fix.id == "fuse.compile" for fix in fixes) else 0.0
         return self._load_s + scored + compiled + replays
@@ -428,7 +433,7 @@ class Optimizer:
     def _reserved_s(self) -> float:
         """Time that the search leaves to the final replay."""
         fitting = int(_FINAL_SHARE * self._options.budget_s / self._final_s(1))
-        return self._final_s(min(max(fitting, 1), _WANTED_ROUNDS))
+        return self._final_s(min(max(fitting, 1), WANTED_ROUNDS))
 
     def _final_s(self, rounds: int) -> float:
         first = float(self._traffic.arrival_ns[0]) / 1e9

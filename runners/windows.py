@@ -18,6 +18,8 @@ _SHORTEST_S = 3.0
 _LONGEST_S = 6.0
 #: Requests that two windows together should hold, where the longest window allows it.
 _ENOUGH = 200
+#: Requests that the first window should hold.
+_FIRST_REQUESTS = 12
 #: Requests at or above this percentile make a window's tail.
 _TAIL = 95.0
 #: Starts that are looked at, evenly over the traffic.
@@ -48,6 +50,14 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     chosen = _best_pair(starts, _inside(slow, starts, width) * (len(traffic) + 1) + held, width)
     kept = [int(starts[k]) for k in chosen if held[k]]
     return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
+
+
+def first_window(traffic: Traffic) -> Traffic:
+    """The start of the traffic, for fixes that act on a service's first requests."""
+    first = float(traffic.arrival_ns[0]) / 1e9
+    start = first if first > 1.0 else 0.0
+    until = float(traffic.arrival_ns[min(_FIRST_REQUESTS, len(traffic)) - 1]) / 1e9
+    return slice_time(traffic, start, max(start + _SHORTEST_S, min(until, start + 2 * _LONGEST_S) + 0.001))
 
 
 def join(records: Sequence[RunRecord]) -> RunRecord:

@@ -19,6 +19,7 @@ from latfix.runners.adapter import (
     tensors_of,
 )
 from latfix.runners.batcher import Formed, Waiting
+from latfix.runners.buffers import BufferPool
 from latfix.spans import SpanRecord, collect_spans
 from latfix.stages import Status
 from latfix.workload import Workload
@@ -41,6 +42,7 @@ class ModelInstance:
     :param dtype: floating-point inputs are cast to it; ``None`` leaves them.
     :param collate: makes a batch; the adapter's, or a pool's.
     :param seen: shapes of batches that it has run.
+    :param pool: whose ``collate`` that is, where there is one.
     """
 
     adapter: Workload
@@ -49,6 +51,7 @@ class ModelInstance:
     dtype: torch.dtype | None
     collate: Collate
     seen: set[tuple[Any, ...]]
+    pool: BufferPool | None = None
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
         """Whether no batch of these shapes has run here before; remembers them."""
@@ -245,6 +248,8 @@ class Worker:
         stamp["collated_ns"][batch_id] = stamp["h2d_end_ns"][batch_id] = time.perf_counter_ns()
         output = call_model(self._instance.model, batch)
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = end = time.perf_counter_ns()
+        if self._instance.pool is not None:
+            output = self._instance.pool.release(output)
         return split_output(output, size), end
 
     def _compute_cuda(self, batch: Any, size: int, batch_id: int) -> tuple[list[Any], int]:

@@ -19,7 +19,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="traffic.burst",
     evidence_class="modelled",
-    fixes=("batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    fixes=("host.workers", "batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
     happened="arrivals outrunning the runner for a moment",
     behind="arrivals outrunning the runner for a moment",
     claim=no_claim,

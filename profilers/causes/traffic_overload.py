@@ -18,7 +18,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="traffic.overload",
     evidence_class="modelled",
-    fixes=("batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    fixes=("host.workers", "batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
     happened="arrivals outrunning the runner for good",
     behind="arrivals outrunning the runner for good",
     claim=no_claim,

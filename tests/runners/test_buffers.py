@@ -100,3 +100,13 @@ def test_inputs_that_are_not_built_alike_are_refused_by_both(inputs: list[Any]) 
     for collate in (default_collate, BufferPool().collate):
         with pytest.raises(ValueError, match="override collate"):
             collate(inputs)
+
+
+def test_an_answer_that_lies_in_the_pool_is_copied_out() -> None:
+    """A model may return its input; the next batch would overwrite it."""
+    pool = BufferPool()
+    batch = pool.collate([torch.ones(3), torch.ones(3)])
+    kept = pool.release({"same": batch, "view": (batch[:, 1:],), "own": (own := torch.ones(2))})
+    pool.collate([torch.zeros(3), torch.zeros(3)])
+    assert kept["same"].eq(1).all() and kept["view"][0].eq(1).all()
+    assert kept["own"] is own

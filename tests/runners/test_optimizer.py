@@ -225,7 +225,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(FakeArm, "world", made, raising=False)
     monkeypatch.setattr("latfix.runners.optimizer.Arm", FakeArm)
-    monkeypatch.setattr("latfix.runners.optimizer.time", SimpleNamespace(monotonic=lambda: made.now))
+    for module in ("optimizer", "proof"):
+        monkeypatch.setattr(f"latfix.runners.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 
@@ -372,7 +373,7 @@ def test_warm_up_is_not_credited_with_what_a_group_did(search: Search, world: Wo
         make_fix("WARM", 1.0, gentle=True, cold=True),
         make_fix("A", 0.5, gentle=True),
         make_fix("B", 0.9, gentle=True),
-        budget_s=275.0,
+        budget_s=256.0,
     )
     assert step_of(outcome, "A").together == ("a.A", "a.B")
     assert statuses(outcome) == {"a.A": "kept", "a.B": "kept", "a.WARM": "no_gain"}

@@ -12,7 +12,7 @@ import pytest
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.comparison import Comparison, Summary
 from latfix.record import RunRecord
-from latfix.runners.steps import Step, compare_windows, decide
+from latfix.runners.steps import Step, compare_windows, decide, decide_cold
 from latfix.stages import Status
 from latfix.statistics import LATENCY_KEYS, RatioEstimate
 from latfix.traffic.model import Traffic
@@ -150,3 +150,27 @@ def test_windows_that_differ_much_are_paired_each_with_its_own(factor: float, st
     assert found.paired and found.rounds == 1
     assert found.before.requests["ok"] == 600
     assert decide(found)[0] == status, decide(found)[1]
+
+
+@pytest.mark.parametrize(
+    ("starts", "status"),
+    [
+        ([(80.0, 20.0), (60.0, 30.0)], "kept"),
+        ([(80.0, 20.0), (60.0, 58.0)], "no_gain"),
+        ([(20.0, 80.0), (30.0, 60.0)], "rejected"),
+        ([(20.0, 20.0), (0.0, 0.0)], "no_gain"),
+    ],
+)
+def test_first_requests_decide_about_a_cold_fix(starts: list[tuple[float, float]], status: str) -> None:
+    """Only the first eight count, at every start; what comes after them is no business of a cold fix."""
+    later = np.full(40, 500.0)
+    pairs = [
+        (
+            _record(np.concatenate([np.full(8, without / 8), later]), "x"),
+            _record(np.concatenate([np.full(8, with_it / 8), later * 3]), "x"),
+        )
+        for without, with_it in starts
+    ]
+    found, reason = decide_cold(pairs)
+    assert found == status
+    assert "first 8 requests" in reason
