@@ -50,13 +50,23 @@ def optimize_into(
     from latfix.record import write_json
     from latfix.reports.commands import workload_argument
     from latfix.reports.html import write_optimization_report
-    from latfix.reports.terminal import render_optimization
+    from latfix.reports.terminal import render_optimization, render_tail
     from latfix.runners.optimizer import Optimizer
     from latfix.runners.session import Interrupted
 
     aside = Console(file=sys.stderr)
+    console = aside if target.to_stdout else Console(file=sys.stdout)
     with _Watching(aside) as watching:
-        optimizer = Optimizer(spec, traffic, settings, folder, options, watch=watching.replay, say=watching.say)
+        optimizer = Optimizer(
+            spec,
+            traffic,
+            settings,
+            folder,
+            options,
+            watch=watching.replay,
+            say=watching.say,
+            show=lambda diagnosis: console.print(render_tail(diagnosis)),
+        )
         try:
             outcome = optimizer.run()
         except Interrupted as stopped:
@@ -81,7 +91,6 @@ def optimize_into(
             f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
         ) from error
     target.write(document)
-    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     if not target.to_stdout:
         console.print(
             render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))

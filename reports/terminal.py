@@ -45,7 +45,7 @@ from latfix.reports.terminal_parts import (
 from latfix.reports.vocabulary import cause_words, diagnosis_severity
 from latfix.stages import STAGES
 
-__all__ = ["render_comparison", "render_diagnosis", "render_optimization"]
+__all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
 
 _WIDE = 100
 _LISTED = 8
@@ -70,6 +70,14 @@ def render_diagnosis(
         parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *_stages(diagnosis)]
     parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload)
     parts += [Text(""), *_small_print(diagnosis, folder)]
+    return Portable(Group(*parts))
+
+
+def render_tail(diagnosis: Diagnosis) -> RenderableType:
+    """The verdict, its warnings and where the tail comes from: the diagnosis on the way to something else."""
+    parts: list[RenderableType] = [_verdict(diagnosis), *warnings(diagnosis.notes)]
+    if any(diagnosis.requests.values()):
+        parts += [_tail_heading(diagnosis), _CauseTable(diagnosis)]
     return Portable(Group(*parts))
 
 
@@ -264,4 +272,4 @@ def _small_print(diagnosis: Diagnosis, folder: Path | None) -> Iterator[Text]:
     if diagnosis.partial:
         yield Text("partial     the run did not reach its end; figures cover what was recorded", style="yellow")
     if folder is not None:
-        yield Text.assemble(("written to  ", "dim"), safe(folder, limit=1000))
+        yield Text.assemble(("report      ", "dim"), safe(folder / "report.html", limit=1000))

@@ -142,7 +142,8 @@ def _steps(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     for step in steps:
         shared = (step.get("together"), step.get("reason"))
         yield from _step_words(step, repeated=bool(step.get("together")) and shared == said)
-        said = shared
+        if step.get("together"):
+            said = shared
 
 
 def _step_words(step: Mapping[str, Any], *, repeated: bool) -> Iterator[Text]:
@@ -188,4 +189,4 @@ def _next(document: Mapping[str, Any], folder: Path | None, workload: str | None
         yield Text.assemble(safe(path, limit=1000))
         yield Text.assemble("Replay with it:  ", (visible(command, limit=1200), "bold cyan"))
     if folder is not None:
-        yield Text.assemble(("written to  ", "dim"), safe(folder, limit=1000))
+        yield Text.assemble(("report           ", "dim"), safe(folder / "report.html", limit=1000))

@@ -104,6 +104,7 @@ class Optimizer:
     :param out: a new folder for all records.
     :param watch: shows replays.
     :param say: shows a line.
+    :param show: shows the diagnosis of the baseline as soon as it is known.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Optimizer:
         *,
         watch: Watch,
         say: Callable[[str], None],
+        show: Callable[[Diagnosis], None],
     ) -> None:
         self._spec = spec
         self._traffic = traffic
@@ -124,6 +126,7 @@ class Optimizer:
         self._options = options
         self._watch = watch
         self._say = say
+        self._show = show
         self._deadline = time.monotonic() + options.budget_s
         self._load_s = 0.0
         self._accuracy_s = 0.0
@@ -173,6 +176,7 @@ class Optimizer:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
+        self._show(diagnosis)
         started = time.monotonic()
         if base.ready["evaluates"]:
             measured = base.ask("evaluate", folder=str(record.folder))

@@ -259,6 +259,7 @@ def search(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sea
             Options(budget_s=budget_s, **options),
             watch=lambda *_: nullcontext(lambda *_: None),
             say=lambda *_: None,
+            show=lambda _: None,
         )
         outcome = optimizer.run()
         assert not any(arm.alive for arm in world.arms), "every process is gone at the end"
