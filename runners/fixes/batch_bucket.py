@@ -21,7 +21,7 @@ def bucket_key(record: RunRecord) -> str:
     """The numeric feature that tells best how long a request computes; empty where the inputs' size does."""
     rows = record.requests
     batches = record.batches
-    alone = batches["batch_id"][(batches["size"] == 1) & (batches["first_shape"] == 0) & (batches["warmup"] == 0)]
+    alone = batches["batch_id"][(batches["size"] == 1) & (batches["warmup"] == 0)]
     chosen = np.isin(rows["batch_id"], alone) & (rows["index"] >= 0)
     if np.count_nonzero(chosen) < _ENOUGH:
         return ""

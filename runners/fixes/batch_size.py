@@ -24,7 +24,7 @@ def _cost(context: Context) -> tuple[float, float] | None:
     Padding counts as cost: it is computed on, and no request brought it.
     """
     batches = context.record.batches
-    plain = (batches["warmup"] == 0) & (batches["retried"] == 0) & (batches["first_shape"] == 0)
+    plain = (batches["warmup"] == 0) & (batches["retried"] == 0)
     costs = []
     for chosen in (batches["size"] == 1, batches["size"] >= max(2, context.settings.max_batch_size // 2)):
         rows = plain & chosen & (batches["real_elements"] > 0)
