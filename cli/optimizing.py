@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.cli.conclude import show_gates
+from latfix.cli.running import progress_of
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
@@ -121,16 +122,7 @@ class _Watching:
 
     @contextlib.contextmanager
     def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
-        from latfix.reports.progress import ReplayProgress
-
-        first_s = float(traffic.arrival_ns[0]) / 1e9
-        with ReplayProgress(
-            label=label,
-            requests=len(traffic),
-            first_s=first_s if first_s > 1.0 else 0.0,
-            last_s=traffic.duration_s,
-            segment=folder / "segments" / "requests.bin",
-        ) as progress:
+        with progress_of(label, traffic, folder) as progress:
             yield progress.on_event
 
 

@@ -105,8 +105,7 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     if options.to_duration is not None:
         traffic = scale_to_duration(traffic, options.to_duration)
     if options.duration is not None:
-        first = float(traffic.arrival_ns[0]) / 1e9
-        start = first if first > 1.0 else 0.0
+        start, first = traffic.start_s, float(traffic.arrival_ns[0]) / 1e9
         if start + options.duration <= first:
             raise InputError(
                 f"--duration: found no request in the first {options.duration:g} s; the first one is at {first:g} s"

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from latfix.record import RunRecord
+    from latfix.reports.progress import ReplayProgress
     from latfix.runners.session import Replay
+    from latfix.traffic.model import Traffic
+
+
+def progress_of(label: str, traffic: Traffic, folder: Path) -> ReplayProgress:
+    """Progress of a replay of ``traffic`` that is recorded in ``folder``."""
+    from latfix.reports.progress import ReplayProgress
+
+    return ReplayProgress(
+        label=label,
+        requests=len(traffic),
+        last_s=traffic.duration_s,
+        segment=folder / "segments" / "requests.bin",
+    )
 
 
 def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
     """Replay into ``folder``, showing how it goes on standard error."""
-    from latfix.reports.progress import ReplayProgress
     from latfix.runners.session import run
 
-    traffic = replay.traffic
-    first_s = float(traffic.arrival_ns[0]) / 1e9
-    with ReplayProgress(
-        label=replay.spec.name,
-        requests=len(traffic),
-        first_s=first_s if first_s > 1.0 else 0.0,
-        last_s=traffic.duration_s,
-        segment=folder / "segments" / "requests.bin",
-    ) as progress:
+    with progress_of(replay.spec.name, replay.traffic, folder) as progress:
         return run(folder, replay, on_event=progress.on_event)

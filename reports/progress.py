@@ -56,19 +56,17 @@ class ReplayProgress:
     """Shows a replay: one live line in a terminal, a plain line every five seconds elsewhere.
 
     :param requests: in the schedule.
-    :param first_s: when the schedule's first request is due.
     :param last_s: when its last one is due.
     :param segment: the file that rows of ended requests are appended to.
     """
 
-    def __init__(self, *, label: str, requests: int, first_s: float, last_s: float, segment: Path) -> None:
+    def __init__(self, *, label: str, requests: int, last_s: float, segment: Path) -> None:
         from rich.console import Console
         from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._label = label
         self._requests = requests
-        self._first_s = first_s
         self._last_s = last_s
         self._latencies = RunningLatencies(segment)
         self._console = Console(file=sys.stderr)

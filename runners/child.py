@@ -50,8 +50,6 @@ _STATUS_INTERVAL_S = 0.25
 #: Requests that bring a fresh service into use before a replay that is not about its first ones.
 _PRIMING = 24
 _LEAD_IN_NS = 250_000_000
-#: A recorded first arrival later than this is not waited for; the schedule's times stay as recorded.
-_LONGEST_LEAD_NS = 1_000_000_000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -265,9 +263,8 @@ class _Replay:
 
     def _measured(self, engine: Engine) -> dict[str, Any]:
         recorder, traffic, warmup = self._recorder, self._traffic, self._warmup
-        first_ns = int(traffic.arrival_ns[0]) if len(traffic) else 0
         start = time.perf_counter_ns() + _LEAD_IN_NS
-        recorder.t0_ns = start - (first_ns if first_ns > _LONGEST_LEAD_NS else 0)
+        recorder.t0_ns = start - int(traffic.start_s * 1e9)
         recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
         began = time.thread_time_ns()
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:

@@ -440,8 +440,7 @@ class Optimizer:
         return self._final_s(min(max(fitting, 1), WANTED_ROUNDS))
 
     def _final_s(self, rounds: int) -> float:
-        first = float(self._traffic.arrival_ns[0]) / 1e9
-        replay = self._traffic.duration_s - (first if first > 1 else 0.0) + _DRAIN_S
+        replay = self._traffic.duration_s - self._traffic.start_s + _DRAIN_S
         return rounds * 2 * (replay + self._load_s) + self._accuracy_s
 
 

@@ -54,8 +54,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
 
 def first_window(traffic: Traffic) -> Traffic:
     """The start of the traffic, for fixes that act on a service's first requests."""
-    first = float(traffic.arrival_ns[0]) / 1e9
-    start = first if first > 1.0 else 0.0
+    start = traffic.start_s
     until = float(traffic.arrival_ns[min(_FIRST_REQUESTS, len(traffic)) - 1]) / 1e9
     return slice_time(traffic, start, max(start + _SHORTEST_S, min(until, start + 2 * _LONGEST_S) + 0.001))
 

@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from latfix.request import PRIORITIES, FeatureValue, Request
 
+#: A recorded first arrival later than this many seconds is replayed at once; the schedule's times stay.
+LONGEST_LEAD_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -42,6 +45,12 @@ class Traffic:
     def duration_s(self) -> float:
         """Seconds from the start of the traffic to the last arrival."""
         return float(self.arrival_ns[-1]) / 1e9 if len(self) else 0.0
+
+    @property
+    def start_s(self) -> float:
+        """Where a replay begins, in seconds of the schedule: a first arrival over a second late is not waited for."""
+        first = float(self.arrival_ns[0]) / 1e9 if len(self) else 0.0
+        return first if first > LONGEST_LEAD_S else 0.0
 
     def request(self, index: int) -> Request:
         """Request ``index`` as the adapter sees it."""
