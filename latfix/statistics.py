@@ -271,7 +271,7 @@ def _widened(value: float, drawn: FloatArray, widen: float, confidence: float) -
     if not len(drawn) or value <= 0:
         return (value, value)
     tails = np.array([0.5 - confidence / 2, 0.5 + confidence / 2])
-    lo, hi = np.quantile(np.log(drawn / value), tails)
+    lo, hi = np.quantile(np.log(drawn) - math.log(value), tails)
     return (value * math.exp(min(float(lo), 0.0) * widen), value * math.exp(max(float(hi), 0.0) * widen))
 
 
@@ -353,7 +353,7 @@ def _resampled(
 def _log_quotient(new: FloatArray, base: FloatArray) -> FloatArray:
     usable = (new > 0) & (base > 0)
     result = np.full(len(new), math.nan)
-    result[usable] = np.log(new[usable] / base[usable])
+    result[usable] = np.log(new[usable]) - np.log(base[usable])
     return result
 
 

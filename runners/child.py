@@ -228,11 +228,9 @@ class _Replay:
     @contextlib.contextmanager
     def _samplers(self, engine: Engine, nvml: Nvml | None) -> Any:
         fast = [
-            Probe("host", 0.1, host_reader()),
-            Probe("process", 0.1, process_reader()),
-            Probe(
-                "runner", 0.1, lambda: {"runner.queue_depth": len(engine.queue), "runner.in_flight": engine.in_flight}
-            ),
+            Probe("host", 0.2, host_reader()),
+            Probe("process", 0.5, process_reader()),
+            Probe("runner", 0.1, engine.load),
         ]
         lines = self._probe_lines
         counters = ThreadCounters()
@@ -243,7 +241,7 @@ class _Replay:
         )
         counters.close()
         for name, reader, period, missing in (
-            ("cgroup", cgroup_reader(), 0.05, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
+            ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
             ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
             ("malloc", host_heap_reader(), 0.5, "malloc: no mallinfo2 in this C library"),
             ("cuda", cuda_reader(engine.workers[0].device), 0.5, "cuda: not in use"),
