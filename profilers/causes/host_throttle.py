@@ -10,14 +10,31 @@ from latfix.profilers.evidence import Evidence
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    units = {name: Parts(runq=_sampled(evidence, name)) for name in ("prepare", "finish", "collate", "compute")}
+    """What stood still while the cgroup's throttled time grew.
+
+    Kernels before 6.17 count a throttled thread as runnable; later ones take it off the queue, and it looks blocked.
+    """
+    runnable = {name: _sampled(evidence, name) for name in ("prepare", "finish", "collate", "compute")}
     if evidence.setup.workers == 1:  # one worker: growth seen at a batch's end happened since the last one's
         seen = np.maximum(evidence.batches["throttled_ns"], 0)
         compute = np.minimum(seen, left.runq("compute"))
         collate = np.minimum(seen - compute, left.runq("collate"))
-        rest = evidence.of_batch(seen - compute - collate)
-        units |= {"compute": Parts(runq=compute), "collate": Parts(runq=collate), "finish": Parts(runq=rest)}
+        runnable |= {"compute": compute, "collate": collate, "finish": evidence.of_batch(seen - compute - collate)}
+    units = {}
+    for name in ("dispatch", "prepare", "lag", "collate", "compute", "finish"):
+        asked = runnable.get(name)
+        taken = 0 if asked is None else np.minimum(asked, left.runq(name))
+        stopped = np.maximum(_sampled(evidence, name) - taken, 0)
+        units[name] = Parts(runq=asked, blocked=np.minimum(stopped, _standing_still(evidence, left, name)))
     return Claim(units=units)
+
+
+def _standing_still(evidence: Evidence, left: Left, name: str) -> Ints:
+    """Blocked time beyond what the unit always waits for and beyond its declared spans."""
+    unit = evidence.units[name]
+    usual = int(np.median(unit.blocked)) if len(unit.blocked) else 0
+    span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
+    return np.maximum(left.blocked(name) - np.maximum(usual, span), 0)
 
 
 def _sampled(evidence: Evidence, name: str) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,25 @@ def test_late_dispatch_is_the_observers(simulate: Simulate) -> None:
 def test_throttling_is_not_contention(simulate: Simulate) -> None:
     diagnosis = diagnose(simulate(rate=20, compute_faults=some("throttle", 60.0)))
     assert entry(diagnosis, "host.throttle")[0] > 10 * abs(entry(diagnosis, "host.contention")[0])
+
+
+def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
+    """Newer kernels take throttled threads off the run queue; the cgroup's own counter says what stopped them."""
+    faults = some("blocked", 60.0)
+    record = simulate(rate=20, prepare_faults=faults)
+    assert entry(diagnose(record), "external.dependency")[0] > 0
+    rows = record.requests
+    times, values, total = [0], [0.0], 0.0
+    for index in sorted(faults):
+        start = int(rows["arrival_ns"][index] + rows["dispatch_ns"][index] + rows["prepare_wait_ns"][index])
+        total += 60e6
+        times += [start, start + int(rows["prepare_ns"][index])]
+        values += [values[-1], total]
+    series = np.full(len(times), "cgroup.throttled_ns", dtype=object)
+    samples = {"t_ns": np.array(times), "series": series, "value": np.array(values)}
+    throttled = diagnose(replace(record, samples=samples))
+    assert throttled.verdict == "host.throttle"
+    assert entry(throttled, "host.throttle")[0] > 10 * abs(entry(throttled, "external.dependency")[0])
 
 
 def test_two_causes_at_once(simulate: Simulate) -> None:
