@@ -98,11 +98,6 @@ class Child:
         self._stop.set()
         self._queue.put(None)
 
-    def do_warm(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Warm up on shapes of the schedule in ``folder``, and freeze what is to be frozen; once a process."""
-        self._warm(self._schedule(command))
-        return {"warmup": vars_of(self._service.warmup)}
-
     def _warm(self, traffic: Traffic) -> None:
         if not self._warmed:
             self._warmed = True

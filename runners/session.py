@@ -7,7 +7,6 @@ import datetime
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,12 +111,9 @@ def prepare_folder(path: Path, replay: Replay) -> RunFolder:
     return folder
 
 
-def replay_into(
-    process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent | None = None, evidence: bool = False
-) -> RunRecord:
+def replay_into(process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent | None = None) -> RunRecord:
     """Replay the schedule in ``folder`` on a started process, and close the folder in any case.
 
-    :param evidence: look afterwards for what the fixes should have changed; it goes to ``run.json``.
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
     """
@@ -135,8 +131,6 @@ def replay_into(
                 outcome = process.wait_for_end()
             except LatfixError as error:  # it does not listen any more, or has died of it
                 outcome = {"state": "interrupted", "failure": error.message}
-        if evidence and not interrupted:
-            folder.meta["evidence"] = process.command("evidence", folder=str(folder.path))["evidence"]
     except (LatfixError, KeyboardInterrupt) as error:
         folder.meta["state"] = "failed"
         folder.meta["failure"] = str(error) or "interrupted twice"
@@ -154,14 +148,10 @@ def run(
     replay: Replay,
     *,
     on_event: OnEvent | None = None,
-    on_process: Callable[[RunnerProcess], None] | None = None,
-    evidence: bool = False,
 ) -> RunRecord:
     """One replay in a process of its own, recorded in ``path``; see :func:`replay_into`."""
     folder = prepare_folder(path, replay)
     with RunnerProcess(replay.spec.folder, replay.spec.entry, replay.settings, path / "runner.log") as process:
-        if on_process is not None:
-            on_process(process)
         try:
             process.start()
         except (LatfixError, KeyboardInterrupt) as error:
@@ -169,7 +159,7 @@ def run(
             folder.meta["failure"] = str(error) or "interrupted while loading"
             _close(folder)
             raise
-        return replay_into(process, folder, on_event=on_event, evidence=evidence)
+        return replay_into(process, folder, on_event=on_event)
 
 
 def _close(folder: RunFolder) -> RunRecord:
