@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, Ledger
-from latfix.profilers.cause import Cause, TailFigures
+from latfix.profilers.cause import TailFigures
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence import Evidence, gather
 from latfix.profilers.ledger import Books, make_books
-from latfix.profilers.tail import Tail, cut_tail
+from latfix.profilers.tail import Doubt, Tail, cut_tail
 from latfix.profilers.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.whatif import without
 from latfix.record import RunRecord
@@ -42,10 +42,15 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
     evidence = gather(record)
     books = make_books(evidence)
     ledger = replace(books.ledger, ids=tuple(record.traffic.ids[k] for k in books.ledger.request.tolist()))
-    tail = cut_tail(ledger, q, seed=seed, replicates=bootstrap, once=_ONCE)
+    doubt = Doubt(
+        quiet=evidence.quiet[evidence.ok],
+        usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
+        spread=books.spread,
+    )
+    tail = cut_tail(ledger, q, doubt=doubt, seed=seed, replicates=bootstrap, once=_ONCE)
     latency_ms = summarize_ms(ledger.latency_ns)
     floor = max(0.01 * latency_ms["p50"], _timer_floor_ms(record.meta), _QUIET_FLOOR_MS)
-    causes = _summaries(evidence, ledger, tail, floor)
+    causes = _summaries(evidence, replace(books, ledger=ledger), tail, floor)
     verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
     lag_ms = _lag_ms(record)
     share = {cause.cause: cause.tail_share for cause in causes}
@@ -74,7 +79,7 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
         partial=record.partial,
         trustworthy=late is None,
         notes=tuple([late, *notes] if late else notes),
-        extra=_extra(evidence, books, tail),
+        extra={**_extra(evidence, books, tail), "whatif": _joint(books, causes)},
     )
 
 
@@ -100,17 +105,30 @@ def write_causes(diagnosis: Diagnosis, path: Path) -> None:
     temporary.replace(path)
 
 
-def _summaries(evidence: Evidence, ledger: Ledger, tail: Tail, floor_ms: float) -> tuple[CauseSummary, ...]:
-    result = []
-    for k, cause in enumerate(CAUSES):
-        own, propagated = ledger.own_ns[k], ledger.propagated_ns[k]
-        if not (own.any() or propagated.any()):
-            continue
-        result.append(_summary(evidence, ledger, tail, k, cause, floor_ms))
+def _summaries(evidence: Evidence, books: Books, tail: Tail, floor_ms: float) -> tuple[CauseSummary, ...]:
+    ledger = books.ledger
+    present = [k for k in range(len(CAUSES)) if ledger.own_ns[k].any() or ledger.propagated_ns[k].any()]
+    whatif = without(books, [{CAUSES[k].id} for k in present])
+    result = [
+        _summary(evidence, ledger, tail, k, floor_ms, predicted) for k, predicted in zip(present, whatif, strict=True)
+    ]
     return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
 
 
-def _summary(evidence: Evidence, ledger: Ledger, tail: Tail, k: int, cause: Cause, floor_ms: float) -> CauseSummary:
+def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> list[dict[str, Any]]:
+    """Percentiles predicted with the two and with the three largest causes removed together."""
+    largest = [cause.cause for cause in causes if cause.cause != UNEXPLAINED and cause.tail_ms > 0]
+    removals = [largest[:count] for count in (2, 3) if len(largest) >= count]
+    return [
+        {"without": removed, **predicted}
+        for removed, predicted in zip(removals, without(books, removals), strict=True)
+    ]
+
+
+def _summary(
+    evidence: Evidence, ledger: Ledger, tail: Tail, k: int, floor_ms: float, whatif_ms: Mapping[str, float]
+) -> CauseSummary:
+    cause = CAUSES[k]
     own = ledger.own_ns[k]
     own_ms, propagated_ms = float(tail.own_ms[k]), float(tail.propagated_ms[k])
     low, high = (float(end) for end in tail.ci95_ms[k])
@@ -132,7 +150,7 @@ def _summary(evidence: Evidence, ledger: Ledger, tail: Tail, k: int, cause: Caus
         evidence_class=cause.evidence_class,
         requests=figures.requests,
         evidence=cause.sentence(evidence, figures),
-        whatif_ms=without(ledger, {cause.id}),
+        whatif_ms=whatif_ms,
         fixes=cause.fixes,
     )
 

@@ -41,6 +41,8 @@ class Claim:
     :param usual: by stage of ``own``, the reference in nanoseconds where it is not that median; zero for waits
         that a quiet request does not have.
     :param behind: per batch, signed nanoseconds that ``own`` of its compute costs those who wait for it.
+    :param doubt: per request, the standard error in nanoseconds of what is claimed, where it rests on a fitted or
+        calibrated figure; one draw of it moves all requests alike.
     """
 
     units: Mapping[str, Parts] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Claim:
     own: Mapping[str, Ints] = field(default_factory=dict)
     usual: Mapping[str, int] = field(default_factory=dict)
     behind: Ints | None = None
+    doubt: npt.NDArray[np.float64] | None = None
 
 
 class Left(Protocol):

@@ -58,6 +58,12 @@ class WorkModel:
             return np.full(len(design), self.typical)
         return np.asarray(design @ self.coefficients.mean(axis=0), dtype=np.float64)
 
+    def predict_each(self, design: Floats) -> Floats:
+        """``(folds, n)``: nanoseconds for rows of a design matrix, by the fit without each fold."""
+        if not self.accepted:
+            return np.full((len(self.coefficients), len(design)), self.typical)
+        return np.asarray(self.coefficients @ design.T, dtype=np.float64)
+
 
 def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     """Fit time on nonnegative columns.

@@ -8,11 +8,12 @@ sums exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from latfix.columns import Columns
 from latfix.profilers.compute_model import Bools, Floats, Ints
@@ -21,6 +22,8 @@ from latfix.profilers.intervals import Intervals
 from latfix.profilers.pauses import Pauses, collect_pauses
 from latfix.record import RunRecord
 from latfix.stages import Status
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
@@ -99,6 +102,7 @@ class Evidence:
     :param window: ``(n,)`` nanoseconds that the request waited in an open batch with an idle worker.
     :param ahead_in_batch: ``(n,)`` how many members of its batch were finished before it.
     :param priority: ``(n,)`` class of service, 0 the highest.
+    :param sessions: ``(n,)`` a number for each session of the traffic, -1 where the request has none.
     :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
     """
@@ -115,6 +119,7 @@ class Evidence:
     window: Ints
     ahead_in_batch: Ints
     priority: Ints
+    sessions: Ints
     pauses: Mapping[str, Pauses]
     spikes: Intervals
     expected: ExpectedWork
@@ -134,11 +139,11 @@ class Evidence:
         )
 
 
-def spread(per_batch: Ints, batch_of: Ints) -> Ints:
-    """A batch's figure at each of its members."""
+def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:
+    """A batch's figure at each of its members; zero for requests without a batch."""
     if not len(per_batch):
-        return np.zeros(len(batch_of), np.int64)
-    return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0)
+        return np.zeros(len(batch_of), per_batch.dtype)
+    return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
 
 
 def gather(record: RunRecord) -> Evidence:
@@ -178,6 +183,7 @@ def gather(record: RunRecord) -> Evidence:
         window=window.astype(np.int64),
         ahead_in_batch=_ahead(rows, batch_of, members),
         priority=priority,
+        sessions=_sessions(record.traffic.sessions, position),
         pauses=pauses,
         spikes=_spikes(record),
         expected=expected,
@@ -197,6 +203,12 @@ def _positions(index: Ints, scheduled: int) -> Ints:
     if not scheduled:
         return np.zeros(len(index), np.int64)
     return np.where(index < 0, (-index - 1) % scheduled, np.minimum(index, scheduled - 1)).astype(np.int64)
+
+
+def _sessions(names: Sequence[str | None], position: Ints) -> Ints:
+    numbers: dict[str | None, int] = {None: -1}
+    codes = np.array([numbers.setdefault(name, len(numbers) - 1) for name in names], dtype=np.int64)
+    return np.asarray(codes[position] if len(codes) else np.full(len(position), -1), dtype=np.int64)
 
 
 def _members(record: RunRecord, batch_of: Ints, position: Ints, m: int, ok: Bools) -> Members:

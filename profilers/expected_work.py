@@ -56,6 +56,9 @@ class ExpectedWork:
     :param unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it was.
     :param typical: ``(max_size + 1,)`` compute of a batch of that many typical inputs, by batch size.
     :param models: by unit, for the report.
+    :param alone_of: ``(folds, n)`` what the fit without each fold says of ``alone``, ``typical_of`` ``(folds,)`` of
+        a typical input alone, ``unpadded_of`` and ``padded_of`` ``(folds, m)`` the same of batches. Their spread
+        is the jackknife's error.
     """
 
     prepare: Ints
@@ -65,6 +68,10 @@ class ExpectedWork:
     padded: Ints
     typical: Ints
     models: Mapping[str, WorkModel]
+    alone_of: Floats
+    typical_of: Floats
+    unpadded_of: Floats
+    padded_of: Floats
 
     def quality(self) -> dict[str, Any]:
         """How good each model is, for ``diagnosis.json``."""
@@ -124,16 +131,29 @@ def expect_work(
     model = models["compute"] = fit_work_model(padded, times["compute"], clean["compute"])
     fold = np.zeros(len(members.attributes), np.int64)
     fold[members.order] = np.repeat(model.fold, members.count)
-    alone = model.predict(_alone_design(members.attributes), fold)
+    typical = _typical_design(members, max_size)
+    by_itself = _alone_design(members.attributes)
+    alone = model.predict(by_itself, fold)
     return ExpectedWork(
         prepare=own["prepare"],
         finish=own["finish"],
         alone=_ints(alone),
         unpadded=_ints(model.predict(real, model.fold)),
         padded=_ints(model.predict(padded, model.fold)),
-        typical=_ints(model.predict_mean(_typical_design(members, max_size))),
+        typical=_ints(model.predict_mean(typical)),
         models=models,
+        alone_of=model.predict_each(by_itself),
+        typical_of=model.predict_each(typical)[:, min(1, max_size)],
+        unpadded_of=model.predict_each(real),
+        padded_of=model.predict_each(padded),
     )
+
+
+def jackknife_error(of_folds: Floats) -> Floats:
+    """Standard error of a figure from its values without each fold, ``(folds, n)``; Tukey (1958)."""
+    folds = len(of_folds)
+    gap = of_folds - of_folds.mean(axis=0)
+    return np.asarray(np.sqrt((folds - 1) / folds * (gap**2).sum(axis=0)), dtype=np.float64)
 
 
 def _padded_length(longest: Floats, padded: Floats) -> Floats:

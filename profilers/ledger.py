@@ -30,11 +30,21 @@ class Books:
 
     :param stages: reference nanoseconds by published stage.
     :param closure_ns: ``(n,)`` of the ledger's rows: waits that the queue's replay did not reproduce.
+    :param line: the queues, with every request of the record; its columns are the ledger's causes.
+    :param ok: which requests of the line are the ledger's rows.
+    :param finished_before: ``(K, n)`` of ``propagated``, what came by the finish of others in the batch.
+    :param usual: what the references rest on.
+    :param spread: ``(K, n)`` standard errors of entries that rest on fitted or calibrated figures.
     """
 
     ledger: Ledger
     stages: Mapping[str, int]
     closure_ns: Ints
+    line: Line
+    ok: npt.NDArray[np.bool_]
+    finished_before: Ints
+    usual: tuple[Usual, ...]
+    spread: Floats
 
 
 class _Remains:
@@ -75,6 +85,18 @@ class _Remains:
         return granted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """One part of the reference: a median over quiet requests.
+
+    :param cause: row of the ledger that counts from it.
+    :param values: ``(n,)`` the quantity of every request of the record, nanoseconds.
+    """
+
+    cause: int
+    values: Ints
+
+
 class _Accounts:
     """Entries per cause while they are being booked; row ``k`` belongs to ``CAUSES[k]``."""
 
@@ -82,6 +104,8 @@ class _Accounts:
         n, m = len(evidence.ok), len(evidence.batches["size"])
         self.evidence = evidence
         self.reference = Reference()
+        self.usual: list[Usual] = []
+        self.spread = np.zeros((len(CAUSES), n))
         self.own: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
         self.prepare: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
         self.finish: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
@@ -91,25 +115,32 @@ class _Accounts:
         """Book what a cause took of a unit: all of a disturbance, otherwise what exceeds its quiet median."""
         stage = STAGE_OF.get(name, name)
         if name in REQUEST_UNITS:
-            usual = 0 if disturbance else quiet_median(amount, self.evidence.quiet)
+            usual = 0 if disturbance else self._usual(k, amount)
             excess = amount - self.reference.add(stage, usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         else:
             at_member = self.evidence.of_batch(amount)
-            usual = self.reference.add(stage, 0 if disturbance else quiet_median(at_member, self.evidence.quiet))
+            usual = self.reference.add(stage, 0 if disturbance else self._usual(k, at_member))
             self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
             self.batch[k] += amount - usual
 
     def book_own(self, k: int, claim: Claim) -> None:
         """Book modelled work and waits of the request's own path."""
         for name, amount in claim.own.items():
-            usual = claim.usual.get(name, quiet_median(amount, self.evidence.quiet))
+            usual = claim.usual[name] if name in claim.usual else self._usual(k, amount)
             excess = amount - self.reference.add(STAGE_OF.get(name, name), usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         if claim.behind is not None:
             self.batch[k] += claim.behind
+        if claim.doubt is not None:
+            self.spread[k] += claim.doubt
+
+    def _usual(self, k: int, amount: Ints) -> int:
+        if amount.any():
+            self.usual.append(Usual(cause=k, values=amount))
+        return quiet_median(amount, self.evidence.quiet)
 
     def _carry(self, k: int, name: str, excess: Ints) -> None:
         if name == "prepare":
@@ -123,8 +154,7 @@ def make_books(evidence: Evidence) -> Books:
     accounts = _Accounts(evidence)
     _book_claims(accounts)
     line = _line(accounts)
-    blame = blame_waits(line)
-    return _close(accounts, blame)
+    return _close(accounts, line, blame_waits(line))
 
 
 def _book_claims(accounts: _Accounts) -> None:
@@ -182,6 +212,7 @@ def _line(accounts: _Accounts) -> Line:
         prepare_extra=_columns(prepare),
         batch_extra=_columns(headed),
         window_column=_index("batching.window"),
+        ended=evidence.of_batch(evidence.batches["finish_end_ns"]).astype(np.float64),
         length=rows["bucket_length"],
     )
 
@@ -209,13 +240,14 @@ def _index(cause: str) -> int:
     return [known.id for known in CAUSES].index(cause)
 
 
-def _close(accounts: _Accounts, blame: Blame) -> Books:
+def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     """Put own and propagated together; the remainder of each request is ``unexplained``."""
     evidence = accounts.evidence
     rows, ok = evidence.rows, evidence.ok
     own = accounts.own
     propagated = np.rint(blame.propagated.T).astype(np.int64)
-    propagated += _finished_before(accounts)
+    finished = _finished_before(accounts)
+    propagated += finished
     traffic, overtaken = np.rint(blame.traffic).astype(np.int64), np.rint(blame.priority).astype(np.int64)
     own[_index("traffic.burst")] += np.where(blame.overload, 0, traffic)
     own[_index("traffic.overload")] += np.where(blame.overload, traffic, 0)
@@ -241,7 +273,16 @@ def _close(accounts: _Accounts, blame: Blame) -> Books:
         propagated_ns=propagated,
         classes=tuple(cause.evidence_class for cause in CAUSES),
     )
-    return Books(ledger=ledger, stages=dict(accounts.reference.stages), closure_ns=closure[ok])
+    return Books(
+        ledger=ledger,
+        stages=dict(accounts.reference.stages),
+        closure_ns=closure[ok],
+        line=line,
+        ok=ok,
+        finished_before=finished[:, ok],
+        usual=tuple(accounts.usual),
+        spread=accounts.spread[:, ok],
+    )
 
 
 def _finished_before(accounts: _Accounts) -> npt.NDArray[np.int64]:

@@ -1,17 +1,18 @@
 """Blame through the queue: how much of each request's wait each cause of those ahead of it owns.
 
 With service ``S(α) = reference + α · excess``, the wait of a request grows from what traffic alone makes it
-wait (α = 0) to what it waited (α = 1). The integral of its derivative over α (Aumann and Shapley, Values of
-Non-Atomic Games, 1974) divides the growth among causes: additive, and independent of their order.
+wait (α = 0) to what it waited (α = 1). The growth is divided among causes as Aumann and Shapley do (Values of
+Non-Atomic Games, 1974): additive, and independent of the causes' order.
 
-In each cell of α the derivative at both ends is known exactly, and so is the growth. Where the derivative
-changes once within the cell, the two fix where, and the integral is exact; for one first-come-first-served
-worker without batching that is all there is, up to several changes in one cell.
+Behind one worker that serves one request at a time, in order, a wait is piecewise linear in α. It is integrated
+from its derivatives at both ends of cells of α, and exactly so where the derivative changes once within a cell;
+cells are halved until the division no longer moves.
 
-With batches, several workers or priorities the wait also jumps where membership or order changes, and the
-integral misses the jumps. Its entries are then scaled to the growth from α = 0 to 1, within a limit: what
-made a request wait longer is also what let others be batched before it or overtake it. What is left after
-that, and what the replay at α = 1 misses of the measured wait, is the closure error, left to ``unexplained``.
+With batches, several workers or priorities the wait also jumps, where membership or order changes, and no
+derivative tells whose doing that is. There the runner's policy is replayed with the stages scaled in small
+steps, one cause after the other in turn, and what each step adds is that cause's. The parts sum to the growth
+from α = 0 to 1. What the replay at α = 1 misses of the measured wait is the closure error, left to
+``unexplained``.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from latfix.profilers.queue_lanes import Lanes, taken_up
 from latfix.profilers.queue_replay import Policy, Served, serve
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_CELLS = 16
-_CELLS_LARGE = 8
-_LARGE = 30_000
+#: Cells of α at first and at most, and the movement between two divisions that ends the halving.
+_CELLS, _MOST_CELLS = 8, 256
+_SETTLED_NS = 1_000.0
+#: Above so many requests times causes the division is not refined further: its error is far below the noise.
+_LARGE = 400_000
+#: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
+_LANE_BUDGET, _SINGLE_BUDGET = 8_000_000, 600_000
+_STEPS = (4, 48)
 _MINUTE_NS = 60e9
-_MOST_SCALED = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,8 @@ class Line:
     :param prepare_extra: ``(n, k)`` prepare beyond the reference, by cause.
     :param batch_extra: ``(n, k)`` service of its batch beyond the reference, at the batch's head; else zero.
     :param window_column: the cause that the batch window counts to.
+    :param ended: ``(n,)`` when the request's batch released its worker, as measured; tells where the queue ran
+        empty. ``None`` where that is not known.
     :param length: ``(n,)`` of the inputs, for a policy by length.
     """
 
@@ -55,6 +63,7 @@ class Line:
     prepare_extra: Floats
     batch_extra: Floats
     window_column: int
+    ended: Floats | None = None
     length: Ints | None = None
 
 
@@ -77,31 +86,171 @@ class Blame:
 def blame_waits(line: Line) -> Blame:
     """Divide every request's wait before service."""
     n, columns = line.prepare_extra.shape
-    cells = _CELLS if n <= _LARGE else _CELLS_LARGE
+    active = _active(line)
+    small = _only(line, active)
+    nothing = np.zeros((1, len(active)))
+    at_rest = waits_at(small, nothing)[0]
+    in_order = at_rest
+    if _classes(line):
+        in_order = waits_at(replace(small, priority=np.zeros_like(line.priority)), nothing)[0]
+    divided = _exact(small) if _one_by_one(line) else _stepped(small, at_rest)
     propagated = np.zeros((n, columns))
-    wait, moves = _waits(line, 0.0)
-    at_rest = wait
-    in_order = _waits(replace(line, priority=np.zeros_like(line.priority)), 0.0)[0] if _classes(line) else wait
-    for k in range(cells):
-        later_wait, later_moves = _waits(line, (k + 1) / cells)
-        propagated += _cell(later_wait - wait, moves, later_moves, 1.0 / cells)
-        wait, moves = later_wait, later_moves
-    propagated *= _scale(wait - at_rest, propagated.sum(axis=1))[:, None]
+    propagated[:, active] = divided
     return Blame(traffic=in_order, priority=at_rest - in_order, propagated=propagated, overload=_overload(line))
 
 
-def _scale(grown: Floats, integral: Floats) -> Floats:
-    """Per request, the factor that takes its entries' sum to the growth of its wait."""
-    small = np.abs(integral) < 1_000.0  # under a microsecond the sum of large opposites decides nothing
-    ratio = grown / np.where(small, 1.0, integral)
-    return np.where(small, 1.0, np.clip(ratio, 0.0, _MOST_SCALED))
+def waits_at(line: Line, scale: Floats) -> Floats:
+    """Every request's wait before prepare and in the queue, with each cause's part of service scaled.
+
+    :param scale: ``(p, k)`` factors of the causes' columns, a row a replay.
+    :returns: ``(p, n)`` nanoseconds.
+    """
+    if _in_lanes(line):
+        return _lane_waits(line, scale)
+    return np.stack([_single_waits(line, row) for row in scale])
+
+
+def _active(line: Line) -> Ints:
+    some = np.asarray(line.prepare_extra.any(axis=0) | line.batch_extra.any(axis=0), dtype=bool)
+    if line.window_column >= 0:
+        some[line.window_column] |= line.workers.window > 0
+    return np.flatnonzero(some)
+
+
+def _only(line: Line, columns: Ints) -> Line:
+    where = np.flatnonzero(columns == line.window_column)
+    return replace(
+        line,
+        prepare_extra=np.ascontiguousarray(line.prepare_extra[:, columns]),
+        batch_extra=np.ascontiguousarray(line.batch_extra[:, columns]),
+        window_column=int(where[0]) if len(where) else -1,
+    )
 
 
 def _classes(line: Line) -> bool:
     return bool(line.queued.any()) and len(np.unique(line.priority[line.queued])) > 1
 
 
-def _waits(line: Line, alpha: float) -> tuple[Floats, Floats]:
+def _in_lanes(line: Line) -> bool:
+    by_length = line.workers.by_length and line.workers.max_batch > 1 and line.length is not None
+    return not by_length and not _classes(line)
+
+
+def _one_by_one(line: Line) -> bool:
+    single = line.workers.workers == 1 and line.workers.max_batch == 1
+    pool = line.prepare.workers == 1 or not line.prepare_extra.any()
+    return single and pool and _in_lanes(line)
+
+
+def _exact(line: Line) -> Floats:
+    """By derivatives, over ever smaller cells until halving them moves no request's entry."""
+    cells = _CELLS
+    divided = _integrated(line, cells)
+    while cells < _MOST_CELLS and divided.size <= _LARGE:
+        cells *= 2
+        finer = _integrated(line, cells)
+        moved = float(np.abs(finer - divided).max(initial=0.0))
+        divided = finer
+        if moved < _SETTLED_NS:
+            break
+    return divided
+
+
+def _integrated(line: Line, cells: int) -> Floats:
+    divided = np.zeros(line.prepare_extra.shape)
+    wait, moves = _moving_waits(line, 0.0)
+    for k in range(cells):
+        later_wait, later_moves = _moving_waits(line, (k + 1) / cells)
+        divided += _cell(later_wait - wait, moves, later_moves, 1.0 / cells)
+        wait, moves = later_wait, later_moves
+    return divided
+
+
+def _cell(grown: Floats, before: Floats, after: Floats, width: float) -> Floats:
+    """The integral of the derivative over one cell, mixing its two ends so that it meets the growth."""
+    low, high = before.sum(axis=1) * width, after.sum(axis=1) * width
+    gap = low - high
+    share = np.where(np.abs(gap) > 1.0, (grown - high) / np.where(np.abs(gap) > 1.0, gap, 1.0), 0.5)
+    share = np.clip(share, 0.0, 1.0)[:, None]
+    return np.asarray(width * (share * before + (1.0 - share) * after), dtype=np.float64)
+
+
+def _stepped(line: Line, at_rest: Floats) -> Floats:
+    """By steps: one cause after the other is brought nearer to what it was, in an order that rotates and turns."""
+    n, kinds = line.prepare_extra.shape
+    divided = np.zeros((n, kinds))
+    if not kinds or not n:
+        return divided
+    budget = _LANE_BUDGET if _in_lanes(line) else _SINGLE_BUDGET
+    steps = int(np.clip(budget / (n * kinds), *_STEPS))
+    scale, wait = np.zeros(kinds), at_rest
+    for step in range(steps):
+        turn = np.roll(np.arange(kinds), -step)
+        turn = turn if step % 2 == 0 else turn[::-1]
+        rows = np.repeat(scale[None], kinds, axis=0)
+        for place, k in enumerate(turn):
+            rows[place:, k] = (step + 1) / steps
+        waits = waits_at(line, rows)
+        divided[:, turn] += np.diff(np.concatenate([wait[None], waits]), axis=0).T
+        scale, wait = rows[-1], waits[-1]
+    return divided
+
+
+def _lane_waits(line: Line, scale: Floats) -> Floats:
+    p, n = len(scale), len(line.handed)
+    wait = np.zeros((p, n))
+    ready = np.repeat(line.handed[None], p, axis=0)
+    some = np.flatnonzero(line.prepared)
+    if line.prepare_extra.any() or len(some) < n or line.prepare.reference[1] > 0:
+        pool = Lanes(workers=line.prepare.workers, max_batch=1, window=np.zeros(p), reference=line.prepare.reference)
+        opened, ended = _in_order(pool, ready[:, some], scale @ line.prepare_extra[some].T, None)
+        wait[:, some] += opened - ready[:, some]
+        ready[:, some] = ended
+    some = np.flatnonzero(line.queued)
+    window = np.full(p, line.workers.window)
+    if line.window_column >= 0:
+        window = line.workers.window * scale[:, line.window_column]
+    queue = Lanes(
+        workers=line.workers.workers,
+        max_batch=line.workers.max_batch,
+        window=window,
+        reference=line.workers.reference,
+    )
+    over = None if line.ended is None else line.ended[some]
+    opened, _ = _in_order(queue, ready[:, some], scale @ line.batch_extra[some].T, over)
+    wait[:, some] += np.maximum(opened - ready[:, some], 0.0)
+    return wait
+
+
+def _in_order(lanes: Lanes, ready: Floats, load: Floats, over: Floats | None) -> tuple[Floats, Floats]:
+    """Serve each row in its own order of readiness."""
+    p, n = ready.shape
+    order = np.argsort(ready, axis=1, kind="stable")
+    row = np.arange(p)[:, None]
+    sorted_ready = ready[row, order]
+    starts = np.zeros(1, np.int64)
+    if over is not None and n:
+        past = np.maximum.accumulate(over[order[-1]])
+        starts = np.flatnonzero(np.concatenate([[True], past[:-1] <= sorted_ready[-1][1:]]))
+    opened, ended = taken_up(lanes, sorted_ready, load[row, order], starts)
+    result = np.empty((p, n)), np.empty((p, n))
+    result[0][row, order], result[1][row, order] = opened, ended
+    return result
+
+
+def _single_waits(line: Line, scale: Floats) -> Floats:
+    window = line.workers.window * (scale[line.window_column] if line.window_column >= 0 else 1.0)
+    scaled = replace(
+        line,
+        prepare_extra=(line.prepare_extra @ scale)[:, None],
+        batch_extra=(line.batch_extra @ scale)[:, None],
+        workers=replace(line.workers, window=window),
+        window_column=-1,
+    )
+    return _moving_waits(scaled, 1.0)[0]
+
+
+def _moving_waits(line: Line, alpha: float) -> tuple[Floats, Floats]:
     """Every request's wait before prepare and in the queue, and its derivative by cause."""
     n, columns = line.prepare_extra.shape
     wait, moves = np.zeros(n), np.zeros((n, columns))
@@ -135,26 +284,22 @@ def _serve(
     return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha, length)
 
 
-def _cell(grown: Floats, before: Floats, after: Floats, width: float) -> Floats:
-    """The integral of the derivative over one cell, mixing its two ends so that it meets the growth."""
-    low, high = before.sum(axis=1) * width, after.sum(axis=1) * width
-    gap = low - high
-    share = np.where(np.abs(gap) > 1.0, (grown - high) / np.where(np.abs(gap) > 1.0, gap, 1.0), 0.5)
-    share = np.clip(share, 0.0, 1.0)[:, None]
-    return np.asarray(width * (share * before + (1.0 - share) * after), dtype=np.float64)
-
-
 def _overload(line: Line) -> Bools:
     """Whether arrivals over the minute around each request reached what reference service can do."""
     n = len(line.handed)
     if n < 2:
         return np.zeros(n, dtype=bool)
-    size = np.arange(1, line.workers.max_batch + 1)
-    rate = line.workers.workers * float(np.max(size / np.maximum(line.workers.reference[1:], 1.0)))
-    pool = line.prepare.workers / max(float(line.prepare.reference[1]), 1.0)
+    rate = capacity(line)
     when = np.sort(line.handed)
     span = float(when[-1] - when[0])
     width = min(_MINUTE_NS, max(span, 1.0))
     center = np.clip(line.handed, when[0] + width / 2, max(when[-1] - width / 2, when[0] + width / 2))
     count = np.searchsorted(when, center + width / 2, "right") - np.searchsorted(when, center - width / 2, "left")
-    return np.asarray(count / width >= min(rate, pool))
+    return np.asarray(count / width >= rate)
+
+
+def capacity(line: Line) -> float:
+    """Requests a nanosecond that prepare pool and workers can serve at reference."""
+    size = np.arange(1, line.workers.max_batch + 1)
+    rate = line.workers.workers * float(np.max(size / np.maximum(line.workers.reference[1:], 1.0)))
+    return min(rate, line.prepare.workers / max(float(line.prepare.reference[1]), 1.0))

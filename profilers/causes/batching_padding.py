@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from latfix.buckets import padding_share
 from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
-from latfix.profilers.evidence import Evidence
+from latfix.profilers.evidence import Evidence, spread
+from latfix.profilers.expected_work import jackknife_error
 
 
 def _claim(evidence: Evidence, _left: Left) -> Claim:
     padding = evidence.expected.padded - evidence.expected.unpadded
-    return Claim(own={"compute": evidence.of_batch(padding)}, behind=padding)
+    error = spread(jackknife_error(evidence.expected.padded_of - evidence.expected.unpadded_of), evidence.batch_of)
+    return Claim(own={"compute": evidence.of_batch(padding)}, behind=padding, doubt=error)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
-from latfix.profilers.evidence import Evidence
+from latfix.profilers.compute_model import Floats
+from latfix.profilers.evidence import Evidence, spread
+from latfix.profilers.expected_work import jackknife_error
 from latfix.profilers.reference import quiet_median
 
 
@@ -25,7 +27,14 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
         own={"compute": unpadded - expected.alone, "finish_wait": turn},
         usual={"compute": typical_batch - others},
         behind=np.maximum(expected.typical[size] - one_by_one, 0),
+        doubt=jackknife_error(_shared(evidence)),
     )
+
+
+def _shared(evidence: Evidence) -> Floats:
+    """``(folds, n)``: what sharing its batch costs each request, by the fit without each fold."""
+    at_member = [spread(of_fold, evidence.batch_of) for of_fold in evidence.expected.unpadded_of]
+    return np.asarray(np.stack(at_member) - evidence.expected.alone_of, dtype=np.float64)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.evidence import Evidence
+from latfix.profilers.expected_work import jackknife_error
 
 
 def _claim(evidence: Evidence, _left: Left) -> Claim:
@@ -14,6 +15,7 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
     return Claim(
         own={"prepare": expected.prepare, "compute": expected.alone, "finish": expected.finish},
         behind=expected.unpadded - typical,
+        doubt=jackknife_error(expected.alone_of - expected.typical_of[:, None]),
     )
 
 
