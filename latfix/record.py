@@ -60,6 +60,7 @@ class RunRecord:
     :param traffic: the replayed schedule; ``index`` of a request points into it.
     :param errors: message of each failed request, by schedule index.
     :param partial: the runner did not reach its end (killed, interrupted, failed).
+    :param first_index: schedule index of the first entry of ``traffic``; above zero in a piece of a record.
     """
 
     folder: Path
@@ -71,6 +72,7 @@ class RunRecord:
     traffic: Traffic
     errors: Mapping[int, str] = field(default_factory=dict)
     partial: bool = False
+    first_index: int = 0
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:

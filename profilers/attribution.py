@@ -13,6 +13,7 @@ import numpy.typing as npt
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, Ledger
 from latfix.profilers.cause import TailFigures
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.chance_waits import chance_wait_ns
 from latfix.profilers.evidence import Evidence, gather
 from latfix.profilers.ledger import Books, make_books
 from latfix.profilers.tail import Doubt, Tail, cut_tail
@@ -49,8 +50,10 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
     )
     tail = cut_tail(ledger, q, doubt=doubt, seed=seed, replicates=bootstrap, once=_ONCE)
     latency_ms = summarize_ms(ledger.latency_ns)
-    floor = max(0.01 * latency_ms["p50"], _timer_floor_ms(record.meta), _QUIET_FLOOR_MS)
-    causes = _summaries(evidence, replace(books, ledger=ledger), tail, floor)
+    least = max(0.01 * latency_ms["p50"], _timer_floor_ms(record.meta), _QUIET_FLOOR_MS)
+    floors = {cause.id: least for cause in CAUSES}
+    floors["traffic.burst"] += chance_wait_ns(books.line, q, seed=seed) / 1e6
+    causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)
     verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
     lag_ms = _lag_ms(record)
     share = {cause.cause: cause.tail_share for cause in causes}
@@ -105,12 +108,15 @@ def write_causes(diagnosis: Diagnosis, path: Path) -> None:
     temporary.replace(path)
 
 
-def _summaries(evidence: Evidence, books: Books, tail: Tail, floor_ms: float) -> tuple[CauseSummary, ...]:
+def _summaries(
+    evidence: Evidence, books: Books, tail: Tail, floors_ms: Mapping[str, float]
+) -> tuple[CauseSummary, ...]:
     ledger = books.ledger
     present = [k for k in range(len(CAUSES)) if ledger.own_ns[k].any() or ledger.propagated_ns[k].any()]
     whatif = without(books, [{CAUSES[k].id} for k in present])
     result = [
-        _summary(evidence, ledger, tail, k, floor_ms, predicted) for k, predicted in zip(present, whatif, strict=True)
+        _summary(evidence, ledger, tail, k, floors_ms[CAUSES[k].id], predicted)
+        for k, predicted in zip(present, whatif, strict=True)
     ]
     return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
 

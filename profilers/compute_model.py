@@ -52,6 +52,10 @@ class WorkModel:
             return np.full(len(design), self.typical)
         return np.asarray(np.einsum("ij,ij->i", design, self.coefficients[fold]), dtype=np.float64)
 
+    def folds_of(self, n: int) -> Ints:
+        """Folds for ``n`` samples of a later piece of the run, which no fit has seen."""
+        return _folds(n)
+
     def predict_mean(self, design: Floats) -> Floats:
         """Nanoseconds for rows of a design matrix that belong to no moment of the run."""
         if not self.accepted:
@@ -73,7 +77,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     :param usable: ``(n,)`` samples without a known disturbance.
     """
     n = len(time_ns)
-    fold = (np.arange(n) * _BLOCKS // max(n, 1) % _FOLDS).astype(np.int64)
+    fold = _folds(n)
     rows = np.flatnonzero(usable)
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
     refused = WorkModel(
@@ -106,6 +110,11 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
         typical=typical,
         samples=len(rows),
     )
+
+
+def _folds(n: int) -> Ints:
+    """Blocks of time, dealt out to the folds in turn."""
+    return (np.arange(n) * _BLOCKS // max(n, 1) % _FOLDS).astype(np.int64)
 
 
 def _fit(design: Floats, time_ns: Floats, rows: Ints, typical: float) -> Floats:

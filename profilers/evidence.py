@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,8 +18,9 @@ import numpy.typing as npt
 
 from latfix.columns import Columns
 from latfix.profilers.compute_model import Bools, Floats, Ints
-from latfix.profilers.expected_work import ExpectedWork, Members, expect_work, numeric_features
+from latfix.profilers.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
 from latfix.profilers.intervals import Intervals
+from latfix.profilers.norms import Norms
 from latfix.profilers.pauses import Pauses, collect_pauses
 from latfix.record import RunRecord
 from latfix.stages import Status
@@ -105,6 +107,8 @@ class Evidence:
     :param sessions: ``(n,)`` a number for each session of the traffic, -1 where the request has none.
     :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
+    :param norms: what is usual in the run that these requests are of.
+    :param begins: these requests are the run's first, or all of it.
     """
 
     setup: Setup
@@ -125,6 +129,12 @@ class Evidence:
     expected: ExpectedWork
     quiet: Bools
     quiet_batch: Bools
+    norms: Norms
+    begins: bool
+
+    def usually_blocked(self, unit: str) -> int:
+        """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
+        return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
 
     def of_batch(self, per_batch: Ints) -> Ints:
         """A batch's figure, at each of its members; zero for requests without a batch."""
@@ -146,15 +156,20 @@ def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number
     return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
 
 
-def gather(record: RunRecord) -> Evidence:
-    """Lay out a record for attribution."""
+def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
+    """Lay out a record, or a piece of one, for attribution.
+
+    :param norms: what was learned of the run from other pieces; what is missing is learned here.
+    :param begins: the piece holds the run's first requests.
+    """
+    norms = Norms() if norms is None else norms
     rows, batches = record.requests, record.batches
-    setup = Setup.of(record.meta, batches, rows)
+    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows))
     n, m = len(rows["index"]), len(batches["batch_id"])
     batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
-    position = _positions(rows["index"], len(record.traffic))
+    position = _positions(rows["index"] - record.first_index, len(record.traffic))
     ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
-    members = _members(record, batch_of, position, m, ok)
+    members = _members(record, batch_of, position, m, ok, norms)
     priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
     enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
     head = _heads(batch_of, enqueue, priority, m)
@@ -162,14 +177,14 @@ def gather(record: RunRecord) -> Evidence:
     lag = np.maximum(batches["close_ns"] - ideal, 0)
     pauses = collect_pauses(record)
     units = {**_request_units(rows, batches, batch_of), **_batch_units(batches, lag, setup)}
-    clean = _clean(units, pauses, batches, rows)
+    clean = {} if "models" in norms else _clean(units, pauses, batches, rows)
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
-    expected = _expected(units, members, batches, setup, clean, spans)
-    units = _with_expectations(units, expected, spans)
+    expected = _expected(units, members, batches, setup, clean, spans, norms)
+    units = _with_expectations(units, expected, spans, norms)
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
-    quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches)
+    quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -189,6 +204,8 @@ def gather(record: RunRecord) -> Evidence:
         expected=expected,
         quiet=quiet,
         quiet_batch=quiet_batch,
+        norms=norms,
+        begins=begins,
     )
 
 
@@ -211,11 +228,12 @@ def _sessions(names: Sequence[str | None], position: Ints) -> Ints:
     return np.asarray(codes[position] if len(codes) else np.full(len(position), -1), dtype=np.int64)
 
 
-def _members(record: RunRecord, batch_of: Ints, position: Ints, m: int, ok: Bools) -> Members:
-    rows = record.requests
-    features = numeric_features(record.traffic.features, position) if len(record.traffic) else None
+def _members(record: RunRecord, batch_of: Ints, position: Ints, m: int, ok: Bools, norms: Norms) -> Members:
+    rows, features = record.requests, record.traffic.features
     sizes = np.column_stack([rows["input_elements"], rows["input_length"]]).astype(np.float64)
-    attributes = sizes if features is None else np.concatenate([sizes, features], axis=1)
+    names = norms.of("features", lambda: telling_features(features, position))
+    columns = [numeric(features[name], position)[:, None] for name in names]
+    attributes = np.concatenate([sizes, *columns], axis=1)
     order = np.flatnonzero(batch_of >= 0)
     order = order[np.argsort(batch_of[order], kind="stable")]
     count = np.bincount(batch_of[order], minlength=m).astype(np.int64)
@@ -333,12 +351,13 @@ def _expected(
     setup: Setup,
     clean: dict[str, Bools],
     spans: Mapping[str, Ints],
+    norms: Norms,
 ) -> ExpectedWork:
     times: dict[str, Floats] = {}
     for name in ("prepare", "finish", "compute"):
         work = (units[name].cpu - spans.get(name, 0)).astype(np.float64)
         times[name] = np.maximum(work - np.minimum(units[name].minflt * setup.minor_fault_ns, 0.9 * work), 0.0)
-    return expect_work(members, batches, times, clean, setup.max_batch)
+    return expect_work(members, batches, times, clean, setup.max_batch, norms)
 
 
 def span_cpu(unit: Unit, span: Ints) -> Ints:
@@ -346,7 +365,9 @@ def span_cpu(unit: Unit, span: Ints) -> Ints:
     return np.asarray(np.clip(span - unit.blocked, 0, unit.cpu), dtype=np.int64)
 
 
-def _with_expectations(units: dict[str, Unit], expected: ExpectedWork, spans: Mapping[str, Ints]) -> dict[str, Unit]:
+def _with_expectations(
+    units: dict[str, Unit], expected: ExpectedWork, spans: Mapping[str, Ints], norms: Norms
+) -> dict[str, Unit]:
     by_name = {
         "prepare": expected.prepare + spans["prepare"],
         "finish": expected.finish + spans["finish"],
@@ -354,7 +375,8 @@ def _with_expectations(units: dict[str, Unit], expected: ExpectedWork, spans: Ma
     }
     result: dict[str, Unit] = {}
     for name, unit in units.items():
-        plain = np.full(len(unit.cpu), int(np.median(unit.cpu)) if len(unit.cpu) else 0, np.int64)
+        usual = norms.of(f"on-cpu.{name}", partial(_median, unit.cpu))
+        plain = np.full(len(unit.cpu), usual, np.int64)
         result[name] = replace(unit, expected_cpu=by_name.get(name, plain))
     return result
 
@@ -365,6 +387,7 @@ def _quiet(
     units: Mapping[str, Unit],
     pauses: Mapping[str, Pauses],
     batches: Columns,
+    norms: Norms,
 ) -> tuple[Bools, Bools]:
     """Requests whose known disturbances are small beside a typical service time.
 
@@ -382,12 +405,20 @@ def _quiet(
         service += unit.wall if name in REQUEST_UNITS else spread(unit.wall, batch_of)
     if len(batches["size"]):
         fresh = spread(np.maximum(batches["first_shape"], batches["retried"]), batch_of) > 0
-        if np.count_nonzero(ok & ~fresh) >= max(20, 0.2 * np.count_nonzero(ok)):
+        settled = int(np.count_nonzero(ok & ~fresh)), int(np.count_nonzero(ok))
+        if norms.of("fresh_is_rare", lambda: settled[0] >= max(20, 0.2 * settled[1])):
             disturbed[fresh] = np.inf
-    limit = max(0.05 * float(np.median(service[ok])), float(np.quantile(disturbed[ok], 0.25, method="lower")))
+    limit = norms.of(
+        "quiet_limit",
+        lambda: max(0.05 * float(np.median(service[ok])), float(np.quantile(disturbed[ok], 0.25, method="lower"))),
+    )
     quiet = ok & (disturbed <= limit)
     quiet_batch[batch_of[quiet]] = True
     return np.asarray(quiet), quiet_batch
+
+
+def _median(values: Ints) -> int:
+    return int(np.median(values)) if len(values) else 0
 
 
 def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:

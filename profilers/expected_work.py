@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from latfix.buckets import padded_elements
 from latfix.profilers.compute_model import Bools, Floats, Ints, WorkModel, fit_work_model
+from latfix.profilers.norms import Norms
 
 _MAX_FEATURES = 3
 
@@ -86,22 +87,26 @@ class ExpectedWork:
         }
 
 
-def numeric_features(features: Mapping[str, npt.NDArray[Any]], position: Ints) -> Floats:
-    """``(n, k)``: the numeric, nonnegative, varying features of each request, at most three.
+def telling_features(features: Mapping[str, npt.NDArray[Any]], position: Ints) -> tuple[str, ...]:
+    """Names of the numeric, nonnegative, varying features of the requests, at most three.
 
     Where there are more, those with the most distinct values are kept: they can tell most inputs apart.
     """
-    columns: list[tuple[int, Floats]] = []
-    for column in features.values():
+    found: list[tuple[int, str]] = []
+    for name, column in features.items():
         if column.dtype.kind not in "iuf" or not len(column):
             continue
-        values = np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        values = numeric(column, position)
         distinct = len(np.unique(values))
         if distinct > 1 and values.min() >= 0:
-            columns.append((distinct, values))
-    columns.sort(key=lambda item: -item[0])
-    kept = [values for _, values in columns[:_MAX_FEATURES]]
-    return np.stack(kept, axis=1) if kept else np.zeros((len(position), 0))
+            found.append((distinct, name))
+    found.sort(key=lambda item: -item[0])
+    return tuple(name for _, name in found[:_MAX_FEATURES])
+
+
+def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
+    """A feature of each request as a finite number; zero where it has none."""
+    return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def expect_work(
@@ -110,36 +115,45 @@ def expect_work(
     times: Mapping[str, Floats],
     clean: Mapping[str, Bools],
     max_size: int,
+    norms: Norms,
 ) -> ExpectedWork:
-    """Fit the models and predict.
+    """Fit the models, or take those that the run has, and predict.
 
     :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
     :param clean: which of them show no known disturbance.
     """
-    models: dict[str, WorkModel] = {}
     request_design = _request_design(members.attributes)
-    own: dict[str, Ints] = {}
-    for unit in ("prepare", "finish"):
-        models[unit] = fit_work_model(request_design, times[unit], clean[unit])
-        own[unit] = _ints(models[unit].predict(request_design, models[unit].fold))
     size = np.maximum(batches["size"].astype(np.float64), 1.0)
     total, largest = members.total(members.attributes), members.largest(members.attributes)
     padded_top = largest.copy()
-    padded_top[:, 1] = _padded_length(largest[:, 1], batches["padded_length"].astype(np.float64))
+    longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
+    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
+        padded_top[:, 1] = np.maximum(longest, collated)
     real = _unpadded_design(members, size, total, largest)
     padded = _padded_design(batches, size, total, padded_top)
-    model = models["compute"] = fit_work_model(padded, times["compute"], clean["compute"])
-    fold = np.zeros(len(members.attributes), np.int64)
-    fold[members.order] = np.repeat(model.fold, members.count)
-    typical = _typical_design(members, max_size)
+    fitted_here = "models" not in norms
+    designs = {"prepare": request_design, "finish": request_design, "compute": padded}
+    models = norms.of(
+        "models",
+        lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
+    )
+    model = models["compute"]
     by_itself = _alone_design(members.attributes)
+    typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
+    if fitted_here:  # each by the fit that did not see it
+        folds = {unit: models[unit].fold for unit in designs}
+    else:
+        folds = {unit: models[unit].folds_of(len(design)) for unit, design in designs.items()}
+    fold = np.zeros(len(members.attributes), np.int64)
+    fold[members.order] = np.repeat(folds["compute"], members.count)
+    own = {unit: _ints(models[unit].predict(designs[unit], folds[unit])) for unit in ("prepare", "finish")}
     alone = model.predict(by_itself, fold)
     return ExpectedWork(
         prepare=own["prepare"],
         finish=own["finish"],
         alone=_ints(alone),
-        unpadded=_ints(model.predict(real, model.fold)),
-        padded=_ints(model.predict(padded, model.fold)),
+        unpadded=_ints(model.predict(real, folds["compute"])),
+        padded=_ints(model.predict(padded, folds["compute"])),
         typical=_ints(model.predict_mean(typical)),
         models=models,
         alone_of=model.predict_each(by_itself),
@@ -156,11 +170,9 @@ def jackknife_error(of_folds: Floats) -> Floats:
     return np.asarray(np.sqrt((folds - 1) / folds * (gap**2).sum(axis=0)), dtype=np.float64)
 
 
-def _padded_length(longest: Floats, padded: Floats) -> Floats:
-    """The length that each batch was padded to: as collated, where that dimension behaves like a length."""
-    if not len(padded) or len(np.unique(padded)) < 2 or np.mean(padded >= longest) < 0.95:
-        return longest
-    return np.maximum(longest, padded)
+def _tells_length(longest: Floats, collated: Floats) -> bool:
+    """Whether dimension 1 of collated batches behaves like the length that they were padded to."""
+    return bool(len(collated) and len(np.unique(collated)) > 1 and np.mean(collated >= longest) >= 0.95)
 
 
 # Columns of the compute design, for g attributes (elements, length, features):

@@ -115,20 +115,20 @@ class _Accounts:
         """Book what a cause took of a unit: all of a disturbance, otherwise what exceeds its quiet median."""
         stage = STAGE_OF.get(name, name)
         if name in REQUEST_UNITS:
-            usual = 0 if disturbance else self._usual(k, amount)
+            usual = 0 if disturbance else self._usual(k, name, amount)
             excess = amount - self.reference.add(stage, usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         else:
             at_member = self.evidence.of_batch(amount)
-            usual = self.reference.add(stage, 0 if disturbance else self._usual(k, at_member))
+            usual = self.reference.add(stage, 0 if disturbance else self._usual(k, name, at_member))
             self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
             self.batch[k] += amount - usual
 
     def book_own(self, k: int, claim: Claim) -> None:
         """Book modelled work and waits of the request's own path."""
         for name, amount in claim.own.items():
-            usual = claim.usual[name] if name in claim.usual else self._usual(k, amount)
+            usual = claim.usual[name] if name in claim.usual else self._usual(k, name, amount)
             excess = amount - self.reference.add(STAGE_OF.get(name, name), usual)
             self.own[k] += excess
             self._carry(k, name, excess)
@@ -137,10 +137,11 @@ class _Accounts:
         if claim.doubt is not None:
             self.spread[k] += claim.doubt
 
-    def _usual(self, k: int, amount: Ints) -> int:
+    def _usual(self, k: int, name: str, amount: Ints) -> int:
         if amount.any():
             self.usual.append(Usual(cause=k, values=amount))
-        return quiet_median(amount, self.evidence.quiet)
+        quiet = self.evidence.quiet
+        return self.evidence.norms.of(f"reference.{CAUSES[k].id}.{name}", lambda: quiet_median(amount, quiet))
 
     def _carry(self, k: int, name: str, excess: Ints) -> None:
         if name == "prepare":
@@ -224,9 +225,10 @@ def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
     service = batches["finish_end_ns"] - (batches["close_ns"] - lag)
     typical = evidence.expected.typical.astype(np.float64)
     # `compute`'s reference is a typical request's: what of it is not modelled work belongs to every batch.
-    modelled = quiet_median(evidence.of_batch(evidence.expected.padded), evidence.quiet)
+    norms, padded, quiet = evidence.norms, evidence.of_batch(evidence.expected.padded), evidence.quiet
+    modelled = norms.of("typical_batch", lambda: quiet_median(padded, quiet))
     fixed = stages["batch"] + stages["h2d"] + stages["d2h"] + stages["compute"] - modelled
-    finish = quiet_median(evidence.units["finish"].wall, evidence.quiet)
+    finish = norms.of("typical_finish", lambda: quiet_median(evidence.units["finish"].wall, quiet))
     size = np.arange(len(typical))
     compute = np.minimum(typical, np.maximum(size, 1) * typical[min(1, len(typical) - 1)])
     return service, np.maximum(fixed + compute + size * finish, 0.0)
@@ -255,7 +257,8 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     waited = rows["prepare_wait_ns"] + rows["queue_ns"]
     closure = waited - traffic - overtaken - np.rint(blame.propagated).astype(np.int64).sum(axis=1)
     # Waking a thread takes a moment even in a quiet run; beyond that, on contended cores, it waited for one.
-    waking = min(max(quiet_median(closure, evidence.quiet), 0), _LONGEST_WAKING_NS)
+    usual = evidence.norms.of("waking", lambda: quiet_median(closure, evidence.quiet))
+    waking = min(max(usual, 0), _LONGEST_WAKING_NS)
     closure = closure - accounts.reference.add("prepare", waking)
     late = np.where(contended_requests(evidence), np.maximum(closure, 0), 0)
     own[_index("host.contention")] += late

@@ -13,16 +13,19 @@ from latfix.profilers.reference import quiet_median
 
 def _claim(evidence: Evidence, _left: Left) -> Claim:
     expected = evidence.expected
-    finish = evidence.units["finish"].wall[evidence.quiet]
-    turn = evidence.ahead_in_batch * (int(np.median(finish)) if len(finish) else 0)
+    finish, quiet = evidence.units["finish"].wall, evidence.quiet
+    turn = evidence.ahead_in_batch * evidence.norms.of("typical_finish", lambda: quiet_median(finish, quiet))
     size = np.minimum(evidence.batches["size"], len(expected.typical) - 1)
     # A batch delays those behind it only where it takes longer than its members one by one.
     one_by_one = size * expected.typical[min(1, len(expected.typical) - 1)]
     # The three parts of modelled compute have the median of their sum for a reference, not the sum of medians:
     # what a typical batch costs more than its parts' medians is this cause's usual part.
     unpadded, padded = evidence.of_batch(expected.unpadded), evidence.of_batch(expected.padded)
-    typical_batch = quiet_median(padded, evidence.quiet)
-    others = quiet_median(expected.alone, evidence.quiet) + quiet_median(padded - unpadded, evidence.quiet)
+    typical_batch = evidence.norms.of("typical_batch", lambda: quiet_median(padded, quiet))
+    others = evidence.norms.of(
+        "typical_batch_by_parts",
+        lambda: quiet_median(expected.alone, quiet) + quiet_median(padded - unpadded, quiet),
+    )
     return Claim(
         own={"compute": unpadded - expected.alone, "finish_wait": turn},
         usual={"compute": typical_batch - others},

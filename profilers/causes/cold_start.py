@@ -30,6 +30,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _first_batches(evidence: Evidence) -> Bools:
     """The first batch of every worker."""
     first = np.zeros(len(evidence.batches["worker"]), dtype=bool)
+    if not evidence.begins:
+        return first
     order = np.argsort(evidence.batches["open_ns"], kind="stable")
     _, where = np.unique(evidence.batches["worker"][order], return_index=True)
     first[order[where]] = True
@@ -43,9 +45,9 @@ def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
     excess = left.cpu_excess("compute") + left.blocked("compute")
     if not fresh.any() or fresh.all():
         return np.zeros_like(fresh)
-    usual = float(np.median(excess[~fresh])) + _DEVIATIONS * 1.4826 * model.residual_mad
-    usual = max(usual, 0.1 * model.typical)
-    if float(np.median(excess[fresh])) <= usual:
+    usual = evidence.norms.of("excess.known_shapes", lambda: float(np.median(excess[~fresh])))
+    usual = max(usual + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
+    if evidence.norms.of("excess.new_shapes", lambda: float(np.median(excess[fresh]))) <= usual:
         return np.zeros_like(fresh)
     return np.asarray(fresh & (excess > usual))
 
@@ -54,6 +56,8 @@ def _first_prepares(evidence: Evidence) -> Bools:
     """The first request of every prepare thread."""
     thread = evidence.rows["prepare_thread"]
     first = np.zeros(len(thread), dtype=bool)
+    if not evidence.begins:
+        return first
     order = np.argsort(evidence.units["prepare"].start, kind="stable")
     order = order[thread[order] >= 0]
     _, where = np.unique(thread[order], return_index=True)

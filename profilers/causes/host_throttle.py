@@ -31,8 +31,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 def _standing_still(evidence: Evidence, left: Left, name: str) -> Ints:
     """Blocked time beyond what the unit always waits for and beyond its declared spans."""
-    unit = evidence.units[name]
-    usual = int(np.median(unit.blocked)) if len(unit.blocked) else 0
+    usual = evidence.usually_blocked(name)
     span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
     return np.maximum(left.blocked(name) - np.maximum(usual, span), 0)
 

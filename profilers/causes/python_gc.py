@@ -18,7 +18,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         elsewhere = np.maximum(pauses.seen(unit.start, unit.end) - own, 0)
         # Another thread's collection costs this one only what it was kept from running: time blocked beyond
         # what it always waits for and beyond its declared spans.
-        usual = int(np.median(unit.blocked)) if len(unit.blocked) else 0
+        usual = evidence.usually_blocked(name)
         span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
         held_up = np.minimum(elsewhere, np.maximum(left.blocked(name) - np.maximum(usual, span), 0))
         # A collection whose thread is not known may have been this one's: on-CPU beyond what its inputs need.
