@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
+    from latfix.cli.drill_down import DrillDown
     from latfix.cli.options import JsonTarget
     from latfix.diagnosis import Diagnosis
     from latfix.gates import Gate, GateResult, GateSubject
@@ -71,10 +72,12 @@ def conclude(
     folder: Path | None = None,
     workload: str | None = None,
     interrupted: bool = False,
+    drill_down: DrillDown | None = None,
 ) -> int:
     """Write ``diagnosis.json``, ``causes.parquet`` and ``report.html``, print, and return the exit code.
 
     :param workload: as the user named it, where it was replayed just now; ``None`` for an earlier run.
+    :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
     :raises RunnerError: it was replayed just now, and no request ended ok.
     """
     from rich.console import Console
@@ -96,10 +99,13 @@ def conclude(
         write_run_report(where / "report.html", record, diagnosis)
     except OSError as error:
         raise InputError(f"{where}: cannot write there ({error.strerror}); name another folder with --out") from error
-    target.write(document)
+    told = drill_down.tell(record, diagnosis) if drill_down is not None else None
+    target.write(document if told is None else {**document, "requests_explained": told.to_json()})
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     if not target.to_stdout:
         console.print(render_diagnosis(diagnosis, folder=where, workload_argument=workload))
+        if told is not None:
+            console.print(told.render())
     show_gates(console, results)
     if interrupted:
         console.print("Interrupted: what was recorded until then is kept and diagnosed above.", markup=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from latfix.cli.drill_down import DrillDown, RequestOption, SlowestOption
 from latfix.cli.options import (
     DeviceOption,
     DurationOption,
@@ -50,6 +51,8 @@ def diagnose(
         Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
     ] = None,
     skip_bad_lines: SkipOption = False,
+    request: RequestOption = None,
+    slowest: SlowestOption = None,
     out: OutOption = None,
     json_file: JsonOption = None,
 ) -> int:
@@ -72,6 +75,7 @@ def diagnose(
     options.check()
     check_seed(seed)
     check_percentile(percentile)
+    drill_down = DrillDown.parse(request, slowest)
     gates = parse_gates(gate, baseline)
     spec = load_spec(workload, traffic=traffic)
     settings = spec.settings
@@ -82,6 +86,7 @@ def diagnose(
         fixes = tuple(fix.id for fix in applied.fixes)
     settings = settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, options)
+    drill_down.check(schedule)
     target = JsonTarget.open(json_file)
     folder = open_folder(out or default_folder(spec.name, "diagnose"))
     replay = Replay(
@@ -98,4 +103,6 @@ def diagnose(
     except Interrupted as stopped:
         record, interrupted = stopped.record, True
     diagnosis = diagnosed(record, percentile=percentile, seed=seed)
-    return conclude(record, diagnosis, target, gates, workload=workload, interrupted=interrupted)
+    return conclude(
+        record, diagnosis, target, gates, workload=workload, interrupted=interrupted, drill_down=drill_down
+    )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from latfix.cli.drill_down import DrillDown, RequestOption, SlowestOption
 from latfix.cli.options import GateOption, JsonOption, JsonTarget, OutOption, SeedOption, check_seed
 
 
@@ -20,6 +21,8 @@ def report(
         Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
     ] = None,
     seed: SeedOption = 0,
+    request: RequestOption = None,
+    slowest: SlowestOption = None,
     out: OutOption = None,
     json_file: JsonOption = None,
 ) -> int:
@@ -30,9 +33,11 @@ def report(
 
     check_seed(seed)
     check_percentile(percentile)
+    drill_down = DrillDown.parse(request, slowest)
     gates = parse_gates(gate, baseline)
     record = RunRecord.load(run)
+    drill_down.check(record.traffic)
     target = JsonTarget.open(json_file)
     folder = open_folder(out) if out is not None else run
     diagnosis = diagnosed(record, percentile=percentile, seed=seed)
-    return conclude(record, diagnosis, target, gates, folder=folder)
+    return conclude(record, diagnosis, target, gates, folder=folder, drill_down=drill_down)

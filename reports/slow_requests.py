@@ -6,23 +6,27 @@ import numpy as np
 
 from latfix.diagnosis import Ledger
 from latfix.figures import significant
+from latfix.profilers.story import tell
+from latfix.profilers.story_choice import choose_slowest, slowest_rows
 from latfix.record import RunRecord
 from latfix.reports.markup import Column, Content, Html, element, joined, table
+from latfix.reports.story_html import story_details
 from latfix.stages import STAGES, STATUS_NAMES
 
 _SHOWN = 20
 _CAUSES = 3
+_TOLD = 10
+#: Laying out a larger record once more would take longer than the rest of the page.
+_MOST_TOLD_OF = 50_000
 
-
-def slowest_rows(record: RunRecord, count: int = _SHOWN) -> list[int]:
-    """Positions in ``record.requests`` of the slowest measured requests, the slowest first."""
-    candidates = np.flatnonzero(record.measured)
-    order = np.argsort(-record.requests["latency_ns"][candidates], kind="stable")
-    return [int(row) for row in candidates[order[:count]]]
+__all__ = ["slowest_rows", "slowest_table"]
 
 
 def slowest_table(record: RunRecord, ledger: Ledger) -> Html:
-    """The 20 slowest requests of any status: id, arrival, latency, stages, largest entries of the ledger."""
+    """The 20 slowest requests of any status: id, arrival, latency, stages, largest entries of the ledger.
+
+    Below the table the slowest of them are told one by one, where the record is not too large.
+    """
     columns = [
         Column(title="request", numeric=False),
         Column(title="arrival, s"),
@@ -31,8 +35,11 @@ def slowest_table(record: RunRecord, ledger: Ledger) -> Html:
         Column(title="stages, ms", numeric=False),
         Column(title="largest causes, ms", numeric=False),
     ]
-    rows = [_cells(record, row, ledger) for row in slowest_rows(record)]
-    return table(f"The {len(rows)} slowest requests, errors included, warm-up excluded", columns, rows)
+    rows = [_cells(record, row, ledger) for row in slowest_rows(record, _SHOWN)]
+    shown = table(f"The {len(rows)} slowest requests, errors included, warm-up excluded", columns, rows)
+    if len(record.requests["index"]) > _MOST_TOLD_OF:
+        return shown
+    return joined([shown, *(story_details(story) for story in tell(record, ledger, choose_slowest(record, _TOLD)))])
 
 
 def _cells(record: RunRecord, row: int, ledger: Ledger) -> list[Content]:
