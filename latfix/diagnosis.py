@@ -32,6 +32,7 @@ class CauseSummary:
     :param evidence: one sentence with the figures.
     :param whatif_ms: percentiles predicted with the cause removed.
     :param fixes: ids of fixes that treat it.
+    :param active: when it was active: ``throughout``, ``intervals_s`` and ``text``, where that was looked at.
     """
 
     cause: str
@@ -46,6 +47,7 @@ class CauseSummary:
     evidence: str
     whatif_ms: Mapping[str, float]
     fixes: tuple[str, ...]
+    active: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``causes`` in ``diagnosis.json``."""
@@ -62,6 +64,7 @@ class CauseSummary:
             "evidence": self.evidence,
             "whatif_ms": dict(self.whatif_ms),
             "fixes": list(self.fixes),
+            **({"active": dict(self.active)} if self.active else {}),
         }
 
 

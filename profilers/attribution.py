@@ -19,6 +19,7 @@ from latfix.profilers.ledger import Books, make_books
 from latfix.profilers.tail import Doubt, Tail, cut_tail
 from latfix.profilers.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.whatif import without
+from latfix.profilers.windows import windows_of
 from latfix.record import RunRecord
 from latfix.stages import STAGES
 from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
@@ -27,6 +28,8 @@ from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
 _ONCE = ("cold.start", "cold.compile")
 #: A cause smaller than this is not named: what an unperturbed run of a small workload shows.
 _QUIET_FLOOR_MS = 0.1
+#: From this share of the tail on, a cause's course over the run is looked at though it is not named.
+_TOLD = 0.02
 _OWN_FLOOR_NS = 1_000
 _DEFAULT_PERCENTILE = 99.0
 
@@ -54,6 +57,11 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
     floors = {cause.id: least for cause in CAUSES}
     floors["traffic.burst"] += chance_wait_ns(books.line, q, seed=seed) / 1e6
     causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)
+    over_time = windows_of(evidence, ledger, _told(causes), seed=seed)
+    causes = tuple(
+        replace(cause, active=over_time.active[cause.cause].to_json()) if cause.cause in over_time.active else cause
+        for cause in causes
+    )
     verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
     lag_ms = _lag_ms(record)
     share = {cause.cause: cause.tail_share for cause in causes}
@@ -82,7 +90,7 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
         partial=record.partial,
         trustworthy=late is None,
         notes=tuple([late, *notes] if late else notes),
-        extra={**_extra(evidence, books, tail), "whatif": _joint(books, causes)},
+        extra={**_extra(evidence, books, tail), "whatif": _joint(books, causes), "windows": over_time.to_json()},
     )
 
 
@@ -119,6 +127,11 @@ def _summaries(
         for k, predicted in zip(present, whatif, strict=True)
     ]
     return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
+
+
+def _told(causes: tuple[CauseSummary, ...]) -> list[str]:
+    """Causes whose course over the run is worth telling."""
+    return [cause.cause for cause in causes if cause.named or cause.tail_share > _TOLD]
 
 
 def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> list[dict[str, Any]]:

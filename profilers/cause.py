@@ -36,6 +36,7 @@ class Claim:
         ``finish``) the components it asks for; per request for prepare and finish, per batch otherwise.
     :param disturbance: what ``units`` holds is no part of a typical request, so that all of it counts; otherwise
         what exceeds its quiet median does.
+    :param expected: the on-CPU time it asks for is among what its unit is expected to take (declared spans).
     :param own: per request and stage, signed nanoseconds that are not taken from a component (modelled work,
         waits); counted against the quiet median of the same figure.
     :param usual: by stage of ``own``, the reference in nanoseconds where it is not that median; zero for waits
@@ -47,6 +48,7 @@ class Claim:
 
     units: Mapping[str, Parts] = field(default_factory=dict)
     disturbance: bool = True
+    expected: bool = False
     own: Mapping[str, Ints] = field(default_factory=dict)
     usual: Mapping[str, int] = field(default_factory=dict)
     behind: Ints | None = None

@@ -68,6 +68,7 @@ class Setup:
     prepare_threads: int
     by_length: bool
     pooled: bool
+    on_device: bool
     minor_fault_ns: float
     calibrated: bool
 
@@ -87,7 +88,8 @@ class Setup:
             workers=max(int(settings.get("workers", workers)), workers, 1),
             prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
             by_length=settings.get("batch_order") == "length",
-            pooled=threads > 1 or str(meta.get("device", "cpu")).startswith("cuda"),
+            pooled=threads > 1,
+            on_device=str(meta.get("device", "cpu")).startswith("cuda"),
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             calibrated=fault > 0,
         )
@@ -263,14 +265,25 @@ def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, 
     return np.asarray(np.minimum(due, batches["close_ns"]), dtype=np.int64)
 
 
-def _split(wall: Ints, cpu: Ints, runq: Ints, *, pooled: bool = False) -> tuple[Ints, Ints, Ints]:
+def _split(wall: Ints, cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
     wall = np.maximum(wall, 0)
-    if pooled:  # the pool's threads work while this one waits for them: only a run-queue delay is not work
-        delayed = np.clip(runq, 0, wall)
-        return wall - delayed, delayed, np.zeros_like(wall)
     on = np.clip(cpu, 0, wall)
     delayed = np.clip(runq, 0, wall - on)
     return on, delayed, wall - on - delayed
+
+
+def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints, *, known: bool) -> tuple[Ints, Ints, Ints]:
+    """Where others work while the thread waits for them: a pool of threads, or a device.
+
+    :param process_cpu: of the whole process: what it did not use of the wall time, nobody worked in.
+    :param known: the work is this process's, so that its absence says that all were blocked.
+    """
+    wall = np.maximum(wall, 0)
+    delayed = np.clip(runq, 0, wall)
+    on = wall - delayed
+    if known:
+        on = np.where(process_cpu > 0, np.minimum(on, process_cpu), on)
+    return on, delayed, wall - delayed - on
 
 
 def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[Ints, Ints], thread: Ints) -> Unit:
@@ -314,7 +327,9 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
     begin, end, out = batches["h2d_end_ns"], batches["compute_end_ns"], batches["d2h_end_ns"]
     runq = np.maximum(batches["compute_runq_ns"], batches["pool_runq_ns"])
     collate = _split(collated - close, batches["collate_cpu_ns"], batches["collate_runq_ns"])
-    compute = _split(end - begin, batches["compute_cpu_ns"], runq, pooled=setup.pooled)
+    compute = _split(end - begin, batches["compute_cpu_ns"], runq)
+    if setup.pooled or setup.on_device:
+        compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq, known=not setup.on_device)
     none, worker = (zero, zero), batches["worker"]
     return {
         "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),

@@ -51,10 +51,10 @@ class _Remains:
     """What claims have left so far; see :class:`latfix.profilers.cause.Left`."""
 
     def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
         self._left: dict[tuple[str, str], Ints] = {
             (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
         }
+        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
 
     def cpu(self, unit: str) -> Ints:
         return self._left[unit, "cpu"]
@@ -66,7 +66,7 @@ class _Remains:
         return self._left[unit, "blocked"]
 
     def cpu_excess(self, unit: str) -> Ints:
-        excess = self._left[unit, "cpu"] - self._evidence.units[unit].expected_cpu
+        excess = self._left[unit, "cpu"] - self._expected[unit]
         return np.asarray(np.maximum(excess, 0), dtype=np.int64)
 
     def take(self, claim: Claim) -> dict[str, Ints]:
@@ -81,6 +81,8 @@ class _Remains:
                     got = np.clip(wanted, 0, left)
                     self._left[name, part] = left - got
                     total += got
+                    if claim.expected and part == "cpu":
+                        self._expected[name] = self._expected[name] - got
             granted[name] = total
         return granted
 

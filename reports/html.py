@@ -32,6 +32,7 @@ from latfix.reports.run_sections import (
     traffic_section,
 )
 from latfix.reports.vocabulary import Severity, change_severity, diagnosis_severity, verdict_words
+from latfix.reports.window_sections import windows_section
 
 
 def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, command: str | None = None) -> None:
@@ -40,10 +41,12 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, com
     :param command: what to run next, as the user would type it; made from ``run.json`` where ``None``.
     :raises InputError: the file cannot be written.
     """
+    over_time = windows_section(diagnosis)
     sections = [
         causes_section(diagnosis),
         advice_section(diagnosis, command=command or optimize_command(workload_argument(record.meta))),
         latency_section(record, diagnosis),
+        *([over_time] if over_time is not None else []),
         stages_section(record, diagnosis),
         slow_section(record, diagnosis),
         traffic_section(record),
@@ -54,7 +57,11 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, com
     main: list[Content] = [_verdict(diagnosis.sentence, severity), _notes(_run_notes(record, diagnosis))]
     main += [
         run_cards(diagnosis),
-        _contents(("causes", "advice", "latency", "stages", "slowest", "traffic", "method")),
+        _contents(
+            anchor
+            for anchor in ("causes", "advice", "latency", "windows", "stages", "slowest", "traffic", "method")
+            if anchor != "windows" or over_time is not None
+        ),
     ]
     _write(
         path,
@@ -155,6 +162,7 @@ _TITLES = {
     "causes": "Where the tail comes from",
     "advice": "What to do",
     "latency": "Latency",
+    "windows": "Over time",
     "stages": "Stages",
     "slowest": "Slowest requests",
     "traffic": "Traffic",

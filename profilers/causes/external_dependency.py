@@ -13,7 +13,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         # Everything blocked in the adapter's own code is a wait for something outside it. Blocked time in
         # compute is not: nothing there is known to wait, so it stays unexplained.
         units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=left.blocked(name))
-    return Claim(units=units, disturbance=False)
+    return Claim(units=units, disturbance=False, expected=True)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -18,8 +18,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "compute", "finish"):
         unit, model = evidence.units[name], evidence.expected.models[name]
-        if name == "compute" and evidence.setup.pooled:
-            continue  # what a pool or a device was busy with, and whether it waited, no thread's counter says
+        if name == "compute" and evidence.setup.on_device:
+            continue  # what a device was busy with, and whether it waited, no thread's counter says
         if not model.accepted and model.residual_mad > 0.1 * model.typical:
             continue  # the features do not tell work from slowness
         excess = left.cpu_excess(name)

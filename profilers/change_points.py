@@ -1,0 +1,84 @@
+"""Change points of a rate: where something that strikes now and then begins to strike more, or less, often.
+
+A series of counts (or of fractions of a full strike) over equally many opportunities each is cut into stretches
+of constant rate. The cost of a stretch is the negative Poisson log likelihood at its own rate, the optimum over
+all cuts comes from pruned dynamic programming (PELT; Killick, Fearnhead and Eckley, JASA 107, 2012), and the
+price of a cut is what the best cut of the same values in random order gains: a steady rate is left whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.compute_model import Floats, Ints
+
+#: Values beyond which a series must be summed up first.
+MOST_VALUES = 2_000
+_SHUFFLES = 99
+_QUANTILE = 0.98
+_LENGTHS = 1.3
+
+
+def rate_changes(values: Floats, *, seed: int) -> Ints:
+    """Edges of the stretches of constant rate, 0 and ``len(values)`` among them.
+
+    :param values: ``(n,)`` nonnegative, in order of time; at most :data:`MOST_VALUES`.
+    :param seed: of the random orders.
+    :raises ValueError: there are too many values.
+    """
+    n = len(values)
+    if n > MOST_VALUES:
+        raise ValueError(f"found {n} values; expected at most {MOST_VALUES}: sum neighbors up first")
+    whole = np.array([0, n], dtype=np.int64)
+    if n < 4 or np.ptp(values) <= 0:
+        return whole
+    price = _price(values, np.random.default_rng(seed))
+    return _cheapest_cuts(values, price)
+
+
+def _worth(total: Floats, count: Floats) -> Floats:
+    """Poisson log likelihood of stretches at their own rates, up to a part that every cut shares."""
+    return np.where(total > 0, total * np.log(np.maximum(total, 1e-300) / np.maximum(count, 1.0)), 0.0)
+
+
+def _price(values: Floats, rng: np.random.Generator) -> float:
+    """What one change must gain: nearly always more than the best one of a random order does."""
+    n = len(values)
+    lengths = np.unique(np.rint(_LENGTHS ** np.arange(np.log(n) / np.log(_LENGTHS))).astype(np.int64))
+    lengths = lengths[lengths < n]
+    first = np.concatenate([np.arange(n - length + 1) for length in lengths])
+    count = np.repeat(lengths, n - lengths + 1)
+    sizes, prefix = count.astype(np.float64), np.arange(1, n, dtype=np.float64)
+    total = float(values.sum())
+    whole = float(_worth(np.array([total]), np.array([float(n)]))[0])
+
+    def gained(inside: Floats, size: Floats) -> float:
+        outside = np.maximum(total - inside, 0.0)
+        return float((_worth(inside, size) + _worth(outside, n - size)).max()) - whole
+
+    best = np.empty((_SHUFFLES, 2))
+    for row in best:
+        running = np.concatenate([[0.0], np.cumsum(rng.permutation(values))])
+        inside = running[first + count] - running[first]
+        row[:] = gained(inside, sizes), gained(running[1:n], prefix)
+    stretch, edge = np.quantile(best, _QUANTILE, axis=0)
+    return max(float(stretch) / 2, float(edge))
+
+
+def _cheapest_cuts(values: Floats, price: float) -> Ints:
+    n = len(values)
+    running = np.concatenate([[0.0], np.cumsum(values)])
+    cost = np.full(n + 1, np.inf)
+    cost[0] = -price
+    previous = np.zeros(n + 1, np.int64)
+    starts = np.zeros(1, np.int64)
+    for end in range(1, n + 1):
+        total = running[end] - running[starts]
+        through = cost[starts] - _worth(total, (end - starts).astype(np.float64))
+        best = int(np.argmin(through))
+        cost[end], previous[end] = through[best] + price, starts[best]
+        starts = np.append(starts[through <= cost[end]], end)
+    edges = [n]
+    while edges[-1] > 0:
+        edges.append(int(previous[edges[-1]]))
+    return np.array(edges[::-1], dtype=np.int64)
