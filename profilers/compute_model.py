@@ -23,6 +23,9 @@ _FOLDS = 4
 _BLOCKS = 12
 _ROUNDS = 8
 _MAX_FIT = 20_000
+#: A level that rises with age is fitted beside the inputs, in steps, where it rises by this share of the typical.
+_AGE_STEPS = 5
+_AGED = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +83,15 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     fold = _folds(n)
     rows = np.flatnonzero(usable)
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
-    refused = WorkModel(
-        coefficients=np.zeros((_FOLDS, design.shape[1])),
-        fold=fold,
-        accepted=False,
-        r2=0.0,
-        residual_mad=_mad(time_ns[rows] - typical),
-        typical=typical,
-        samples=len(rows),
-    )
+    refused = _constant(design, time_ns, rows, fold)
     if len(rows) < MIN_SAMPLES or typical <= 0:
         return refused
     fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
+    aged = _aging(design, time_ns, fitted, fold, typical)
+    if aged is not None:  # what a service takes longer with age is no property of its inputs
+        time_ns = time_ns - aged
+        typical = float(np.median(time_ns[rows]))
+        refused = _constant(design, time_ns, rows, fold)
     coefficients = np.stack([_fit(design, time_ns, fitted[fold[fitted] != k], typical) for k in range(_FOLDS)])
     predicted = np.einsum("ij,ij->i", design[rows], coefficients[fold[rows]])
     residual = time_ns[rows] - predicted
@@ -110,6 +110,31 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
         typical=typical,
         samples=len(rows),
     )
+
+
+def _constant(design: Floats, time_ns: Floats, rows: Ints, fold: Ints) -> WorkModel:
+    """The model that knows nothing of inputs."""
+    typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
+    return WorkModel(
+        coefficients=np.zeros((_FOLDS, design.shape[1])),
+        fold=fold,
+        accepted=False,
+        r2=0.0,
+        residual_mad=_mad(time_ns[rows] - typical),
+        typical=typical,
+        samples=len(rows),
+    )
+
+
+def _aging(design: Floats, time_ns: Floats, fitted: Ints, fold: Ints, typical: float) -> Floats | None:
+    """``(n,)`` by how much work took longer than at the run's start, in steps; ``None`` where it hardly did."""
+    n = len(time_ns)
+    age = np.arange(n) / max(n, 1)
+    steps = (age[:, None] >= np.arange(1, _AGE_STEPS + 1) / (_AGE_STEPS + 1)) * typical
+    both = np.concatenate([design, steps], axis=1)
+    parts = [_fit(both, time_ns, fitted[fold[fitted] != k], typical)[design.shape[1] :] for k in range(_FOLDS)]
+    rise = np.median(parts, axis=0)
+    return np.asarray(steps @ rise, dtype=np.float64) if float(rise.sum()) > _AGED else None
 
 
 def _folds(n: int) -> Ints:

@@ -62,3 +62,30 @@ def test_too_few_or_unrelated_samples_are_refused() -> None:
     few = fit_work_model(design[:20], 1e6 * design[:20, 1], np.ones(20, dtype=bool))
     assert not few.accepted
     assert (few.predict(design[:20], few.fold) == few.typical).all()
+
+
+@pytest.mark.parametrize("kind", ["step", "slope"])
+def test_age_is_not_taken_for_input(kind: str) -> None:
+    # GIVEN work that takes longer from mid-run on, or ever longer, for the same inputs
+    rng = np.random.default_rng(4)
+    age = np.arange(1200) / 1200
+    length = rng.integers(10, 500, 1200).astype(np.float64)
+    truth = 4e6 + 1e4 * length
+    older = np.where(age > 0.5, 5e6, 0.0) if kind == "step" else 6e6 * age
+    design = np.column_stack([np.ones(1200), length, length**2])
+    model = fit_work_model(design, truth * (1 + 0.01 * rng.standard_normal(1200)) + older, np.ones(1200, dtype=bool))
+    # THEN the model says what inputs take in a young service, in every block of the run
+    assert model.accepted
+    share = model.predict(design, model.fold) / truth
+    assert 0.97 < np.median(share[:300]) and np.quantile(np.abs(share - 1), 0.9) < 0.12
+
+
+def test_episodes_are_not_taken_for_age() -> None:
+    rng = np.random.default_rng(5)
+    length = rng.integers(10, 500, 1200).astype(np.float64)
+    truth = 4e6 + 1e4 * length
+    age = np.arange(1200) / 1200
+    slow = np.where((age > 0.3) & (age < 0.4), 5e6, 0.0)
+    design = np.column_stack([np.ones(1200), length])
+    model = fit_work_model(design, truth + slow, np.ones(1200, dtype=bool))
+    assert np.abs(model.predict(design, model.fold) / truth - 1).max() < 0.03
