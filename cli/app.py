@@ -17,6 +17,7 @@ from latfix.cli.diagnose import diagnose
 from latfix.cli.init import init
 from latfix.cli.optimize import optimize
 from latfix.cli.report import report
+from latfix.cli.selftest import selftest
 from latfix.cli.traffic import traffic_app
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 
@@ -48,7 +49,7 @@ def root(
     del version
 
 
-for command in (diagnose, optimize, compare, report, init):
+for command in (diagnose, optimize, compare, report, selftest, init):
     app.command()(command)
 app.add_typer(traffic_app, name="traffic")
 

@@ -1,0 +1,115 @@
+"""The injectors' own log: what was really done to which request, when and for how long.
+
+One JSON line a fault, written with a single ``write`` to a file opened for appending, so that lines of
+several threads and processes never mix. Times are of ``time.perf_counter_ns``, whose clock is the machine's
+and not the process's on Linux: lines of the runner and of other processes can be compared.
+
+The diagnosis never reads this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from latfix.errors import InputError
+
+#: Environment variable that names the file; without it nothing is logged.
+LOG_VARIABLE = "LATFIX_SELFTEST_LOG"
+LOG_FILE = "faults.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault as its injector timed it.
+
+    :param cause: id of the cause that owns it; ``unexplained`` where no listed cause does.
+    :param kind: which injector.
+    :param where: ``prepare``, ``model`` or ``finish`` on a request's path, else ``outside``.
+    :param request: id of the request that carried it; empty where it was on nobody's path.
+    :param ns: nanoseconds that it added, which may be less than ``end_ns - start_ns``.
+    """
+
+    cause: str
+    kind: str
+    where: str
+    request: str
+    start_ns: int
+    end_ns: int
+    ns: int
+
+
+class FaultLog:
+    """Appends faults to a file.
+
+    :param path: ``None`` logs nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = -1 if path is None else os.open(path, flags, 0o644)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> FaultLog:
+        """The log that :data:`LOG_VARIABLE` names."""
+        name = environment.get(LOG_VARIABLE, "")
+        return cls(Path(name) if name else None)
+
+    def add(self, fault: Fault) -> None:
+        """Write one line."""
+        if self._fd >= 0:
+            os.write(self._fd, (json.dumps(_as_row(fault)) + "\n").encode())
+
+    def close(self) -> None:
+        """Give the descriptor back; nothing is logged any more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _as_row(fault: Fault) -> dict[str, object]:
+    return {
+        "cause": fault.cause,
+        "kind": fault.kind,
+        "where": fault.where,
+        "request": fault.request,
+        "start_ns": fault.start_ns,
+        "end_ns": fault.end_ns,
+        "ms": fault.ns / 1e6,
+    }
+
+
+def read_faults(path: Path) -> list[Fault]:
+    """The faults in a log, in order of their start; a last line cut short by a kill is left out.
+
+    :raises InputError: it cannot be read, or holds something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); expected the log of a self-test") from error
+    faults = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n") and number == len(lines):
+            break
+        faults.append(_parse(line, f"{path}:{number}"))
+    return sorted(faults, key=lambda fault: fault.start_ns)
+
+
+def _parse(line: str, where: str) -> Fault:
+    try:
+        row = json.loads(line)
+        return Fault(
+            cause=str(row["cause"]),
+            kind=str(row["kind"]),
+            where=str(row["where"]),
+            request=str(row["request"]),
+            start_ns=int(row["start_ns"]),
+            end_ns=int(row["end_ns"]),
+            ns=round(float(row["ms"]) * 1e6),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{where}: found no fault ({error}); expected a line that an injector wrote") from error

@@ -1,0 +1,253 @@
+"""What can be injected: one recipe each, which writes its faults into a case's draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from latfix.runners.selftest.background import Phases
+from latfix.runners.selftest.cases import CLEAN_START, INTENSITIES, ITEMS, Draft, steady_gaps
+from latfix.runners.selftest.injectors import supported
+from latfix.runners.selftest.quota import unavailable as no_quota
+
+#: Share of the requests that a pause strikes, by its intensity: rarer where it is longer.
+_SHARES = {"small": 0.03, "medium": 0.02, "large": 0.012}
+_ARRIVALS = ("traffic.burst", "traffic.overload")
+_BATCHING = ("batching.window", "batching.size", "batching.padding")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A way to inject one cause.
+
+    :param cause: whose it is; empty for the quiet ones.
+    :param build: writes it into a draft.
+    :param exact: every fault is in the log with the request that it struck, so that its milliseconds are known.
+    :param logged: the log has a line for each time it struck, with or without a request.
+    :param load: how busy the worker is without it.
+    :param beside: causes that come with it, to be named or not.
+    :param obstacle: why this machine cannot inject it; empty where it can.
+    """
+
+    cause: str
+    build: Callable[[Draft], None]
+    exact: bool = False
+    logged: bool = False
+    load: float = 0.35
+    beside: tuple[str, ...] = ()
+    obstacle: Callable[[], str] = lambda: ""
+
+
+def level(draft: Draft) -> int:
+    """0, 1 or 2."""
+    return INTENSITIES.index(draft.intensity)
+
+
+def _on_path(where: str, kind: str) -> Callable[[Draft], None]:
+    def build(draft: Draft) -> None:
+        draft.plan(where, kind, _SHARES[draft.intensity])
+        if kind == "fragment":
+            draft.env["TRIM_BYTES"] = str(8 << 20)
+
+    return build
+
+
+def _heavy_inputs(draft: Draft) -> None:
+    """A few inputs are many times as long as usual."""
+    chosen = draft.choose(_SHARES[draft.intensity])
+    factor = (3.0, 6.0, 11.0)[level(draft)] * draft.rng.uniform(0.8, 1.2, len(chosen))
+    draft.items[chosen] = np.rint(factor * ITEMS / 16).astype(np.int64) * 16
+
+
+def _burst(draft: Draft) -> None:
+    """Every one or two seconds several requests arrive at once."""
+    size = (6, 10, 18)[level(draft)]
+    mean = float(np.mean(draft.gaps))
+    every = max(int(1.5 / mean), 2 * size)
+    for start in range(CLEAN_START + every // 2, len(draft) - size, every):
+        first = start + int(draft.rng.integers(0, max(every // 4, 1)))
+        draft.gaps[first + 1 : first + size] = 2e-4
+        draft.taken[first : first + size] = True
+
+
+def _overload(draft: Draft) -> None:
+    """Arrivals beyond what the worker can serve, from a third of the run on."""
+    start = len(draft) // 3
+    service_s = draft.typical_ms / 1e3
+    load = (1.25, 1.6, 2.2)[level(draft)]
+    draft.gaps[start:] = steady_gaps(draft.rng, len(draft) - start, service_s / load)
+
+
+def _priority(draft: Draft) -> None:
+    """Many urgent requests at high load: the others are overtaken again and again."""
+    urgent = draft.rng.random(len(draft)) < (0.75, 0.85, 0.93)[level(draft)]
+    draft.priority = np.where(urgent, 0, 1).astype(np.int8)
+    draft.gaps[:] = draft.rng.exponential(float(np.mean(draft.gaps)), len(draft))
+
+
+def _window(draft: Draft) -> None:
+    """A batch window of several service times with hardly anyone to wait for."""
+    draft.overrides |= {"max_batch_size": 8, "batch_window_ms": round(draft.pause_ms, 2)}
+
+
+def _groups(draft: Draft) -> None:
+    """Requests that come together are computed together."""
+    size = (4, 8, 14)[level(draft)]
+    draft.overrides |= {"max_batch_size": 16, "batch_window_ms": 1.0}
+    for first in draft.choose(0.1 / size, apart=size).tolist():
+        draft.gaps[first + 1 : first + size] = 2e-5
+        draft.taken[first : first + size] = True
+
+
+def _padding(draft: Draft) -> None:
+    """Now and then a long input comes together with five short ones, which are padded to its length."""
+    factor = (2, 4, 7)[level(draft)]
+    draft.overrides |= {"max_batch_size": 8, "batch_window_ms": 1.0}
+    for first in draft.choose(0.04 / factor, apart=8).tolist():
+        draft.gaps[first + 1 : first + 6] = 2e-5
+        draft.taken[first : first + 6] = True
+        draft.items[first] = factor * ITEMS
+
+
+def _new_lengths(draft: Draft, share: float) -> None:
+    """Lengths that no request had before, near the usual one."""
+    chosen = draft.choose(share)
+    fresh = np.setdiff1d(np.arange(ITEMS - 24, ITEMS + 8 * len(chosen)), np.unique(draft.items))
+    draft.items[chosen] = draft.rng.permutation(fresh[: len(chosen)])
+
+
+def _lazy(draft: Draft) -> None:
+    draft.env["LAZY_MS"] = f"{draft.pause_ms:.3f}"
+    _new_lengths(draft, _SHARES[draft.intensity])
+
+
+def _compile(draft: Draft) -> None:
+    draft.env["COMPILED"] = "1"
+    _new_lengths(draft, (0.012, 0.02, 0.03)[level(draft)])
+
+
+def _growth(kind: str) -> Callable[[Draft], None]:
+    def build(draft: Draft) -> None:
+        most_ms = (0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
+        # Room for what comes: at the end a request takes that much longer.
+        room = 1.0 + 0.6 * most_ms / draft.typical_ms
+        draft.cut(round(len(draft) / room))
+        draft.gaps *= room
+        draft.env["GROWTH"] = f"{kind}/{most_ms:.3f}/{len(draft)}"
+        if kind == "sessions":  # nobody else has any, so that growth is not taken for theirs
+            draft.sessions = [str(k) for k in _sessions(draft).tolist()]
+
+    return build
+
+
+def _sessions(draft: Draft) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Conversations of some requests each; most of them begin in two waves, not evenly over the run."""
+    n = len(draft)
+    begins = np.sort(draft.rng.beta(2.0, 1.2, n // 2)) * n
+    known = np.searchsorted(begins, np.arange(n), side="right")
+    newest = np.diff(known, prepend=0) > 0
+    older = (draft.rng.random(n) * np.maximum(known, 1)).astype(np.int64)
+    return np.asarray(np.where(newest, known, older) + 1, dtype=np.int64)
+
+
+def _phases(draft: Draft, on_s: float, period_s: float) -> Phases:
+    return Phases(on_s=on_s, period_s=period_s, seed=int(draft.rng.integers(1 << 30)))
+
+
+def _spinner(draft: Draft) -> None:
+    """A Python thread that does not let go of the interpreter lock by itself."""
+    on_s = (0.08, 0.15, 0.3)[level(draft)]
+    draft.env["SPINNER"] = _phases(draft, on_s, 2.0).text()
+
+
+def _collector(draft: Draft) -> None:
+    """Collections in a thread that serves nobody, a few a second."""
+    draft.env["COLLECTOR"] = _phases(draft, draft.pause_ms / 1e3, (0.4, 0.6, 1.0)[level(draft)]).text()
+    draft.env["COLLECTOR_MS"] = f"{draft.pause_ms:.3f}"
+
+
+def _hogs(draft: Draft) -> None:
+    """Processes on the runner's own cores: one, two or three a core, all at once."""
+    from latfix.runners.selftest.hogs import cores
+
+    phases = _phases(draft, 0.25, 1.6)
+    draft.hogs += [phases] * ((level(draft) + 1) * len(cores()))
+
+
+def _quota(draft: Draft) -> None:
+    """A quota of processor time, in force for a part of the run."""
+    draft.quota = (_phases(draft, 0.3, 1.8), (0.3, 0.2, 0.12)[level(draft)])
+
+
+def _nothing(draft: Draft) -> None:
+    draft.gaps[:] = draft.rng.exponential(float(np.mean(draft.gaps)), len(draft))
+
+
+def _varied(draft: Draft) -> None:
+    """Lengths from a bell around the usual one."""
+    lengths = draft.rng.normal(ITEMS, ITEMS / 6, len(draft))
+    draft.items[:] = np.clip(np.rint(lengths / 4) * 4, ITEMS // 2, 2 * ITEMS)
+    _nothing(draft)
+
+
+def _constant(draft: Draft) -> None:
+    draft.items[:] = ITEMS
+    _nothing(draft)
+
+
+def _pause(cause: str, where: str, kind: str) -> Recipe:
+    return Recipe(cause=cause, build=_on_path(where, kind), exact=True, logged=True, obstacle=lambda: supported(kind))
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "sleep_prepare": _pause("external.dependency", "prepare", "sleep"),
+    "sleep_finish": _pause("external.dependency", "finish", "sleep"),
+    "span_prepare": _pause("external.dependency", "prepare", "span"),
+    "gc_prepare": _pause("python.gc", "prepare", "gc"),
+    "gc_model": _pause("python.gc", "model", "gc"),
+    "gc_background": Recipe(cause="python.gc", build=_collector, logged=True, exact=True),
+    "faults_prepare": _pause("memory.page_faults", "prepare", "faults"),
+    "faults_model": _pause("memory.page_faults", "model", "faults"),
+    "trim_model": _pause("memory.allocator", "model", "trim"),
+    "fragment_model": _pause("memory.fragmentation", "model", "fragment"),
+    "work_model": _pause("host.slowdown", "model", "work"),
+    "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, beside=_ARRIVALS),
+    "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, beside=_ARRIVALS),
+    "quota": Recipe(cause="host.throttle", build=_quota, logged=True, obstacle=no_quota, beside=_ARRIVALS),
+    "heavy_inputs": Recipe(cause="input.size", build=_heavy_inputs),
+    "burst": Recipe(cause="traffic.burst", build=_burst, beside=_ARRIVALS),
+    "overload": Recipe(cause="traffic.overload", build=_overload, beside=_ARRIVALS),
+    "priority": Recipe(cause="traffic.priority", build=_priority, load=0.75, beside=_ARRIVALS),
+    "window": Recipe(cause="batching.window", build=_window, load=0.15, beside=_BATCHING),
+    "groups": Recipe(cause="batching.size", build=_groups, load=0.25, beside=_BATCHING),
+    "padding": Recipe(cause="batching.padding", build=_padding, load=0.25, beside=_BATCHING),
+    "lazy": Recipe(cause="cold.start", build=_lazy, logged=True, exact=True),
+    "compile": Recipe(
+        cause="cold.compile", build=_compile, logged=True, exact=True, load=0.25, beside=("cold.start",)
+    ),
+    "growth_memory": Recipe(cause="drift.memory", build=_growth("memory"), logged=True, beside=_ARRIVALS),
+    "growth_cache": Recipe(cause="drift.cache", build=_growth("cache"), logged=True, beside=_ARRIVALS),
+    "growth_sessions": Recipe(cause="drift.sessions", build=_growth("sessions"), logged=True, beside=_ARRIVALS),
+    "growth_unknown": Recipe(cause="drift.unknown", build=_growth("unknown"), logged=True, beside=_ARRIVALS),
+    "shift_unknown": Recipe(cause="drift.unknown", build=_growth("shift"), logged=True, beside=_ARRIVALS),
+    "sleep_model": _pause("unexplained", "model", "sleep"),
+    "lock_model": _pause("unexplained", "model", "lock"),
+    "quiet_low": Recipe(cause="", build=_nothing, load=0.2),
+    "quiet_busy": Recipe(cause="", build=_nothing, load=0.6),
+    "quiet_varied": Recipe(cause="", build=_varied),
+    "quiet_constant": Recipe(cause="", build=_constant, load=0.4),
+}
+
+#: Causes of the catalogue that nothing here can bring about, and why.
+NOT_INJECTABLE: Mapping[str, str] = {
+    "host.steal": "only a hypervisor can take the core",
+    "observer": "latfix does not slow itself down on purpose",
+}
+
+
+def log_of(folder: Path) -> Path:
+    """The faults' log of a case kept in ``folder``."""
+    return folder / "faults.jsonl"

@@ -1,0 +1,188 @@
+"""One case's score: what was injected against what the diagnosis says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.diagnosis import UNEXPLAINED, Diagnosis
+from latfix.runners.selftest.cases import Case
+from latfix.runners.selftest.recipes import RECIPES, Recipe
+from latfix.runners.selftest.truth import Truth
+from latfix.scoreboard import CaseScore, RequestErrors
+
+#: A fault counts as injected from this on, or from this share of a typical request.
+LEAST_MS, LEAST_SHARE = 1.0, 0.1
+#: An error of one request that is allowed: the larger of these.
+ALLOWED_MS, ALLOWED_SHARE = 0.1, 0.05
+#: A cause must be named where it is this share of the tail's excess.
+PRESENT_SHARE = 0.1
+#: Where the largest causes are this close, either is right.
+TIE = 0.9
+#: Always there to some degree: arrivals are not even and inputs vary, so naming them is never wrong.
+AMBIENT = ("input.size", "traffic.burst")
+BURST = "traffic.burst"
+#: What neighbors do to a run; real, and of unknown size, where others used this share of the cores meanwhile.
+NEIGHBORS = ("host.contention", "host.steal")
+DISTURBED = 0.03
+_TRAFFIC = "traffic."
+
+
+def least_ms(p50_ms: float) -> float:
+    """The smallest fault that counts, in a run whose median latency is ``p50_ms``."""
+    return max(LEAST_MS, LEAST_SHARE * p50_ms)
+
+
+def score_case(
+    case: Case, truth: Truth, diagnosis: Diagnosis, *, neighbors: float | None, folder: str = ""
+) -> CaseScore:
+    """Compare.
+
+    In a run that neighbors disturbed, what they took is no fault of the diagnosis and of unknown size: naming it
+    is not wrong, and it is left out when the largest cause is looked for.
+
+    :param truth: of the same run, its tail cut at the diagnosis' percentile.
+    :param neighbors: share of the cores that others used meanwhile.
+    """
+    recipes = [RECIPES[name] for name in case.recipes]
+    injected = tuple(dict.fromkeys(recipe.cause for recipe in recipes if recipe.cause))
+    happened = [cause for cause in injected if _happened(cause, recipes, truth)]
+    faults, kept = (sum(table.get(cause, 0) for cause in injected) for table in (truth.faults, truth.kept))
+    known = {cause: truth.tail_ms(cause) for cause in happened if _exact(cause, recipes) and cause in truth.causes}
+    natural = truth.natural_tail_ms()
+    found = {entry.cause: entry.tail_ms for entry in diagnosis.causes}
+    named = tuple(entry.cause for entry in diagnosis.causes if entry.named)
+    disturbed = neighbors is not None and neighbors > DISTURBED
+    unjudged = [cause for cause in NEIGHBORS if disturbed and cause not in injected]
+    top = max((cause for cause in found if cause not in unjudged), key=lambda cause: found[cause], default="")
+    right = _right_tops(happened, known, natural)
+    beside = {*AMBIENT, *unjudged, *injected, *(cause for recipe in recipes for cause in recipe.beside)}
+    foreign = tuple(cause for cause in named if cause not in beside)
+    quiet = case.group == "quiet"
+    return CaseScore(
+        id=case.id,
+        recipes=case.recipes,
+        group=case.group,
+        intensity=case.intensity,
+        seed=case.seed,
+        injected=injected,
+        requests=len(truth.index),
+        p50_ms=float(diagnosis.latency_ms["p50"]),
+        excess_ms=diagnosis.excess_ms,
+        faults=faults,
+        dropped=faults - kept,
+        counted=quiet or bool(happened),
+        verdict=diagnosis.verdict,
+        top=top,
+        right_tops=right,
+        top_right=top in right if right else None,
+        named=named,
+        present=tuple(_present(happened, known, diagnosis.excess_ms)),
+        wrong=foreign,
+        true_ms=known,
+        natural_ms=natural,
+        found_ms=found,
+        held=_held(known, diagnosis),
+        errors=_errors(known, truth, diagnosis),
+        unexplained=_unexplained(truth, diagnosis) if case.group == "unlisted" else None,
+        alarms=tuple(cause for cause in foreign if not cause.startswith(_TRAFFIC)) if quiet else (),
+        traffic_alarms=tuple(cause for cause in named if cause.startswith(_TRAFFIC)) if quiet else (),
+        conservation_ns=diagnosis.ledger.conservation_error_ns(),
+        trustworthy=diagnosis.trustworthy,
+        neighbors=neighbors,
+        disturbed=disturbed,
+        folder=folder,
+    )
+
+
+def _exact(cause: str, recipes: Sequence[Recipe]) -> bool:
+    return all(recipe.exact for recipe in recipes if recipe.cause == cause)
+
+
+def _happened(cause: str, recipes: Sequence[Recipe], truth: Truth) -> bool:
+    """Whether a cause was really injected: traffic and settings always are, faults where the log says so."""
+    logged = any(recipe.logged for recipe in recipes if recipe.cause == cause)
+    return truth.kept.get(cause, 0) > 0 if logged else True
+
+
+def _right_tops(happened: Sequence[str], known: dict[str, float], natural_ms: float) -> tuple[str, ...]:
+    """Causes that may be the largest: those within a tenth of the largest where milliseconds are known.
+
+    Where they are known for all that was injected, the wait that arrivals alone made competes with them.
+    """
+    if not happened:
+        return ()
+    if set(known) != set(happened):
+        return tuple(happened)
+    every = {**known, BURST: max(known.get(BURST, 0.0), natural_ms)}
+    largest = max(every.values())
+    return tuple(cause for cause, ms in every.items() if ms >= TIE * largest)
+
+
+def _present(happened: Sequence[str], known: dict[str, float], excess_ms: float) -> list[str]:
+    """Causes that a diagnosis must name; an unlisted one has no name."""
+    return [
+        cause
+        for cause in happened
+        if cause != UNEXPLAINED and (cause not in known or known[cause] >= PRESENT_SHARE * excess_ms)
+    ]
+
+
+def _held(known: dict[str, float], diagnosis: Diagnosis) -> dict[str, bool]:
+    """Whether each cause's interval holds its true milliseconds; that of a cause not found is zero wide."""
+    intervals = {entry.cause: entry.ci95_ms for entry in diagnosis.causes}
+    return {
+        cause: intervals.get(cause, (0.0, 0.0))[0] <= ms <= intervals.get(cause, (0.0, 0.0))[1]
+        for cause, ms in known.items()
+        if ms > 0
+    }
+
+
+def _entries(truth: Truth, diagnosis: Diagnosis, cause: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Own and propagated of a cause in the ledger, in the order of the truth's requests; zero where it has none."""
+    ledger = diagnosis.ledger
+    own, propagated = (np.zeros(len(truth.index), dtype=np.int64) for _ in range(2))
+    if cause in ledger.causes and len(ledger.request):
+        k = ledger.causes.index(cause)
+        order = np.argsort(ledger.request, kind="stable")
+        place = np.searchsorted(ledger.request[order], truth.index)
+        place = np.minimum(place, len(order) - 1)
+        there = ledger.request[order][place] == truth.index
+        own[there], propagated[there] = (
+            part[k][order][place[there]] for part in (ledger.own_ns, ledger.propagated_ns)
+        )
+    return own, propagated
+
+
+def _errors(known: dict[str, float], truth: Truth, diagnosis: Diagnosis) -> RequestErrors | None:
+    """Own milliseconds of every request that a fault struck, against the log."""
+    errors, allowed = [], []
+    for cause in known:
+        true = truth.own[truth.causes.index(cause)]
+        struck = true >= LEAST_MS * 1e6
+        own, _ = _entries(truth, diagnosis, cause)
+        errors.append(np.abs(own - true)[struck] / 1e6)
+        allowed.append(np.maximum(ALLOWED_MS, ALLOWED_SHARE * true[struck] / 1e6))
+    if not errors or not sum(map(len, errors)):
+        return None
+    error, limit = np.concatenate(errors), np.concatenate(allowed)
+    return RequestErrors(
+        count=len(error),
+        median_ms=float(np.median(error)),
+        allowed_ms=float(np.median(limit)),
+        within=int(np.count_nonzero(error <= limit)),
+    )
+
+
+def _unexplained(truth: Truth, diagnosis: Diagnosis) -> float | None:
+    """Of an unlisted cause's milliseconds, what share is in ``unexplained``, request by request."""
+    if UNEXPLAINED not in truth.causes:
+        return None
+    k = truth.causes.index(UNEXPLAINED)
+    true = truth.own[k] + truth.propagated[k]
+    own, propagated = _entries(truth, diagnosis, UNEXPLAINED)
+    struck = true > 0
+    total = float(true[struck].sum())
+    return float(np.clip(own + propagated, 0, true)[struck].sum()) / total if total > 0 else None

@@ -1,0 +1,206 @@
+"""A small model whose cost grows with its input's length, and which does what its traffic asks it to suffer.
+
+``payload = {"items": n, "faults": [[where, kind, ms], ...]}``: ``where`` is ``prepare``, ``model`` or
+``finish``, ``kind`` one of :data:`latfix.runners.selftest.injectors.KINDS`. Faults of the model travel with
+the inputs as a tensor of their own, so that they strike in the batch that carries them.
+
+Faults that last longer than a request are configured by the environment, see ``OPTIONS``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from latfix import Request, Workload
+from latfix.runners.selftest.background import Phases, start_collector, start_spinner
+from latfix.runners.selftest.fault_log import Fault, FaultLog
+from latfix.runners.selftest.growth import Growth
+from latfix.runners.selftest.injectors import KINDS, ExtraWork, Injectors
+from latfix.runners.selftest.memory import Heap
+from latfix.runners.selftest.stopwatch import Done, Stopwatch
+
+WIDTH, HIDDEN = 256, 1024
+#: Faults that one request can bring into the model.
+MOST_FAULTS = 4
+PREFIX = "LATFIX_SELFTEST_"
+_TABLE = 64_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The environment's say, each field in a variable of its name after ``LATFIX_SELFTEST_``.
+
+    :param blocks: layers of the model, by which its speed is set.
+    :param kinds: injectors that traffic will ask for: ``gc=20,sleep=5`` with the largest milliseconds.
+    :param spinner: phases of a spinning thread; ``collector`` of one that collects ``collector_ms`` long.
+    :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.growth.Growth`.
+    :param lazy_ms: work at the first use of each input length.
+    :param compiled: compile the model, anew for each shape.
+    :param trim_bytes: free memory at the heap's top from which the C library gives it back.
+    """
+
+    blocks: int = 8
+    kinds: str = ""
+    spinner: str = ""
+    collector: str = ""
+    collector_ms: float = 0.0
+    growth: str = ""
+    lazy_ms: float = 0.0
+    compiled: int = 0
+    trim_bytes: int = 1 << 30
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Options:
+        """Read the variables that are set."""
+        values: dict[str, Any] = {}
+        for each in fields(cls):
+            text = environment.get(PREFIX + each.name.upper())
+            if text is not None:
+                values[each.name] = {"int": int, "float": float}.get(str(each.type), str)(text)
+        return cls(**values)
+
+
+class Model(torch.nn.Module):
+    """Blocks of two matrix products on ``(batch, items, width)``, one pair of weights for all of them."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.up = torch.nn.Parameter(torch.randn(WIDTH, HIDDEN) / WIDTH**0.5)
+        self.down = torch.nn.Parameter(torch.randn(HIDDEN, WIDTH) / HIDDEN**0.5)
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:
+        """``(batch, width)``: the mean item after all blocks."""
+        for _ in range(self.blocks):
+            items = torch.relu(items @ self.up) @ self.down
+        return items.mean(dim=1)
+
+
+class Served(torch.nn.Module):
+    """The model with the faults that its batch carries, and those of its age."""
+
+    def __init__(self, options: Options, injectors: Injectors, log: FaultLog) -> None:
+        super().__init__()
+        self.model = Model(options.blocks)
+        self._injectors, self._log = injectors, log
+        self._call: Any = self.model
+        self._compiled = bool(options.compiled)
+        if self._compiled:
+            self._call = torch.compile(self.model, backend="eager", dynamic=False)
+        self._lazy_ms = options.lazy_ms
+        self._work = ExtraWork()
+        self._shapes: set[tuple[int, ...]] = set()
+        self._per_row_ns = float("inf")
+        kind, _, rest = options.growth.partition("/")
+        most, _, count = rest.partition("/")
+        self._growth = Growth(kind, float(most), int(count)) if kind else None
+
+    def forward(self, items: torch.Tensor, faults: torch.Tensor, sender: torch.Tensor) -> torch.Tensor:
+        """Inputs ``(batch, items, width)``, faults ``(batch, MOST_FAULTS, 2)`` and senders ``(batch, 2)``."""
+        for row, planned in enumerate(faults.tolist()):
+            for code, micro in planned:
+                if code:
+                    name = request_id(int(sender[row, 0]))
+                    self._injectors.strike("model", KINDS[code], micro / 1e3, name)
+        first = request_id(int(sender[0, 0]))
+        if self._growth is not None:
+            for session in sender[:, 1].tolist():
+                self._log_model(self._growth.cause, "growth", first, self._growth(str(session)))
+        shape = tuple(items.shape)
+        new = shape not in self._shapes
+        self._shapes.add(shape)
+        if new and self._lazy_ms:
+            self._log_model("cold.start", "first use", first, self._work(self._lazy_ms))
+        if new and self._compiled:
+            _no_recompile_limit()
+        watch = Stopwatch()
+        output: torch.Tensor = self._call(items)
+        done = watch.stop()
+        rows = shape[0] * shape[1]
+        if new and self._compiled:
+            usual = 0.0 if self._per_row_ns == float("inf") else self._per_row_ns * rows
+            self._log_model("cold.compile", "compile", first, replace(done, ns=max(int(done.ns - usual), 0)))
+        elif not new:
+            self._per_row_ns = min(self._per_row_ns, done.ns / rows)
+        return output
+
+    def _log_model(self, cause: str, kind: str, request: str, done: Done) -> None:
+        self._log.add(
+            Fault(
+                cause=cause,
+                kind=kind,
+                where="model",
+                request=request,
+                start_ns=done.start_ns,
+                end_ns=done.end_ns,
+                ns=done.ns,
+            )
+        )
+
+
+def _no_recompile_limit() -> None:
+    """Let every new shape be compiled. The framework keeps this setting by thread, so the worker's own sets it."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 10_000
+    torch._dynamo.config.accumulated_recompile_limit = 10_000
+
+
+def request_id(number: int) -> str:
+    """The id that traffic gives its request of this number."""
+    return f"r{number:06d}"
+
+
+class Service(Workload):
+    """Looks items up, runs the model, rounds the answer."""
+
+    def load(self, device: str) -> torch.nn.Module:
+        del device
+        options = Options.of(os.environ)
+        gc.collect()
+        gc.freeze()  # the libraries' own objects are nobody's fault
+        # One heap that keeps what it has: an allocator at rest is the background that faults stand out from.
+        with contextlib.suppress(OSError):
+            Heap().one_arena(trim_bytes=options.trim_bytes)
+        log = FaultLog.from_environment()
+        pairs = [pair.split("=") for pair in options.kinds.split(",") if pair]
+        self._injectors = Injectors({kind: float(ms) for kind, ms in pairs}, log)
+        generator = np.random.default_rng(0)
+        self._table = generator.standard_normal((512, WIDTH), dtype=np.float32)
+        self._phase = generator.standard_normal(_TABLE, dtype=np.float32)
+        model = Served(options, self._injectors, log)
+        if options.collector:
+            self._collector = start_collector(Phases.parse(options.collector), options.collector_ms, log)
+        if options.spinner:
+            self._spinner = start_spinner(Phases.parse(options.spinner), log)
+        return model
+
+    def prepare(self, request: Request) -> dict[str, torch.Tensor]:
+        number = int(request.id[1:])
+        planned = request.payload.get("faults", ())
+        for where, kind, ms in planned:
+            if where == "prepare":
+                self._injectors.strike(where, kind, ms, request.id)
+        weights = np.tanh(np.sin(self._phase))
+        rows = (np.arange(int(request.payload["items"])) * 7 + number) % len(self._table)
+        items = torch.from_numpy(self._table[rows] * (1.0 + 1e-3 * weights[0]))
+        faults = torch.zeros(MOST_FAULTS, 2, dtype=torch.int64)
+        inside = [(KINDS.index(kind), int(ms * 1e3)) for where, kind, ms in planned if where == "model"]
+        for place, fault in enumerate(inside[:MOST_FAULTS]):
+            faults[place] = torch.tensor(fault)
+        session = int(request.session or 0)
+        return {"items": items, "faults": faults, "sender": torch.tensor([number, session])}
+
+    def finish(self, output: torch.Tensor, request: Request) -> list[float]:
+        for where, kind, ms in request.payload.get("faults", ()):
+            if where == "finish":
+                self._injectors.strike(where, kind, ms, request.id)
+        return [round(value, 4) for value in output[:8].tolist()]

@@ -1,0 +1,125 @@
+"""Recorded runs made by a queue that is simulated here, with faults that are known to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.record import RunRecord
+from latfix.runners.selftest.fault_log import Fault
+from latfix.traffic.model import Traffic
+
+MS = 1_000_000
+T0 = 5_000 * MS
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run: its record, and the faults as an injector would have logged them."""
+
+    record: RunRecord
+    faults: list[Fault] = field(default_factory=list)
+
+
+Simulate = Callable[..., Simulated]
+
+
+def _empty(dtype: Any, n: int) -> Columns:
+    return {name: np.zeros(n, dtype=np.int64) for name in dtype.names}
+
+
+def _simulate(
+    arrivals_ms: Sequence[float],
+    *,
+    prepare_ms: float = 1.0,
+    compute_ms: float = 4.0,
+    batches: Sequence[Sequence[int]] | None = None,
+    prepare_faults: Mapping[int, tuple[str, float]] | None = None,
+    model_faults: Mapping[int, tuple[str, float]] | None = None,
+    finish_faults: Mapping[int, tuple[str, float]] | None = None,
+) -> Simulated:
+    """One prepare thread and one worker, first come first served; faults by request: cause and milliseconds."""
+    n = len(arrivals_ms)
+    rows, members = _empty(REQUEST_DTYPE, n), list(batches or [[k] for k in range(n)])
+    table = _empty(BATCH_DTYPE, len(members))
+    before, inside, after = prepare_faults or {}, model_faults or {}, finish_faults or {}
+    faults: list[Fault] = []
+
+    def strike(where: str, k: int, at: int, fault: tuple[str, float] | None) -> int:
+        if fault is None:
+            return 0
+        cause, ms = fault
+        length = int(ms * MS)
+        faults.append(
+            Fault(
+                cause=cause,
+                kind="sleep",
+                where=where,
+                request=f"r{k:06d}",
+                start_ns=T0 + at,
+                end_ns=T0 + at + length,
+                ns=length,
+            )
+        )
+        return length
+
+    free, enqueued = 0, np.zeros(n, dtype=np.int64)
+    rows["index"], rows["arrival_ns"] = np.arange(n), np.rint(np.array(arrivals_ms) * MS).astype(np.int64)
+    for k in range(n):
+        start = max(int(rows["arrival_ns"][k]), free)
+        free = start + int(prepare_ms * MS) + strike("prepare", k, start, before.get(k))
+        enqueued[k] = free
+        rows["prepare_wait_ns"][k] = start - rows["arrival_ns"][k]
+        rows["prepare_ns"][k] = free - rows["arrival_ns"][k]
+    free = 0
+    for number, batch in enumerate(members):
+        close = max(free, int(enqueued[list(batch)].max()))
+        end = close + int(compute_ms * MS) * len(batch)
+        end += sum(strike("model", k, close, inside.get(k)) for k in batch)
+        computed = end
+        for k in batch:
+            rows["queue_ns"][k] = max(free, int(enqueued[k])) - enqueued[k]
+            rows["batch_ns"][k] = close - max(free, int(enqueued[k]))
+            rows["compute_ns"][k] = computed - close
+            rows["batch_id"][k] = number
+        begun = free
+        for k in batch:
+            rows["finish_wait_ns"][k] = end - computed
+            end += strike("finish", k, end, after.get(k))
+            rows["finish_ns"][k] = end - computed
+            rows["latency_ns"][k] = end - rows["arrival_ns"][k]
+        free = end
+        stamps = {"batch_id": number, "size": len(batch), "free_ns": begun, "close_ns": close, "collated_ns": close}
+        stamps |= {"h2d_end_ns": close, "compute_end_ns": computed, "d2h_end_ns": computed, "finish_end_ns": end}
+        for name, value in stamps.items():
+            table[name][number] = value
+    traffic = Traffic(
+        arrival_ns=rows["arrival_ns"],
+        ids=[f"r{k:06d}" for k in range(n)],
+        priority=np.ones(n, dtype=np.int8),
+        sessions=[None] * n,
+        deadline_ms=np.full(n, np.nan),
+        payloads=[None] * n,
+    )
+    record = RunRecord(
+        folder=Path("simulated"),
+        meta={"t0_ns": T0, "state": "complete", "settings": {}},
+        requests=rows,
+        batches=table,
+        events={name: np.zeros(0, dtype=object if name in ("kind", "detail") else np.int64) for name in EVENT_FIELDS},
+        samples={name: np.zeros(0, dtype=object if name == "series" else np.int64) for name in SAMPLE_FIELDS},
+        traffic=traffic,
+    )
+    return Simulated(record, faults)
+
+
+@pytest.fixture(scope="session")
+def simulate() -> Simulate:
+    """Simulates a run; see :func:`_simulate`."""
+    return _simulate

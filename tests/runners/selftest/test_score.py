@@ -1,0 +1,250 @@
+"""Scores of single cases, and their sum: every measure moves with what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
+from latfix.runners.selftest.aggregate import make_scoreboard
+from latfix.runners.selftest.matrix import make_case
+from latfix.runners.selftest.score import least_ms, score_case
+from latfix.runners.selftest.truth import Truth
+from latfix.scoreboard import CaseScore, Scoreboard, Share
+
+MS = 1_000_000
+N = 200
+STRUCK = (50, 120)
+_MEASURED: tuple[EvidenceClass, ...] = ("measured",)
+
+
+def _truth(causes: Mapping[str, float], *, natural_ms: float = 0.0, kept: int = 2) -> Truth:
+    """Each cause struck two requests, which are the tail."""
+    own = np.zeros((len(causes), N), dtype=np.int64)
+    for k, ms in enumerate(causes.values()):
+        own[k, list(STRUCK)] = int(ms * MS)
+    tail = np.isin(np.arange(N), STRUCK)
+    return Truth(
+        causes=tuple(causes),
+        index=np.arange(N),
+        own=own,
+        propagated=np.zeros((len(causes), N)),
+        natural=np.where(tail, int(natural_ms * MS), 0),
+        tail=tail,
+        faults=dict.fromkeys(causes, 2),
+        kept=dict.fromkeys(causes, kept),
+    )
+
+
+def _diagnosis(
+    found: Mapping[str, float], named: tuple[str, ...] = (), *, width_ms: float = 1.0, gap_ns: int = 0
+) -> Diagnosis:
+    """One that gives each cause so many milliseconds in the two tail requests."""
+    ids = (*[cause for cause in found if cause != "unexplained"], "unexplained")
+    own = np.zeros((len(ids), N), dtype=np.int64)
+    for k, cause in enumerate(ids):
+        own[k, list(STRUCK)] = int(found.get(cause, 0.0) * MS)
+    latency = own.sum(axis=0) + 5 * MS + gap_ns
+    summaries = [
+        CauseSummary(
+            cause=cause,
+            tail_ms=ms,
+            tail_share=0.0,
+            own_ms=ms,
+            propagated_ms=0.0,
+            ci95_ms=(ms - width_ms, ms + width_ms),
+            named=cause in named,
+            evidence_class="measured",
+            requests=2,
+            evidence="",
+            whatif_ms={},
+            fixes=(),
+        )
+        for cause, ms in sorted(found.items(), key=lambda pair: -pair[1])
+    ]
+    ledger = Ledger(
+        request=np.arange(N),
+        latency_ns=latency,
+        reference_ns=5 * MS,
+        causes=ids,
+        own_ns=own,
+        propagated_ns=np.zeros_like(own),
+        classes=_MEASURED * len(ids),
+    )
+    blank: Any = {}
+    return Diagnosis(
+        workload="selftest",
+        device="cpu",
+        requests={"ok": N},
+        latency_ms={"p50": 5.0},
+        latency_ci95_ms=blank,
+        stages_ms=blank,
+        verdict=named[0] if named else "steady",
+        sentence="",
+        percentile=99.0,
+        excess_ms=sum(found.values()),
+        reference_ms=5.0,
+        unexplained_ms=found.get("unexplained", 0.0),
+        causes=tuple(summaries),
+        dispatch_ms=blank,
+        throughput_rps=1.0,
+        overhead=blank,
+        ledger=ledger,
+    )
+
+
+def _score(recipes: tuple[str, ...], truth: Truth, diagnosis: Diagnosis, neighbors: float | None = 0.0) -> CaseScore:
+    return score_case(make_case(recipes, "medium", 1, 6.0), truth, diagnosis, neighbors=neighbors)
+
+
+def _board(*cases: CaseScore, planned: int | None = None) -> Scoreboard:
+    return make_scoreboard(
+        cases,
+        planned=len(cases) if planned is None else planned,
+        not_injectable={},
+        seed=1,
+        quick=True,
+        machine={},
+        typical_ms=5.0,
+        seconds=1.0,
+    )
+
+
+def _measure(board: Scoreboard, id: str) -> Any:
+    return next(measure for measure in board.measures if measure.id == id)
+
+
+RIGHT = {"python.gc": 20.0, "unexplained": 1.0}
+
+
+def test_a_right_diagnosis_scores_on_every_count() -> None:
+    case = _score(("gc_model",), _truth({"python.gc": 20.0}), _diagnosis(RIGHT, ("python.gc",)))
+    assert case.top == "python.gc" and case.top_right is True
+    assert case.present == ("python.gc",) and case.wrong == () and case.held == {"python.gc": True}
+    assert case.errors is not None and case.errors.median_ms == 0 and case.errors.within == case.errors.count == 2
+    assert case.true_ms == {"python.gc": 20.0} and case.conservation_ns == 0 and case.counted
+    board = _board(case)
+    for id in ("top1_single", "precision", "recall", "request_error", "conservation"):
+        assert _measure(board, id).met is True, id
+    assert board.causes[0].top1 == Share(hits=1, of=1)
+
+
+def test_a_wrong_cause_costs_top1_precision_recall_and_is_in_the_confusion() -> None:
+    found = {"host.contention": 18.0, "unexplained": 3.0}
+    case = _score(("gc_model",), _truth({"python.gc": 20.0}), _diagnosis(found, ("host.contention",)))
+    assert case.top_right is False and case.wrong == ("host.contention",) and case.held == {"python.gc": False}
+    board = _board(case)
+    for id in ("top1_single", "precision", "recall", "request_error"):
+        assert _measure(board, id).met is False, id
+    scores = {score.cause: score for score in board.causes}
+    assert scores["python.gc"].taken_for == {"host.contention": 1}
+    assert scores["host.contention"].precision == Share(hits=0, of=1)
+    assert "weak at python.gc" in board.sentence and "host.contention" in board.sentence
+
+
+def test_the_error_is_judged_against_the_larger_of_both_bounds() -> None:
+    truth = _truth({"python.gc": 20.0})
+    near = _score(("gc_model",), truth, _diagnosis({"python.gc": 20.9, "unexplained": 0.0}))
+    far = _score(("gc_model",), truth, _diagnosis({"python.gc": 21.1, "unexplained": 0.0}))
+    assert near.errors is not None and near.errors.within == 2
+    assert far.errors is not None and far.errors.within == 0
+    assert far.errors.median_ms == pytest.approx(1.1)
+
+
+def test_the_true_top_of_a_mix_is_that_with_most_milliseconds() -> None:
+    truth = _truth({"external.dependency": 10.0, "python.gc": 30.0})
+    wrong = _diagnosis({"external.dependency": 30.0, "python.gc": 10.0, "unexplained": 0.0})
+    case = _score(("sleep_prepare", "gc_model"), truth, wrong)
+    assert case.right_tops == ("python.gc",) and case.top_right is False
+    close = _truth({"external.dependency": 28.0, "python.gc": 30.0})
+    assert _score(("sleep_prepare", "gc_model"), close, wrong).top_right is True
+    board = _board(case)
+    assert _measure(board, "top1_mixed").met is False and _measure(board, "top1_single").count == 0
+
+
+def test_arrivals_can_be_the_true_top() -> None:
+    truth = _truth({"python.gc": 5.0}, natural_ms=20.0)
+    case = _score(("gc_model",), truth, _diagnosis({"traffic.burst": 20.0, "python.gc": 5.0, "unexplained": 0.0}))
+    assert case.right_tops == ("traffic.burst",) and case.top_right is True
+
+
+def test_a_cause_too_small_in_the_tail_need_not_be_named() -> None:
+    found = {"external.dependency": 40.0, "python.gc": 2.0, "unexplained": 0.0}
+    truth = _truth({"external.dependency": 40.0, "python.gc": 2.0})
+    case = _score(("sleep_prepare", "gc_model"), truth, _diagnosis(found, ("external.dependency",)))
+    assert case.present == ("external.dependency",)
+
+
+def test_faults_too_small_to_count_drop_the_case() -> None:
+    case = _score(("gc_model",), _truth({"python.gc": 0.2}, kept=0), _diagnosis(RIGHT, ("python.gc",)))
+    assert not case.counted and case.dropped == case.faults == 2 and case.top_right is None
+    board = _board(case)
+    assert _measure(board, "top1_single").count == 0 and len(board.cases) == 1
+    assert least_ms(5.0) == 1.0 and least_ms(40.0) == 4.0
+
+
+def test_a_quiet_run_that_names_a_fault_is_a_false_alarm() -> None:
+    found = {"host.contention": 1.0, "traffic.burst": 3.0, "input.size": 1.0, "unexplained": 0.0}
+    named = ("traffic.burst", "host.contention", "input.size")
+    case = _score(("quiet_low",), _truth({}), _diagnosis(found, named))
+    assert case.alarms == ("host.contention",) and case.traffic_alarms == ("traffic.burst",)
+    assert case.top_right is None and case.counted
+    assert _measure(_board(case), "false_alarms").met is False
+    calm = _score(("quiet_low",), _truth({}), _diagnosis(found, ("traffic.burst",)))
+    assert _measure(_board(calm), "false_alarms").met is True
+
+
+def test_what_neighbors_took_counts_neither_way() -> None:
+    found = {"host.contention": 60.0, "python.gc": 20.0, "unexplained": 0.0}
+    diagnosis = _diagnosis(found, ("host.contention", "python.gc"))
+    case = _score(("gc_model",), _truth({"python.gc": 20.0}), diagnosis, neighbors=0.3)
+    assert case.disturbed and case.top == "python.gc" and case.top_right is True and case.wrong == ()
+    alone = _score(("gc_model",), _truth({"python.gc": 20.0}), diagnosis, neighbors=0.001)
+    assert alone.top_right is False and alone.wrong == ("host.contention",)
+    hogs = _score(("hogs",), _truth({}), diagnosis, neighbors=0.3)
+    assert hogs.top == "host.contention"
+
+
+def test_an_unlisted_cause_must_stay_unexplained() -> None:
+    truth = _truth({"unexplained": 20.0})
+    kept = _score(("sleep_model",), truth, _diagnosis({"unexplained": 19.0}))
+    lost = _score(("sleep_model",), truth, _diagnosis({"external.dependency": 15.0, "unexplained": 5.0}))
+    assert kept.unexplained == pytest.approx(0.95) and kept.top_right is True and kept.present == ()
+    assert lost.unexplained == pytest.approx(0.25) and lost.top_right is False
+    assert _measure(_board(kept), "unlisted").met is True
+    assert _measure(_board(lost), "unlisted").met is False
+
+
+def test_coverage_needs_many_intervals_to_be_too_high() -> None:
+    good = _score(("gc_model",), _truth({"python.gc": 20.0}), _diagnosis(RIGHT, ("python.gc",)))
+    bad = replace(good, held={"python.gc": False})
+    assert _measure(_board(good), "coverage").met is None
+    assert _measure(_board(bad), "coverage").met is False
+    assert _measure(_board(*[good] * 95, *[bad] * 5), "coverage").met is True
+    assert _measure(_board(*[good] * 120), "coverage").met is False
+
+
+def test_a_ledger_that_does_not_sum_is_seen() -> None:
+    case = _score(("gc_model",), _truth({"python.gc": 20.0}), _diagnosis(RIGHT, gap_ns=3))
+    assert case.conservation_ns == 3 and _measure(_board(case), "conservation").met is False
+
+
+def test_the_document_holds_every_case_and_measure() -> None:
+    case = _score(("gc_model",), _truth({"python.gc": 20.0}), _diagnosis(RIGHT, ("python.gc",)))
+    board = _board(case, planned=2)
+    document = board.to_json()
+    assert document["schema"] == "latfix.selftest/1" and board.interrupted
+    assert document["cases"][0]["true_ms"] == {"python.gc": 20.0}
+    assert {measure["id"] for measure in document["measures"]} >= {"top1_single", "coverage", "unlisted"}
+    top = document["measures"][0]
+    assert top["ci95"][0] < top["value"] == 1.0 and top["count"] == 1
+
+
+def test_nothing_scored_says_so() -> None:
+    board = _board(planned=5)
+    assert board.sentence.startswith("No case was scored")
+    assert all(measure.met is None for measure in board.measures)
