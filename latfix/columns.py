@@ -20,8 +20,23 @@ Columns = dict[str, npt.NDArray[Any]]
 THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt")
 
 
-def _account(prefix: str) -> list[tuple[str, str]]:
-    return [(f"{prefix}_{name}", "<i8") for name in THREAD_ACCOUNT]
+#: What the whole process did over the same interval: CPU time of all its threads, and changes (signed) of its
+#: private writable mappings, of its resident memory, of the C library's arenas, of its mapped blocks, and of what
+#: of both is in use; then what was free in the arenas when it began. Memory is looked at where units fault pages in;
+#: elsewhere, and of a heap that takes long to read, these are zero.
+PROCESS_ACCOUNT: tuple[str, ...] = (
+    "process_cpu_ns",
+    "mapped_bytes",
+    "resident_bytes",
+    "arena_bytes",
+    "blocks_bytes",
+    "used_bytes",
+    "free_bytes",
+)
+
+
+def _account(prefix: str, names: tuple[str, ...] = THREAD_ACCOUNT) -> list[tuple[str, str]]:
+    return [(f"{prefix}_{name}", "<i8") for name in names]
 
 
 #: One row a request, in segments on disk and in memory.
@@ -37,11 +52,14 @@ REQUEST_DTYPE = np.dtype(
         ("prepare_thread", "<i8"),  # index of the prepare thread; -1: never prepared
         # Parts of `prepare` and `finish` (both inside the stage):
         ("prepare_wait_ns", "<i8"),  # handed over -> a prepare thread picked it up
+        ("prepare_wake_runq_ns", "<i8"),  # of that, run-queue delay of the prepare thread since its last request
         ("finish_wait_ns", "<i8"),  # the batch's other members were finished first
         ("prepare_span_ns", "<i8"),  # declared with latfix.span, outermost spans only
         ("finish_span_ns", "<i8"),
         *_account("prepare"),  # of the prepare thread, over its own work on this request
-        *_account("finish"),  # of the worker's thread, over this request's finish alone
+        *_account("finish"),  # of the worker's thread, from the end of compute or of the last member's finish
+        *_account("prepare", PROCESS_ACCOUNT),
+        *_account("finish", PROCESS_ACCOUNT),
         ("input_elements", "<i8"),  # elements in all tensors that prepare returned
         ("input_length", "<i8"),  # largest size of dimension 0 among them
         ("bucket_length", "<i8"),  # what batches ordered by length go by: elements, or the feature of batch_key
@@ -67,6 +85,9 @@ BATCH_DTYPE = np.dtype(
         *_account("compute"),  # of the worker's thread, h2d end -> compute end
         ("pool_runq_ns", "<i8"),  # largest run-queue delay of one intra-op pool thread during compute
         ("process_cpu_ns", "<i8"),  # CPU time of the whole process during compute
+        *_account("collate", PROCESS_ACCOUNT),
+        *_account("compute", PROCESS_ACCOUNT[1:]),  # its CPU time is process_cpu_ns
+        ("wake_runq_ns", "<i8"),  # run-queue delay of the worker's thread since its last batch: part of queue and lag
         ("throttled_ns", "<i8"),  # growth of the cgroup's throttled time seen at the end of this batch
         ("real_elements", "<i8"),  # sum of its members' input_elements
         ("padded_elements", "<i8"),  # elements of the collated batch
@@ -94,6 +115,12 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
 #: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes
 #: gc.tracked_objects is not sampled: counting them walks the heap.
+#: malloc.* are read less often where reading them takes long: it walks all free chunks.
+#: gil.wait_ns: how long a thread that woke at ``t_ns`` waited for the interpreter lock, every 20 ms
+#: gil.switch_interval_ns: after which Python asks the holder to let go; read once
+#: thread.<name>.cpu_ns, thread.<name>.runq_ns: of each Python thread (same names together), a bounded number of
+#: them; thread.native.*: all threads that Python did not start
+#: cost.<name>: unit costs of the machine (``calibration`` of ``run.json``), once
 #: cuda.allocated_bytes, cuda.reserved_bytes, cuda.inactive_split_bytes, cuda.alloc_retries, …
 #: nvml.gpu_util, nvml.memory_used_bytes, nvml.sm_clock_mhz, nvml.mem_clock_mhz, nvml.power_w, …
 #: runner.queue_depth, runner.in_flight

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from latfix.diagnosis import Ledger
 from latfix.profilers.cause import Cause, Claim
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.causes.host_contention import contended_requests
+from latfix.profilers.causes.host_contention import late_wakings
 from latfix.profilers.compute_model import Floats, Ints
 from latfix.profilers.evidence import BATCH_UNITS, REQUEST_UNITS, Evidence
+from latfix.profilers.lock_waits import one_wakeup_ns
 from latfix.profilers.queue_blame import Blame, Line, blame_waits
 from latfix.profilers.queue_replay import Policy
 from latfix.profilers.reference import Reference, quiet_median
@@ -262,9 +263,14 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     usual = evidence.norms.of("waking", lambda: quiet_median(closure, evidence.quiet))
     waking = min(max(usual, 0), _LONGEST_WAKING_NS)
     closure = closure - accounts.reference.add("prepare", waking)
-    late = np.where(contended_requests(evidence), np.maximum(closure, 0), 0)
+    late = late_wakings(evidence, np.maximum(closure, 0))
     own[_index("host.contention")] += late
     closure = closure - late
+    handed = rows["arrival_ns"] + rows["dispatch_ns"]
+    locked = one_wakeup_ns(evidence, handed, handed + rows["prepare_wait_ns"])
+    locked = np.where(rows["prepare_wait_ns"] > waking, np.minimum(np.maximum(closure, 0), locked), 0)
+    own[_index("python.gil")] += locked
+    closure = closure - locked
     latency, total = rows["latency_ns"][ok].astype(np.int64), accounts.reference.total_ns
     own, propagated = own[:, ok], propagated[:, ok]
     last = len(CAUSES) - 1

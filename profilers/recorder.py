@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
+from latfix.columns import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
 from latfix.profilers.host import Account, ThreadCounters
 from latfix.stages import STAGES
 
@@ -30,6 +30,7 @@ _PLAIN: tuple[str, ...] = (
     "status",
     "batch_id",
     "prepare_thread",
+    "prepare_wake_runq_ns",
     "prepare_span_ns",
     "finish_span_ns",
     "input_elements",
@@ -46,6 +47,7 @@ _BATCH_STAMPS = (
     "d2h_end_ns",
     "finish_end_ns",
 )
+_ACCOUNTS: tuple[str, ...] = (*THREAD_ACCOUNT, *PROCESS_ACCOUNT)
 FLUSH_INTERVAL_S = 0.5
 
 
@@ -113,7 +115,7 @@ class StageRecorder:
         self.t0_ns = 0
         self.scheduled_ns = np.zeros(self.slots, dtype=np.int64)
         names = [*_OWN_STAMPS, *_PLAIN]
-        names += [f"{part}_{name}" for part in ("prepare", "finish") for name in THREAD_ACCOUNT]
+        names += [f"{part}_{name}" for part in ("prepare", "finish") for name in _ACCOUNTS]
         self._columns: Columns = {name: np.zeros(self.slots, dtype=np.int64) for name in names}
         self._columns["batch_id"].fill(-1)
         self._columns["prepare_thread"].fill(-1)
@@ -125,13 +127,14 @@ class StageRecorder:
         self.finish_start = self._views["finish_start"]
         self.batch_id = self._views["batch_id"]
         self.prepare_thread = self._views["prepare_thread"]
+        self.prepare_wake = self._views["prepare_wake_runq_ns"]
         self.prepare_span = self._views["prepare_span_ns"]
         self.finish_span = self._views["finish_span_ns"]
         self.input_elements = self._views["input_elements"]
         self.input_length = self._views["input_length"]
         self.bucket_length = self._views["bucket_length"]
         self._accounts = {
-            part: tuple(self._views[f"{part}_{name}"] for name in THREAD_ACCOUNT) for part in ("prepare", "finish")
+            part: tuple(self._views[f"{part}_{name}"] for name in _ACCOUNTS) for part in ("prepare", "finish")
         }
         # A failed batch is followed by one batch for each member, hence room for two a request.
         room = 2 * self.slots + 16
@@ -139,7 +142,12 @@ class StageRecorder:
         #: One view a column of :data:`latfix.columns.BATCH_DTYPE`, by batch id.
         self.batch = {name: memoryview(column.data) for name, column in self._batches.items()}
         self._batch_accounts = {
-            part: tuple(self.batch[f"{part}_{name}"] for name in THREAD_ACCOUNT) for part in ("collate", "compute")
+            "collate": tuple(self.batch[f"collate_{name}"] for name in _ACCOUNTS),
+            "compute": (
+                *(self.batch[f"compute_{name}"] for name in THREAD_ACCOUNT),
+                self.batch["process_cpu_ns"],
+                *(self.batch[f"compute_{name}"] for name in PROCESS_ACCOUNT[1:]),
+            ),
         }
         self._next_batch = 0
         self._batch_lock = threading.Lock()
@@ -161,7 +169,10 @@ class StageRecorder:
             return self._next_batch - 1
 
     def account(self, part: str, slot: int, spent: Account) -> None:
-        """What the thread did during this request's own ``prepare`` or ``finish``."""
+        """What the thread, then the process did during this request's own ``prepare`` or ``finish``.
+
+        :param spent: in the order of :data:`THREAD_ACCOUNT`, then :data:`PROCESS_ACCOUNT`.
+        """
         for view, value in zip(self._accounts[part], spent, strict=True):
             view[slot] = value
 
@@ -172,7 +183,7 @@ class StageRecorder:
             views[name][batch_id] = value
 
     def batch_account(self, part: str, batch_id: int, spent: Account) -> None:
-        """What the worker's thread did during ``collate`` or ``compute`` of a batch."""
+        """What the worker's thread, then the process did during ``collate`` or ``compute`` of a batch."""
         for view, value in zip(self._batch_accounts[part], spent, strict=True):
             view[batch_id] = value
 
@@ -239,7 +250,7 @@ class StageRecorder:
         for name in _PLAIN:
             rows[name] = column[name]
         for part in ("prepare", "finish"):
-            for name in THREAD_ACCOUNT:
+            for name in _ACCOUNTS:
                 rows[f"{part}_{name}"] = column[f"{part}_{name}"]
         return rows
 

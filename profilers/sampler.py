@@ -123,6 +123,41 @@ def process_reader() -> Callable[[], Reading]:
     return read
 
 
+#: Distinct names of Python threads that get a series of their own; threads beyond them are counted together.
+_NAMED_THREADS = 32
+_LONGEST_NAME = 48
+
+
+def thread_reader() -> Callable[[], Reading]:
+    """CPU time and run-queue delay of this process's threads, Python's by name, all others as ``native``."""
+    names: set[str] = set()
+
+    def label(thread: threading.Thread | None) -> str:
+        if thread is None:
+            return "native"
+        name = thread.name[:_LONGEST_NAME]
+        if name not in names and len(names) >= _NAMED_THREADS:
+            return "other"
+        names.add(name)
+        return name
+
+    def read() -> Reading:
+        python = {thread.native_id: thread for thread in threading.enumerate()}
+        reading: Reading = {}
+        for entry in os.listdir("/proc/self/task"):  # noqa: PTH208
+            try:
+                fields = Path(f"/proc/self/task/{entry}/schedstat").read_bytes().split()
+            except OSError:  # the thread ended meanwhile
+                continue
+            series = f"thread.{label(python.get(int(entry)))}"
+            for name, value in (("cpu_ns", fields[0]), ("runq_ns", fields[1])):
+                key = f"{series}.{name}"
+                reading[key] = reading.get(key, 0.0) + int(value)
+        return reading
+
+    return read
+
+
 def _page_faults() -> tuple[int, int]:
     import resource
 

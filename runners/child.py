@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError
 from latfix.profilers.allocator import cuda_reader, host_heap_reader
-from latfix.profilers.calibration import minor_fault_ns, timer_floor_ns
 from latfix.profilers.gc_pauses import GcPauses
-from latfix.profilers.host import ThreadCounters, snapshot_cost_ns
+from latfix.profilers.host import ThreadCounters, memory_cost_ns, process_clock_cost_ns, snapshot_cost_ns
+from latfix.profilers.interpreter_lock import PERIOD_S, LockProbe
 from latfix.profilers.nvml import Nvml
 from latfix.profilers.recorder import SampleLog, SegmentWriter, StageRecorder
 from latfix.profilers.sampler import (
@@ -33,7 +34,9 @@ from latfix.profilers.sampler import (
     host_reader,
     pressure_reader,
     process_reader,
+    thread_reader,
 )
+from latfix.profilers.unit_costs import cpu_model, unit_costs
 from latfix.record import SCHEDULE
 from latfix.runners.accuracy import evaluate, save_outputs
 from latfix.runners.adapter import describe
@@ -167,7 +170,7 @@ class _Replay:
         pools = service.models.pools
         hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
         compiled = service.compiles.count
-        calibration = {"minor_fault_ns": minor_fault_ns(), "timer_floor_ns": timer_floor_ns()}
+        calibration = unit_costs().flat()
         engine = service.engine(recorder, self._request_of)
         pauses = GcPauses(service.events)
         service.events.drain(0)  # what happened while loading is no event of this run
@@ -176,8 +179,12 @@ class _Replay:
         service.compiles.attach()
         nvml, line = Nvml.open()
         self._probe_lines["nvml"] = line
+        lock = LockProbe(self._samples)
+        self._probe_lines["gil"] = f"gil: wait for the interpreter lock, every {PERIOD_S * 1000:g} ms"
+        for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
+            self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
         try:
-            with pauses, self._samplers(engine, nvml) as samplers:
+            with pauses, self._samplers(engine, nvml) as samplers, lock:
                 cost = self._measured(engine)
         finally:
             if nvml is not None:
@@ -185,7 +192,7 @@ class _Replay:
         return {
             "state": "interrupted" if self._stop.is_set() else "complete",
             "calibration": calibration,
-            "overhead": self._overhead(cost, pauses, samplers),
+            "overhead": self._overhead(cost, pauses, samplers, lock, engine.memory.reads),
             "probes": self._probe_lines,
             "threads": engine.thread_ids(),
             "torch_threads": torch_threads(),
@@ -226,6 +233,7 @@ class _Replay:
             Probe("host", 0.2, host_reader()),
             Probe("process", 0.5, process_reader()),
             Probe("runner", 0.1, engine.load),
+            Probe("threads", 0.5, thread_reader()),
         ]
         lines = self._probe_lines
         counters = ThreadCounters()
@@ -238,7 +246,7 @@ class _Replay:
         for name, reader, period, missing in (
             ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
             ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
-            ("malloc", host_heap_reader(), 0.5, "malloc: no mallinfo2 in this C library"),
+            ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
             ("cuda", cuda_reader(engine.workers[0].device), 0.5, "cuda: not in use"),
         ):
             if reader is None:
@@ -278,24 +286,36 @@ class _Replay:
         writer.check()
         return {"sent": sent, "replayer_ns": replayer_ns, "writer_ns": writer.cpu_ns, "wall_ns": max(wall, 1)}
 
-    def _overhead(self, cost: dict[str, Any], pauses: GcPauses, samplers: list[Sampler]) -> dict[str, Any]:
+    def _overhead(
+        self,
+        cost: dict[str, Any],
+        pauses: GcPauses,
+        samplers: list[Sampler],
+        lock: LockProbe,
+        memory_reads: int,
+    ) -> dict[str, Any]:
         """What latfix itself cost: on the requests' path, and on threads of its own."""
         snapshot = snapshot_cost_ns()
         requests = max(self._recorder.completed, 1)
         reads = sum(thread.reads for thread in self._recorder.counters)
         stamps = _stamp_cost_ns() * requests
         sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
-        aside = cost["replayer_ns"] + cost["writer_ns"] + sampler_ns
+        # The process's clock is read about once for each reading of a thread's counters.
+        process = process_clock_cost_ns() * reads + memory_cost_ns() * memory_reads
+        aside = cost["replayer_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
         return {
-            "per_request_us": (snapshot * reads + stamps + pauses.cost_ns) / requests / 1000,
+            "per_request_us": (snapshot * reads + process + stamps + pauses.cost_ns) / requests / 1000,
             "core_share": aside / cost["wall_ns"],
             "thread_snapshot_us": snapshot / 1000,
             "thread_snapshots": reads,
+            "process_counters_us_per_request": process / requests / 1000,
+            "memory_readings": memory_reads,
             "stamps_us_per_request": stamps / requests / 1000,
             "gc_callback_us": pauses.cost_ns / 1000,
             "replayer_core_share": cost["replayer_ns"] / cost["wall_ns"],
             "writer_core_share": cost["writer_ns"] / cost["wall_ns"],
             "sampler_core_share": sampler_ns / cost["wall_ns"],
+            "lock_probe_core_share": lock.cpu_ns / cost["wall_ns"],
         }
 
 
@@ -355,7 +375,7 @@ class _StatusLines:
 def _stamp_cost_ns(rounds: int = 200) -> float:
     """Cost of the recorder's own writes for one request in a batch of one, in nanoseconds."""
     recorder = StageRecorder(rounds)
-    account = (0, 0, 0, 0, 0, 0)
+    account = (0,) * len((*THREAD_ACCOUNT, *PROCESS_ACCOUNT))
     values = dict.fromkeys(("worker", "size", "warmup", "free_ns", "open_ns", "close_ns", "real_elements"), 1)
     start = time.perf_counter_ns()
     for slot in range(rounds):
@@ -395,14 +415,8 @@ def machine() -> dict[str, Any]:
     """What this machine is, for the run's record and to see whether two runs can be compared."""
     import torch
 
-    model = platform.processor()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
     return {
-        "cpu": model,
+        "cpu": cpu_model(),
         "cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": f"{platform.system()} {platform.release()}",

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from latfix.profilers.host import CgroupThrottle, PoolDelays, ThreadCounters, difference
+from latfix.profilers.host import CgroupThrottle, PoolDelays, ProcessMemory, ThreadCounters, difference
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import PRIORITIES, Request
 from latfix.runners.adapter import USER_ERRORS, describe, elements_and_length, tensors_of
@@ -55,6 +55,7 @@ class Engine:
         self.request_of = request_of
         self.throttle = CgroupThrottle()
         self.pool = PoolDelays()
+        self.memory = ProcessMemory()
         self._on_done = on_done
         self._collector = collector
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -159,6 +160,7 @@ class Engine:
         self.queue.close()
         for worker in self.workers:
             worker.join()
+        self.memory.close()
 
     def _prepare_loop(self, number: int) -> None:
         counters = ThreadCounters()
@@ -179,23 +181,28 @@ class Engine:
     def _prepare(self, slot: int, number: int, counters: ThreadCounters, spans: list[SpanRecord]) -> None:
         recorder = self.recorder
         recorder.prepare_start[slot] = start = time.perf_counter_ns()
+        memory, process = self.memory.begin(), time.process_time_ns()
+        before, recorder.prepare_wake[slot] = counters.wake()
         recorder.prepare_thread[slot] = number
         request = self.request_of(slot)
         expires = self.expires_ns(slot, request)
         if expires and start > expires:
             self.done(slot, Outcome(Status.TIMEOUT, None, "deadline passed before prepare"), start)
             return
-        before = counters.snapshot()
         try:
             inputs = self.adapter.prepare(request)
             elements, length = elements_and_length(tensors_of(inputs), 0)
         except USER_ERRORS as error:
-            recorder.account("prepare", slot, difference(counters.snapshot(), before))
+            spent = difference(counters.snapshot(), before)
+            process = time.process_time_ns() - process
+            recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
             self.log_spans(spans, slot, "prepare")
             message = f"prepare raised {describe(error)}"
             self.done(slot, Outcome(Status.ERROR, None, message), time.perf_counter_ns())
             return
-        recorder.account("prepare", slot, difference(counters.snapshot(), before))
+        spent = difference(counters.snapshot(), before)
+        process = time.process_time_ns() - process
+        recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
         recorder.input_elements[slot] = elements
         recorder.input_length[slot] = length
         recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)

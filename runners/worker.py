@@ -73,8 +73,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
+    """A batch that ran; ``process_ns`` and ``spent`` are the process's and the thread's counters at its end."""
+
     outputs: list[Any]
     end_ns: int
+    process_ns: int
+    spent: Account
 
 
 class Worker:
@@ -201,37 +205,42 @@ class Worker:
     def _execute(self, batch_id: int, members: list[Waiting]) -> _Ran:
         recorder = self._engine.recorder
         counters = self._counters
-        start = counters.snapshot()
+        memory = self._engine.memory
+        opened, opening = memory.read(), time.process_time_ns()
+        start, recorder.batch["wake_runq_ns"][batch_id] = counters.wake()
         batch = self._instance.collate([member.inputs for member in members])
         tensors = tensors_of(batch)
         elements, length = elements_and_length(tensors, 1)
         if self._stream is None and self._instance.dtype is not None:
             batch = move(batch, "cpu", self._instance.dtype)
         pool = self._pool.read() if self._pool is not None else {}
-        process = time.process_time_ns()
-        before = counters.snapshot()
+        middle, before = time.process_time_ns(), counters.snapshot()
+        spent = difference(before, start)
+        grown = memory.growth(opened, spent)
+        between = memory.latest if any(grown) else opened
         values = {
             "padded_elements": elements,
             "padded_length": length,
             "first_shape": int(self._instance.first_time(tensors)),
         }
         recorder.batch_values(batch_id, values)
-        recorder.batch_account("collate", batch_id, difference(before, start))
+        recorder.batch_account("collate", batch_id, (*spent, middle - opening, *grown))
         compute = self._compute_host if self._stream is None else self._compute_cuda
-        outputs, end_ns = compute(batch, len(members), batch_id)
-        spent = difference(counters.snapshot(), before)
-        values = {
-            "process_cpu_ns": time.process_time_ns() - process,
-            "throttled_ns": self._throttle_growth(spent),
-        }
+        output, end_ns = compute(batch, batch_id)
+        after = counters.snapshot()
+        spent = difference(after, before)
+        process_ns = time.process_time_ns()
+        values = {"throttled_ns": self._throttle_growth(spent)}
         if self._pool is not None:
             values["pool_runq_ns"] = PoolDelays.largest_growth(pool, self._pool.read())
             self._batches += 1
             if self._batches in (1, 2, 16, 256):  # the pool appears with the first operators that use it
                 self._pool.refresh()
         recorder.batch_values(batch_id, values)
-        recorder.batch_account("compute", batch_id, spent)
-        return _Ran(outputs, end_ns)
+        # Read whether or not it faulted, so that memory given back is seen.
+        grown = memory.change(between, memory.read())
+        recorder.batch_account("compute", batch_id, (*spent, process_ns - middle, *grown))
+        return _Ran(split_output(output, len(members)), end_ns, process_ns, after)
 
     def _throttle_growth(self, spent: Account) -> int:
         """Growth of the cgroup's throttled time, read only where run-queue delay makes it worth the read."""
@@ -242,7 +251,7 @@ class Worker:
         growth, self._throttled = now - self._throttled, now
         return growth
 
-    def _compute_host(self, batch: Any, size: int, batch_id: int) -> tuple[list[Any], int]:
+    def _compute_host(self, batch: Any, batch_id: int) -> tuple[Any, int]:
         stamp = self._engine.recorder.batch
         # There is no device to copy to or from: the copy stages have no length.
         stamp["collated_ns"][batch_id] = stamp["h2d_end_ns"][batch_id] = time.perf_counter_ns()
@@ -250,9 +259,9 @@ class Worker:
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = end = time.perf_counter_ns()
         if self._instance.pool is not None:
             output = self._instance.pool.release(output)
-        return split_output(output, size), end
+        return output, end
 
-    def _compute_cuda(self, batch: Any, size: int, batch_id: int) -> tuple[list[Any], int]:
+    def _compute_cuda(self, batch: Any, batch_id: int) -> tuple[Any, int]:
         import torch
 
         stamp = self._engine.recorder.batch
@@ -273,23 +282,28 @@ class Worker:
         stamp["h2d_end_ns"][batch_id] = compute_end - int(events[1].elapsed_time(events[2]) * 1e6)
         stamp["compute_end_ns"][batch_id] = compute_end
         stamp["d2h_end_ns"][batch_id] = end
-        return split_output(host, size), end
+        return host, end
 
     def _finish(self, batch_id: int, members: list[Waiting], ran: _Ran) -> int:
         engine, recorder, counters = self._engine, self._engine.recorder, self._counters
-        now = ran.end_ns
+        now, process_ns, before = ran.end_ns, ran.process_ns, ran.spent
         self._spans.clear()  # of collate or the model: no part of any member's finish
         for member, output in zip(members, ran.outputs, strict=True):
             slot = member.slot
             recorder.finish_start[slot] = now
             answer, error = output, ""
             if self._own_finish:
-                before = counters.snapshot()
+                memory = engine.memory.begin()
                 try:
                     answer = self._instance.adapter.finish(output, engine.request_of(slot))
                 except USER_ERRORS as raised:
                     error = f"finish raised {describe(raised)}"
-                recorder.account("finish", slot, difference(counters.snapshot(), before))
+                # From the end of compute or of the last member's finish on: one reading serves both.
+                after, process_now = counters.snapshot(), time.process_time_ns()
+                spent = difference(after, before)
+                account = (*spent, process_now - process_ns, *engine.memory.growth(memory, spent))
+                recorder.account("finish", slot, account)
+                before, process_ns = after, process_now
                 if self._spans:
                     recorder.finish_span[slot] = engine.log_spans(self._spans, slot, "finish")
             now = time.perf_counter_ns()

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.compute_model import Bools
+from latfix.profilers.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.evidence import Evidence
+from latfix.profilers.lock_waits import descheduled_ns
 
-#: A thread that starts late was waiting for a core, where its work then waited for one this much of its time.
+#: In records without the delays of wake-ups: a thread that starts late was waiting for a core, where its work then
+#: waited for one this much of its time.
 _CONTENDED = 0.05
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    units = {name: Parts(runq=left.runq(name)) for name in ("prepare", "finish", "collate", "compute")}
-    collate, compute = evidence.units["collate"], evidence.units["compute"]
-    wall = collate.wall + compute.wall
-    contended = left.runq("collate") + left.runq("compute") > _CONTENDED * np.maximum(wall, 1)
-    units["lag"] = Parts(blocked=np.where(contended, left.blocked("lag"), 0))
+    units = {
+        # Blocked on the interpreter lock while its holder waited for a core: at second hand the same.
+        name: Parts(runq=left.runq(name), blocked=descheduled_ns(evidence, left, name))
+        for name in ("prepare", "finish", "collate", "compute")
+    }
+    units["lag"] = Parts(blocked=np.minimum(_worker_wakings(evidence, left), left.blocked("lag")))
     return Claim(units=units)
 
 
-def contended_requests(evidence: Evidence) -> Bools:
-    """``(n,)`` requests whose prepare met contended cores: there a late wake-up is a wait for a core too.
+def _worker_wakings(evidence: Evidence, left: Left) -> Ints:
+    """Per batch, how long its worker was runnable before it took the batch up."""
+    delay = evidence.batches["wake_runq_ns"]
+    if delay.any():
+        return np.asarray(delay, dtype=np.int64)
+    wall = evidence.units["collate"].wall + evidence.units["compute"].wall
+    contended = left.runq("collate") + left.runq("compute") > _CONTENDED * np.maximum(wall, 1)
+    return np.where(contended, left.blocked("lag"), 0)
 
-    A thread's counters are read once it runs, so that the delay of its wake-up is in none of them.
+
+def late_wakings(evidence: Evidence, late: Ints) -> Ints:
+    """Of the time by which each request's prepare began late, what its thread was runnable without a core.
+
+    :param late: ``(n,)`` nanoseconds, never negative.
     """
+    delay = evidence.rows["prepare_wake_runq_ns"]
+    if delay.any():
+        return np.asarray(np.minimum(late, delay), dtype=np.int64)
     prepare = evidence.units["prepare"]
-    return np.asarray(prepare.runq > _CONTENDED * np.maximum(prepare.wall, 1))
+    return np.where(prepare.runq > _CONTENDED * np.maximum(prepare.wall, 1), late, 0)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
+from latfix.profilers.heap_growth import heap_faults
 
 #: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
 _CORRECTION = (0.3, 4.0)
@@ -19,7 +20,9 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         price = fault_price_ns(evidence, name)
         paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
-        units[name] = Parts(cpu=np.rint(unit.minflt * price).astype(np.int64), blocked=paged_in)
+        # Faults on memory that the heap grew by are the allocator's.
+        faults = unit.minflt - heap_faults(evidence, name)
+        units[name] = Parts(cpu=np.rint(faults * price).astype(np.int64), blocked=paged_in)
     return Claim(units=units, disturbance=False)
 
 
@@ -29,6 +32,10 @@ def fault_price_ns(evidence: Evidence, name: str) -> float:
     A fault's price depends on what the kernel must do (zero a page, copy one, map one of a file), which the
     calibration cannot know.
     """
+    return evidence.norms.of(f"fault_price.{name}", lambda: _paid_ns(evidence, name))
+
+
+def _paid_ns(evidence: Evidence, name: str) -> float:
     unit, price = evidence.units[name], evidence.setup.minor_fault_ns
     if not len(unit.minflt):
         return price
@@ -47,11 +54,17 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     faults = (own + evidence.of_batch(batches["collate_minflt"] + batches["compute_minflt"]))[ok]
     median, high = f"{np.median(faults):,.0f}", f"{np.quantile(faults, 0.99):,.0f}"
     price = f"{fault_price_ns(evidence, 'compute'):.0f} ns"
-    how = "calibrated here" if evidence.setup.calibrated else "not calibrated"
+    how = f"calibrated here{_interval(evidence)}" if evidence.setup.calibrated else "not calibrated"
     return (
         f"{median} minor page faults in the median request and {high} at p99, {price} each in compute ({how}); "
         f"{own_and_behind(figures)}."
     )
+
+
+def _interval(evidence: Evidence) -> str:
+    """The calibrated price's interval, in words; nothing where the record has none."""
+    ends = [evidence.series(f"cost.minor_fault_{end}_ns")[1] for end in ("low", "high")]
+    return f": {ends[0][-1]:.0f} to {ends[1][-1]:.0f} ns" if all(map(len, ends)) else ""
 
 
 CAUSE = Cause(

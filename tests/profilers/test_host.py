@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +14,16 @@ from itertools import pairwise
 
 import pytest
 
-from latfix.columns import THREAD_ACCOUNT
+from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.profilers.host import (
     NO_ACCOUNT,
     Account,
     CgroupThrottle,
     PoolDelays,
+    ProcessMemory,
     ThreadCounters,
     difference,
+    memory_cost_ns,
     snapshot_cost_ns,
 )
 
@@ -65,8 +71,6 @@ def test_wall_is_never_less_than_what_the_thread_accounts_for(counters: ThreadCo
 
 
 def test_fresh_memory_faults(counters: ThreadCounters) -> None:
-    import mmap
-
     def touch() -> None:
         with mmap.mmap(-1, 400 * mmap.PAGESIZE) as memory:
             memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -94,6 +98,18 @@ def test_snapshots_never_fall_and_are_counted(counters: ThreadCounters) -> None:
     for earlier, later in pairwise(snapshots):
         assert all(change >= 0 for change in difference(later, earlier))
     assert len(NO_ACCOUNT) == len(snapshots[0]) == len(THREAD_ACCOUNT)
+
+
+def test_waking_up_is_charged_with_what_was_waited_since_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter([100, 400, 450, 1_450])
+    monkeypatch.setattr("latfix.profilers.host._KernelFile.read", lambda _: b"7 %d 9\n" % next(delays))
+    counters = ThreadCounters()
+    before, waited = counters.wake()
+    assert (before[RUNQ], waited) == (400, 300)
+    assert counters.snapshot()[RUNQ] == 450
+    assert counters.wake()[1] == 1_000, "since the end of the last unit"
+    assert counters.reads == 3
+    counters.close()
 
 
 def test_closing_gives_the_descriptor_back() -> None:
@@ -143,3 +159,116 @@ def test_throttling_reads_as_a_number_or_not_at_all() -> None:
     throttle = CgroupThrottle()
     assert throttle.throttled_ns() >= 0
     assert throttle.available or throttle.read() == {}
+
+
+MEMORY = PROCESS_ACCOUNT[1:]
+#: An account of a thread that faulted as many pages in as it says.
+FAULTED: Account = (0, 0, 0, 0, 1000, 0)
+
+
+@pytest.fixture
+def memory() -> Iterator[ProcessMemory]:
+    made = ProcessMemory()
+    yield made
+    made.close()
+
+
+def _touched_mapping(pages: int) -> mmap.mmap:
+    mapped = mmap.mmap(-1, pages * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_NOHUGEPAGE)
+    for offset in range(0, len(mapped), mmap.PAGESIZE):
+        mapped[offset] = 1
+    return mapped
+
+
+def test_a_mapping_of_its_own_is_no_growth_of_the_heap(memory: ProcessMemory) -> None:
+    before = memory.read()
+    with _touched_mapping(4096) as mapped:
+        grown = dict(zip(MEMORY, memory.growth(before, FAULTED), strict=True))
+    assert (
+        grown["mapped_bytes"] >= 0.9 * 4096 * mmap.PAGESIZE and grown["resident_bytes"] >= 0.5 * grown["mapped_bytes"]
+    )
+    assert grown["arena_bytes"] + grown["blocks_bytes"] < 0.1 * grown["mapped_bytes"]
+    assert mapped.closed
+
+
+_GROW = """
+import json
+from latfix.profilers.host import ProcessMemory
+memory = ProcessMemory()
+before = memory.read()
+quick = memory.heap.quick
+held = bytearray(b"x") * (64 << 20)
+print(json.dumps([quick, memory.growth(before, (0, 0, 0, 0, 1000, 0))]))
+"""
+
+
+def test_large_blocks_are_growth_of_the_heap(memory: ProcessMemory) -> None:
+    if not memory.heap.available:
+        pytest.skip("this C library has no mallinfo2")
+    # A process of its own: this one's heap may be in too many pieces to be read for each unit.
+    done = subprocess.run([sys.executable, "-c", _GROW], capture_output=True, check=True, text=True)
+    quick, values = json.loads(done.stdout)
+    grown = dict(zip(MEMORY, values, strict=True))
+    assert quick
+    assert 0.9 <= grown["used_bytes"] / (64 << 20) <= 1.5
+    assert 0.9 <= (grown["arena_bytes"] + grown["blocks_bytes"]) / (64 << 20) <= 1.5
+    assert grown["free_bytes"] > 0
+
+
+def test_memory_is_looked_at_only_once_pages_were_faulted_in(memory: ProcessMemory) -> None:
+    reads = memory.reads
+    assert memory.begin() == memory.latest
+    assert not any(memory.growth(memory.latest, NO_ACCOUNT))
+    assert memory.reads == reads, "nothing faulted: nothing is read"
+    memory.growth(memory.latest, FAULTED)
+    memory.begin()
+    assert memory.reads == reads + 2, "after faults, units begin with a reading of their own"
+    memory.growth(memory.latest, NO_ACCOUNT)
+    assert memory.reads == reads + 3, "and end with one, that shows what was given back"
+    for _ in range(1000):
+        memory.growth(memory.begin(), NO_ACCOUNT)
+    assert memory.reads < reads + 500, "but not for ever"
+
+
+def test_a_reading_without_the_heap_says_nothing_of_it(memory: ProcessMemory) -> None:
+    change = dict(zip(MEMORY, memory.change((100, 50, 0, 0, 0), (300, 90, 80, 10, 40)), strict=True))
+    assert change["mapped_bytes"] == 200 and change["resident_bytes"] == 40
+    assert [change[name] for name in MEMORY[2:]] == [0, 0, 0, 0]
+    change = dict(zip(MEMORY, memory.change((100, 50, 60, 5, 30), (300, 90, 80, 10, 40)), strict=True))
+    assert [change[name] for name in MEMORY[2:]] == [20, 5, 15, 30]
+
+
+def test_closed_memory_reads_as_zero_and_readings_cost_something() -> None:
+    memory = ProcessMemory()
+    memory.close()
+    memory.close()
+    assert memory.read()[:2] == (0, 0)
+    assert memory_cost_ns(samples=50) > 0
+
+
+def test_counters_are_read_without_letting_go_of_the_interpreter_lock() -> None:
+    """With a thread that wants the lock all the time, each reading that let go of it could lose it."""
+    stop = threading.Event()
+    counters = ThreadCounters()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.2)
+    thread.start()
+    try:
+        time.sleep(0)
+        switches = counters.snapshot()[VOLUNTARY]
+        for _ in range(5000):
+            counters.snapshot()
+        switches = counters.snapshot()[VOLUNTARY] - switches
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+        counters.close()
+    assert switches <= 1, "at most what the other thread had asked for before"

@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
-from latfix.profilers.allocator import cuda_reader, host_heap_reader
+from latfix.profilers.allocator import HostHeap, cuda_reader, host_heap_reader
 from latfix.profilers.calibration import minor_fault_ns, timer_floor_ns
 from latfix.profilers.nvml import Nvml
 from latfix.profilers.recorder import EventLog, SampleLog
-from latfix.profilers.sampler import Probe, Sampler, cgroup_reader, host_reader, pressure_reader, process_reader
+from latfix.profilers.sampler import (
+    Probe,
+    Sampler,
+    cgroup_reader,
+    host_reader,
+    pressure_reader,
+    process_reader,
+    thread_reader,
+)
 
 
 def _rows(log: SampleLog | EventLog) -> list[list[Any]]:
@@ -106,6 +114,60 @@ def test_the_heap_grows_with_what_is_allocated() -> None:
     after = read()
     grown = sum(after[name] - before[name] for name in ("malloc.used_bytes", "malloc.mmapped_bytes"))
     assert grown >= len(held) * 16_384 * 4 * 0.9
+
+
+def test_a_heap_in_many_pieces_is_read_seldom_and_not_for_each_unit() -> None:
+    heap = HostHeap()
+    read = host_heap_reader(heap)
+    if read is None:
+        pytest.skip("this C library has no mallinfo2")
+    blocks = [bytearray(3_000) for _ in range(40_000)]
+    del blocks[::2]
+    first, second = read(), read()
+    assert first["malloc.free_chunks"] > 10_000
+    assert second == {}, "a reading of all those chunks is followed by a rest"
+    assert not heap.quick
+
+
+def test_threads_are_counted_by_name_and_those_that_python_did_not_start_together() -> None:
+    read = thread_reader()
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    threads = [threading.Thread(target=spin, name="twin") for _ in range(2)]
+    threads.append(threading.Thread(target=stop.wait, name="idle" + "x" * 100))
+    for thread in threads:
+        thread.start()
+    before = read()
+    end = time.process_time_ns() + 200_000_000
+    while time.process_time_ns() < end:
+        time.sleep(0.01)
+    after = read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    grown = {series: after[series] - before.get(series, 0.0) for series in after if series.endswith(".cpu_ns")}
+    (idle,) = [series for series in grown if series.startswith("thread.idle")]
+    assert len(idle) < 80
+    assert max(grown, key=lambda series: grown[series]) == "thread.twin.cpu_ns"
+    assert grown[idle] < 0.1 * grown["thread.twin.cpu_ns"]
+    assert {series.replace("cpu_ns", "runq_ns") for series in grown} <= set(after)
+
+
+def test_the_number_of_names_is_bounded() -> None:
+    read, stop = thread_reader(), threading.Event()
+    threads = [threading.Thread(target=stop.wait, name=f"many-{k}") for k in range(60)]
+    for thread in threads:
+        thread.start()
+    names = {series for series in read() if series.endswith(".cpu_ns")}
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert "thread.other.cpu_ns" in names
+    assert len(names) <= 34
 
 
 def test_no_cuda_reader_for_a_cpu() -> None:

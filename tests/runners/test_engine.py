@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from latfix import span
+from latfix.profilers.host import Account, ThreadCounters
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
 from latfix.runners.engine import Engine
@@ -329,6 +330,86 @@ def test_padding_is_counted() -> None:
     (batch,) = served.batches
     assert (batch["real_elements"], batch["padded_elements"], batch["padded_length"]) == (42, 60, 5)
     assert batch["first_shape"] == 1
+
+
+def test_what_the_rest_of_the_process_did_stands_beside_each_unit() -> None:
+    """Another thread runs while prepare, the model and finish sleep: its time is in the process's, not in theirs."""
+    stop = threading.Event()
+
+    def nap(_: Any) -> torch.Tensor:
+        time.sleep(0.03)
+        return torch.ones(1)
+
+    def spin() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    other = threading.Thread(target=spin)
+    other.start()
+    try:
+        served = Served(_requests(3), adapter=Adapter(prepare=nap, finish=nap), model=nap, together=False)
+    finally:
+        stop.set()
+        other.join()
+    rows, batches = served.rows, served.batches
+    for part in ("prepare", "finish"):
+        assert (rows[f"{part}_process_cpu_ns"] - rows[f"{part}_cpu_ns"]).sum() > 30_000_000, part
+        assert (rows[f"{part}_vcsw"] >= 1).all()
+    assert (batches["process_cpu_ns"] - batches["compute_cpu_ns"]).sum() > 30_000_000
+    assert (batches["collate_process_cpu_ns"] >= 0).all()
+
+
+def test_what_waking_up_waited_for_a_core_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = {"latfix-prepare-0": 12_345, "latfix-worker-0": 67_890}
+
+    def wake(counters: ThreadCounters) -> tuple[Account, int]:
+        return counters.snapshot(), waited[threading.current_thread().name]
+
+    monkeypatch.setattr(ThreadCounters, "wake", wake)
+    served = Served(_requests(3), together=False)
+    assert set(served.rows["prepare_wake_runq_ns"]) == {12_345}
+    assert set(served.batches["wake_runq_ns"]) == {67_890}
+
+
+def test_memory_that_a_unit_maps_is_in_its_own_columns() -> None:
+    held = []
+
+    def prepare(request: Request) -> torch.Tensor:
+        if request.id == "2":
+            held.append(torch.ones(16 << 20))
+        return torch.ones(1)
+
+    def finish(request: Request) -> None:
+        if request.id == "3":
+            held.append(torch.ones(8 << 20))
+
+    served = Served(_requests(5), adapter=Adapter(prepare=prepare, finish=finish), together=False, max_batch_size=1)
+    mapped = {part: served.rows[f"{part}_mapped_bytes"] >> 20 for part in ("prepare", "finish")}
+    assert mapped["prepare"].argmax() == 2 and mapped["prepare"][2] >= 60
+    assert mapped["finish"].argmax() == 3 and mapped["finish"][3] >= 30
+    assert served.rows["prepare_resident_bytes"][2] >= 0.5 * 4 * (16 << 20)
+    assert not served.rows["prepare_mapped_bytes"][:2].any(), "nothing was faulted in: nothing is read"
+    assert sum(tensor.numel() for tensor in held) == 24 << 20
+
+
+def test_the_account_of_finish_starts_where_compute_ends() -> None:
+    """Cutting the batch's output up is work of the first member's finish, in its wall time and its account."""
+
+    class Slow(torch.Tensor):
+        def unbind(self, dim: int = 0) -> Any:
+            end = time.thread_time_ns() + 20_000_000
+            while time.thread_time_ns() < end:
+                pass
+            return super().unbind(dim)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.as_subclass(Slow)
+
+    served = Served(_requests(1), model=model, adapter=Adapter(finish=lambda _: None))
+    assert served.statuses() == ["ok"]
+    assert served.rows["finish_ns"][0] >= 20_000_000
+    assert served.rows["finish_cpu_ns"][0] >= 20_000_000
+    assert served.batches["compute_cpu_ns"][0] < 20_000_000
 
 
 def test_no_thread_is_left() -> None:

@@ -15,7 +15,7 @@ from latfix.cli.options import TrafficOptions, load_traffic
 from latfix.errors import RunnerError
 from latfix.runners.process import RunnerProcess
 from latfix.runners.protocol import LineReader, LineWriter
-from latfix.runners.session import Replay, prepare_folder
+from latfix.runners.session import Replay, prepare_folder, run
 from latfix.settings import RunnerSettings
 from latfix.spec import load_spec
 
@@ -98,6 +98,31 @@ def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: Writ
         process.close()
     assert not Path(f"/proc/{pid}").exists()
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+
+
+@pytest.mark.e2e
+def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    spec = load_spec(str(write_workload(tmp_path / "w")))
+    replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
+    first, second = (run(tmp_path / name, replay) for name in ("first", "second"))
+    # The machine's costs are measured once, and are in both records.
+    assert first.meta["calibration"]["cached"] == 0
+    assert len(list((tmp_path / "cache" / "latfix").glob("calibration-*.json"))) == 1
+    names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "timer_floor_ns", "unmapping_mib_ns"}
+    for record in (first, second):
+        calibration, overhead = record.meta["calibration"], record.meta["overhead"]
+        assert names <= set(calibration)
+        series = set(record.samples["series"])
+        assert {"gil.wait_ns", "gil.switch_interval_ns", "thread.latfix-worker-0.cpu_ns"} <= series
+        assert {f"cost.{name}" for name in names} <= series
+        assert overhead["process_counters_us_per_request"] > 0
+        assert overhead["lock_probe_core_share"] > 0
+        assert overhead["memory_readings"] >= 2 * len(record.batches["batch_id"])
+        assert overhead["per_request_us"] > overhead["process_counters_us_per_request"]
+        assert (record.requests["prepare_process_cpu_ns"] > 0).all()
 
 
 @pytest.mark.e2e

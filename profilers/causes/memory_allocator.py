@@ -1,0 +1,44 @@
+"""``memory.allocator``: the allocator's slow path, when the heap grows into fresh pages or gives them back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.figures import milliseconds
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.page_faults import fault_price_ns
+from latfix.profilers.evidence import Evidence
+from latfix.profilers.heap_growth import MIB, UNITS, faults_beside_free, given_back_ns, heap_faults, heap_growth
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    units = {}
+    for name in UNITS:
+        faults = heap_faults(evidence, name) - faults_beside_free(evidence, name)
+        grown = np.rint(faults * fault_price_ns(evidence, name)).astype(np.int64)
+        wanted = grown + np.minimum(given_back_ns(evidence, name), left.cpu_excess(name))
+        units[name] = Parts(cpu=wanted)
+    return Claim(units=units, disturbance=False)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    grown = {name: heap_growth(evidence, name) for name in UNITS}
+    times = sum(int(np.count_nonzero(bytes_)) for bytes_ in grown.values())
+    largest = max((float(bytes_.max(initial=0)) for bytes_ in grown.values()), default=0.0)
+    faults = sum(float(heap_faults(evidence, name).sum()) for name in UNITS)
+    return (
+        f"the heap grew {times:,} times while requests were served, at most by {largest / MIB:.3g} MiB, and "
+        f"{faults:,.0f} page faults met the new memory, {fault_price_ns(evidence, 'compute'):.0f} ns each; "
+        f"at most {milliseconds(figures.largest_ms)} in one request, {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="memory.allocator",
+    evidence_class="counted",
+    fixes=("memory.allocator", "memory.pool"),
+    happened="the allocator growing the heap or giving memory back",
+    behind="one for which the heap grew or shrank",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,42 @@
+"""``memory.fragmentation``: the heap grew although as much was free in it, but not in one piece."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.page_faults import fault_price_ns
+from latfix.profilers.evidence import Evidence
+from latfix.profilers.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
+
+
+def _claim(evidence: Evidence, _left: Left) -> Claim:
+    units = {}
+    for name in UNITS:
+        price = fault_price_ns(evidence, name)
+        units[name] = Parts(cpu=np.rint(faults_beside_free(evidence, name) * price).astype(np.int64))
+    return Claim(units=units, disturbance=False)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
+    times = sum(int(np.count_nonzero(bytes_)) for bytes_ in pieces.values())
+    total = sum(float(bytes_.sum()) for bytes_ in pieces.values())
+    _, sampled = evidence.series("malloc.free_bytes")
+    read = max(float(column(evidence, name, "free_bytes").max(initial=0)) for name in UNITS)
+    free = max(read, float(sampled.max(initial=0)))
+    return (
+        f"the heap grew {times:,} times, by {total / MIB:.3g} MiB in all, while at least as much was free in it "
+        f"(at most {free / MIB:.3g} MiB); {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="memory.fragmentation",
+    evidence_class="counted",
+    fixes=("memory.allocator", "memory.pool"),
+    happened="the heap growing because what was free in it lay in pieces",
+    behind="one for which a fragmented heap grew",
+    claim=_claim,
+    sentence=_sentence,
+)
