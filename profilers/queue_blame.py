@@ -34,9 +34,11 @@ _CELLS, _MOST_CELLS = 8, 256
 _SETTLED_NS = 1_000.0
 #: Above so many requests times causes the division is not refined further: its error is far below the noise.
 _LARGE = 400_000
+#: Replayed requests at a time, which bounds the memory of a replay.
+_AT_ONCE = 2_000_000
 #: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
-_LANE_BUDGET, _SINGLE_BUDGET = 8_000_000, 600_000
-_STEPS = (4, 48)
+_LANE_BUDGET, _SINGLE_BUDGET = 4_000_000, 600_000
+_LANE_STEPS, _SINGLE_STEPS = (8, 48), (4, 48)
 _MINUTE_NS = 60e9
 
 
@@ -74,7 +76,7 @@ class Blame:
     :param traffic: ``(n,)`` what remains with everything at reference and in order of arrival.
     :param priority: ``(n,)`` what priorities add to or take from that.
     :param propagated: ``(n, k)`` by cause of what was ahead.
-    :param overload: ``(n,)`` whether load over the surrounding minute reached capacity.
+    :param overload: ``(n,)`` whether the backlog that it met at reference was one that kept growing.
     """
 
     traffic: Floats
@@ -96,7 +98,9 @@ def blame_waits(line: Line) -> Blame:
     divided = _exact(small) if _one_by_one(line) else _stepped(small, at_rest)
     propagated = np.zeros((n, columns))
     propagated[:, active] = divided
-    return Blame(traffic=in_order, priority=at_rest - in_order, propagated=propagated, overload=_overload(line))
+    return Blame(
+        traffic=in_order, priority=at_rest - in_order, propagated=propagated, overload=_overload(line, in_order)
+    )
 
 
 def waits_at(line: Line, scale: Floats) -> Floats:
@@ -181,32 +185,72 @@ def _stepped(line: Line, at_rest: Floats) -> Floats:
     divided = np.zeros((n, kinds))
     if not kinds or not n:
         return divided
-    budget = _LANE_BUDGET if _in_lanes(line) else _SINGLE_BUDGET
-    steps = int(np.clip(budget / (n * kinds), *_STEPS))
-    scale, wait = np.zeros(kinds), at_rest
-    for step in range(steps):
-        turn = np.roll(np.arange(kinds), -step)
-        turn = turn if step % 2 == 0 else turn[::-1]
-        rows = np.repeat(scale[None], kinds, axis=0)
-        for place, k in enumerate(turn):
-            rows[place:, k] = (step + 1) / steps
-        waits = waits_at(line, rows)
-        divided[:, turn] += np.diff(np.concatenate([wait[None], waits]), axis=0).T
-        scale, wait = rows[-1], waits[-1]
+    budget, bounds = (_LANE_BUDGET, _LANE_STEPS) if _in_lanes(line) else (_SINGLE_BUDGET, _SINGLE_STEPS)
+    steps = int(np.clip(budget / (n * kinds), *bounds))
+    reach = _reach(line, steps)
+    jumped: Floats = np.zeros(n)
+    wait, together = at_rest, max(1, _AT_ONCE // (n * kinds))
+    for first in range(0, steps, together):
+        some = range(first, min(first + together, steps))
+        turns = [_turn(step, kinds) for step in some]
+        waits = waits_at(
+            line, np.concatenate([_scales(step, steps, turn) for step, turn in zip(some, turns, strict=True)])
+        )
+        grown = np.diff(waits, axis=0, prepend=wait[None])
+        for turn, of_turn in zip(turns, grown.reshape(len(turns), kinds, n), strict=True):
+            smooth = np.clip(of_turn.T, -reach[:, turn], reach[:, turn])
+            divided[:, turn] += smooth
+            jumped += np.asarray(of_turn.sum(axis=0) - smooth.sum(axis=1), dtype=np.float64)
+        wait = waits[-1]
+    # Whichever cause's turn it was: a jump is brought about by all that moves what comes before what.
+    total = reach.sum(axis=1)
+    divided += reach * (jumped / np.where(total > 0, total, 1.0))[:, None]
     return divided
+
+
+def _reach(line: Line, steps: int) -> Floats:
+    """``(n, k)``: how far one step of a cause can move a wait without a jump: by all that it adds to a busy cycle."""
+    n, kinds = line.prepare_extra.shape
+    extra = np.abs(line.prepare_extra) + np.abs(line.batch_extra)
+    cycle = np.zeros(n, np.int64)
+    if line.ended is not None and n:
+        order = np.argsort(line.handed, kind="stable")
+        past = np.maximum.accumulate(line.ended[order])
+        starts = np.concatenate([[False], past[:-1] <= line.handed[order][1:]])
+        cycle[order] = np.cumsum(starts)
+    total = np.stack([np.bincount(cycle, weights=extra[:, k]) for k in range(kinds)], axis=1)
+    if line.window_column >= 0:
+        total[:, line.window_column] += line.workers.window
+    return np.asarray(total[cycle] / steps, dtype=np.float64)
+
+
+def _turn(step: int, kinds: int) -> Ints:
+    """The order of causes in a step."""
+    turn = np.roll(np.arange(kinds), -step)
+    return turn if step % 2 == 0 else turn[::-1]
+
+
+def _scales(step: int, steps: int, turn: Ints) -> Floats:
+    """``(k, k)``: the causes' factors, one cause after the other brought to the end of the step."""
+    kinds = len(turn)
+    rows = np.full((kinds, kinds), step / steps)
+    for place, k in enumerate(turn):
+        rows[place:, k] = (step + 1) / steps
+    return rows
 
 
 def _lane_waits(line: Line, scale: Floats) -> Floats:
     p, n = len(scale), len(line.handed)
     wait = np.zeros((p, n))
-    ready = np.repeat(line.handed[None], p, axis=0)
-    some = np.flatnonzero(line.prepared)
-    if line.prepare_extra.any() or len(some) < n or line.prepare.reference[1] > 0:
+    ready = np.broadcast_to(line.handed, (p, n))
+    some = _chosen(line.prepared)
+    if line.prepare_extra.any() or isinstance(some, np.ndarray) or line.prepare.reference[1] > 0:
         pool = Lanes(workers=line.prepare.workers, max_batch=1, window=np.zeros(p), reference=line.prepare.reference)
-        opened, ended = _in_order(pool, ready[:, some], scale @ line.prepare_extra[some].T, None)
-        wait[:, some] += opened - ready[:, some]
+        handed, ready = ready[:, some], np.array(ready)
+        opened, ended = _in_order(pool, handed, scale @ line.prepare_extra[some].T, None)
+        wait[:, some] += opened - handed
         ready[:, some] = ended
-    some = np.flatnonzero(line.queued)
+    some = _chosen(line.queued)
     window = np.full(p, line.workers.window)
     if line.window_column >= 0:
         window = line.workers.window * scale[:, line.window_column]
@@ -217,25 +261,38 @@ def _lane_waits(line: Line, scale: Floats) -> Floats:
         reference=line.workers.reference,
     )
     over = None if line.ended is None else line.ended[some]
-    opened, _ = _in_order(queue, ready[:, some], scale @ line.batch_extra[some].T, over)
-    wait[:, some] += np.maximum(opened - ready[:, some], 0.0)
+    enqueued = ready[:, some]
+    opened, _ = _in_order(queue, enqueued, scale @ line.batch_extra[some].T, over)
+    wait[:, some] += np.maximum(opened - enqueued, 0.0)
     return wait
+
+
+def _chosen(which: Bools) -> Ints | slice:
+    """Positions of some requests; all of them as a slice, which copies nothing."""
+    return slice(None) if which.all() else np.flatnonzero(which)
 
 
 def _in_order(lanes: Lanes, ready: Floats, load: Floats, over: Floats | None) -> tuple[Floats, Floats]:
     """Serve each row in its own order of readiness."""
     p, n = ready.shape
+    if n and bool((ready[:, 1:] >= ready[:, :-1]).all()):
+        return taken_up(lanes, ready, load, _run_empty(ready[-1], over))
     order = np.argsort(ready, axis=1, kind="stable")
     row = np.arange(p)[:, None]
     sorted_ready = ready[row, order]
-    starts = np.zeros(1, np.int64)
-    if over is not None and n:
-        past = np.maximum.accumulate(over[order[-1]])
-        starts = np.flatnonzero(np.concatenate([[True], past[:-1] <= sorted_ready[-1][1:]]))
+    starts = _run_empty(sorted_ready[-1], None if over is None else over[order[-1]])
     opened, ended = taken_up(lanes, sorted_ready, load[row, order], starts)
     result = np.empty((p, n)), np.empty((p, n))
     result[0][row, order], result[1][row, order] = opened, ended
     return result
+
+
+def _run_empty(ready: Floats, over: Floats | None) -> Ints:
+    """Positions before which the queue was empty when measured."""
+    if over is None or not len(ready):
+        return np.zeros(1, np.int64)
+    past = np.maximum.accumulate(over)
+    return np.flatnonzero(np.concatenate([[True], past[:-1] <= ready[1:]]))
 
 
 def _single_waits(line: Line, scale: Floats) -> Floats:
@@ -284,18 +341,30 @@ def _serve(
     return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha, length)
 
 
-def _overload(line: Line) -> Bools:
-    """Whether arrivals over the minute around each request reached what reference service can do."""
+def _overload(line: Line, wait: Floats) -> Bools:
+    """Whether the backlog in which each request waited at reference grew for good.
+
+    A burst's backlog is there at once and is worked off. One that grows for a minute, or for a quarter of a run that
+    is shorter than four, is no moment's: load was at or above what reference service can do all the while.
+
+    :param wait: ``(n,)`` with everything at reference and in order of arrival.
+    """
     n = len(line.handed)
     if n < 2:
         return np.zeros(n, dtype=bool)
-    rate = capacity(line)
-    when = np.sort(line.handed)
-    span = float(when[-1] - when[0])
-    width = min(_MINUTE_NS, max(span, 1.0))
-    center = np.clip(line.handed, when[0] + width / 2, max(when[-1] - width / 2, when[0] + width / 2))
-    count = np.searchsorted(when, center + width / 2, "right") - np.searchsorted(when, center - width / 2, "left")
-    return np.asarray(count / width >= rate)
+    order = np.argsort(line.handed, kind="stable")
+    when, waited = line.handed[order], wait[order]
+    starts = np.flatnonzero(np.concatenate([[True], waited[1:] <= 0.0]))
+    cycle = np.cumsum(np.concatenate([[1], waited[1:] <= 0.0])) - 1
+    peak = np.maximum.reduceat(waited, starts)
+    at_peak = np.flatnonzero(waited >= peak[cycle])
+    last = np.zeros(len(starts), np.int64)
+    last[cycle[at_peak]] = at_peak
+    least = min(_MINUTE_NS, (when[-1] - when[0]) / 4)
+    grew = (when[last] - when[starts] >= least) & (peak > 0)
+    result = np.zeros(n, dtype=bool)
+    result[order] = grew[cycle]
+    return result
 
 
 def capacity(line: Line) -> float:

@@ -8,7 +8,8 @@ from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
-#: What counts: an excess of so many deviations of the model, of this share of the work, with few delays.
+#: What counts: an excess of so many deviations of the model, of this share of the work, with few delays, or less
+#: of them than excess: a thread that lost its core also finds its caches cold, which is contention's doing.
 _DEVIATIONS = 5.0
 _SHARE = 0.25
 _DELAYED = 0.05
@@ -24,7 +25,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
             continue  # the features do not tell work from slowness
         excess = left.cpu_excess(name)
         least = np.maximum(_DEVIATIONS * 1.4826 * model.residual_mad, _SHARE * unit.expected_cpu)
-        slow = (excess > least) & (unit.runq <= _DELAYED * np.maximum(unit.wall, 1))
+        slow = (excess > least) & (unit.runq <= np.maximum(_DELAYED * unit.wall, excess))
         units[name] = Parts(cpu=np.where(slow, excess, 0))
     return Claim(units=units)
 

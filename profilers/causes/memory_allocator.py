@@ -16,8 +16,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in UNITS:
         faults = heap_faults(evidence, name) - faults_beside_free(evidence, name)
         grown = np.rint(faults * fault_price_ns(evidence, name)).astype(np.int64)
-        wanted = grown + np.minimum(given_back_ns(evidence, name), left.cpu_excess(name))
-        units[name] = Parts(cpu=wanted)
+        wanted = grown + given_back_ns(evidence, name)
+        units[name] = Parts(cpu=np.minimum(wanted, left.cpu_excess(name)))
     return Claim(units=units, disturbance=False)
 
 

@@ -10,11 +10,12 @@ from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
 
 
-def _claim(evidence: Evidence, _left: Left) -> Claim:
+def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in UNITS:
         price = fault_price_ns(evidence, name)
-        units[name] = Parts(cpu=np.rint(faults_beside_free(evidence, name) * price).astype(np.int64))
+        cost = np.rint(faults_beside_free(evidence, name) * price).astype(np.int64)
+        units[name] = Parts(cpu=np.minimum(cost, left.cpu_excess(name)))
     return Claim(units=units, disturbance=False)
 
 

@@ -22,7 +22,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
         # Faults on memory that the heap grew by are the allocator's.
         faults = unit.minflt - heap_faults(evidence, name)
-        units[name] = Parts(cpu=np.rint(faults * price).astype(np.int64), blocked=paged_in)
+        cost = np.rint(faults * price).astype(np.int64)
+        units[name] = Parts(cpu=np.minimum(cost, left.cpu_excess(name)), blocked=paged_in)
     return Claim(units=units, disturbance=False)
 
 

@@ -10,8 +10,8 @@ from latfix.profilers.evidence import Evidence
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
-        f"{milliseconds(figures.largest_ms)}: load over the surrounding minute was at or above the capacity of "
-        f"{evidence.setup.workers} worker(s), so that the backlog grows."
+        f"{milliseconds(figures.largest_ms)}: load stayed at or above the capacity of {evidence.setup.workers} "
+        "worker(s), and the backlog kept growing."
     )
 
 

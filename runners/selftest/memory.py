@@ -134,31 +134,47 @@ def _address(mapping: mmap.mmap) -> int:
 
 
 class HeapGrowth:
-    """Fresh blocks from a heap that has none, their pages touched, freed and trimmed away again."""
+    """Fresh blocks from a heap that has none, their pages touched; given back and trimmed after the request.
+
+    Growth and trimming within one unit of work would cancel out in what a process can say of its memory.
+    """
 
     _BLOCK = 4 << 20
+    _MOST_BLOCKS = 128
 
     def __init__(self) -> None:
         self._heap = Heap()
-        self._round_ns = sorted(self._round(4).ns / 4 for _ in range(5))[2]
+        self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        rounds = []
+        for _ in range(5):
+            held: list[int] = []
+            rounds.append(self._grow(4, held).ns / 4)
+            self._give_back(held)
+        self._block_ns = sorted(rounds)[2]
+        threading.Thread(target=self._trim, name="heap-trimmer", daemon=True).start()
 
     def __call__(self, ms: float) -> Done:
-        """Grow and trim the heap for about ``ms``."""
-        return self._round(max(1, round(ms * 1e6 / self._round_ns)))
+        """Grow the heap for about ``ms``."""
+        held: list[int] = []
+        done = self._grow(min(max(1, round(ms * 1e6 / self._block_ns)), self._MOST_BLOCKS), held)
+        self._used.put(held)
+        return done
 
-    def _round(self, blocks: int) -> Done:
+    def _grow(self, blocks: int, held: list[int]) -> Done:
         watch = Stopwatch()
-        done = 0
-        while done < blocks:  # trimmed every so often, so that growing never takes all memory
-            some = min(blocks - done, 16)
-            held = [self._heap.malloc(self._BLOCK) for _ in range(some)]
-            for address in held:
-                touch(address, self._BLOCK)
-            for address in held:
-                self._heap.free(address)
-            self._heap.trim()
-            done += some
+        for _ in range(blocks):
+            held.append(self._heap.malloc(self._BLOCK))
+            touch(held[-1], self._BLOCK)
         return watch.stop()
+
+    def _give_back(self, held: list[int]) -> None:
+        for address in reversed(held):
+            self._heap.free(address)
+        self._heap.trim()
+
+    def _trim(self) -> None:
+        while True:
+            self._give_back(self._used.get())
 
 
 class Fragments:
