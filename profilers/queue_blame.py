@@ -218,7 +218,7 @@ def _reach(line: Line, steps: int) -> Floats:
         past = np.maximum.accumulate(line.ended[order])
         starts = np.concatenate([[False], past[:-1] <= line.handed[order][1:]])
         cycle[order] = np.cumsum(starts)
-    total = np.stack([np.bincount(cycle, weights=extra[:, k]) for k in range(kinds)], axis=1)
+    total: Floats = np.stack([np.bincount(cycle, weights=extra[:, k]) for k in range(kinds)], axis=1)
     if line.window_column >= 0:
         total[:, line.window_column] += line.workers.window
     return np.asarray(total[cycle] / steps, dtype=np.float64)
