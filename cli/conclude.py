@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from latfix.diagnosis import Diagnosis
     from latfix.gates import Gate, GateResult, GateSubject
     from latfix.record import RunRecord
+    from latfix.record_file import RecordFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ def parse_gates(expressions: Sequence[str] | None, baseline: Path | None) -> Gat
 def subject_of(run: Path) -> GateSubject:
     """A recorded run as the baseline of gates."""
     from latfix.gates import GateSubject
-    from latfix.record import RunRecord
+    from latfix.record_file import open_record
 
-    return GateSubject.from_diagnosis(diagnosed(RunRecord.load(run)).to_json())
+    return GateSubject.from_diagnosis(diagnosed(open_record(run)).to_json())
 
 
 def check_percentile(percentile: float | None) -> None:
@@ -56,15 +57,46 @@ def check_percentile(percentile: float | None) -> None:
         raise InputError(f"--percentile: found {percentile}; expected a number above 0 and below 100, e.g. 99")
 
 
-def diagnosed(record: RunRecord, *, percentile: float | None = None, seed: int = 0) -> Diagnosis:
-    """The diagnosis of a record."""
-    from latfix.profilers.attribution import diagnose
+def diagnosed(
+    record: RunRecord | RecordFile, *, percentile: float | None = None, seed: int = 0, folder: Path | None = None
+) -> Diagnosis:
+    """The diagnosis of a record.
 
-    return diagnose(record, percentile=percentile, seed=seed)
+    :param folder: where ``causes.parquet`` is to be written on the way; nowhere where ``None``.
+    :raises InputError: it cannot be written there.
+    """
+    from latfix.profilers.attribution import diagnose
+    from latfix.profilers.causes_file import CausesFile
+
+    if folder is None:
+        return diagnose(record, percentile=percentile, seed=seed)
+    try:
+        with CausesFile(folder / "causes.parquet") as file:
+            return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder}: cannot write there ({error.strerror}); name another folder with --out")
+
+
+def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
+    """What the report shows: all of a record, or a large one thinned out."""
+    from latfix.profilers.pieces import WholeRecord
+    from latfix.profilers.thinned import thinned
+    from latfix.record import RunRecord
+    from latfix.record_file import LARGE
+
+    if not isinstance(record, RunRecord):
+        return thinned(record, diagnosis)
+    if len(record.requests["index"]) > LARGE:
+        return thinned(WholeRecord(record), diagnosis)
+    return record, diagnosis
 
 
 def conclude(
-    record: RunRecord,
+    record: RunRecord | RecordFile,
     diagnosis: Diagnosis,
     target: JsonTarget,
     gates: Gates,
@@ -74,7 +106,7 @@ def conclude(
     interrupted: bool = False,
     drill_down: DrillDown | None = None,
 ) -> int:
-    """Write ``diagnosis.json``, ``causes.parquet`` and ``report.html``, print, and return the exit code.
+    """Write ``diagnosis.json`` and ``report.html``, print, and return the exit code.
 
     :param workload: as the user named it, where it was replayed just now; ``None`` for an earlier run.
     :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
@@ -83,7 +115,6 @@ def conclude(
     from rich.console import Console
 
     from latfix.gates import GateSubject, evaluate, exit_code
-    from latfix.profilers.attribution import write_causes
     from latfix.record import write_json
     from latfix.reports.html import write_run_report
     from latfix.reports.terminal import render_diagnosis
@@ -95,11 +126,11 @@ def conclude(
         document["gates"] = [result.to_json() for result in results]
     try:
         write_json(where / "diagnosis.json", document)
-        write_causes(diagnosis, where / "causes.parquet")
-        write_run_report(where / "report.html", record, diagnosis)
+        shown, in_report = _in_report(record, diagnosis)
+        write_run_report(where / "report.html", shown, in_report)
     except OSError as error:
-        raise InputError(f"{where}: cannot write there ({error.strerror}); name another folder with --out") from error
-    told = drill_down.tell(record, diagnosis) if drill_down is not None else None
+        raise _unwritable(where, error) from error
+    told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
     target.write(document if told is None else {**document, "requests_explained": told.to_json()})
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     if not target.to_stdout:
@@ -111,7 +142,7 @@ def conclude(
         console.print("Interrupted: what was recorded until then is kept and diagnosed above.", markup=False)
         return EXIT_INTERRUPTED
     if workload is not None and not diagnosis.requests.get("ok") and any(diagnosis.requests.values()):
-        first = next(iter(record.errors.values()), "none ended in time")
+        first = next(iter(shown.errors.values()), "none ended in time")
         raise RunnerError(f"{diagnosis.workload}: no request ended ok; the first failure: {first}")
     return exit_code(results) if results else EXIT_OK
 

@@ -86,6 +86,7 @@ def diagnose(
         fixes = tuple(fix.id for fix in applied.fixes)
     settings = settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, options)
+    drill_down.check_size(len(schedule))
     drill_down.check(schedule)
     target = JsonTarget.open(json_file)
     folder = open_folder(out or default_folder(spec.name, "diagnose"))
@@ -102,7 +103,7 @@ def diagnose(
         record = replay_with_progress(folder, replay)
     except Interrupted as stopped:
         record, interrupted = stopped.record, True
-    diagnosis = diagnosed(record, percentile=percentile, seed=seed)
+    diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
     return conclude(
         record, diagnosis, target, gates, workload=workload, interrupted=interrupted, drill_down=drill_down
     )

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latfix.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from latfix.diagnosis import Diagnosis
     from latfix.profilers.story_parts import Story
     from latfix.record import RunRecord
+    from latfix.record_file import RecordFile
     from latfix.traffic.model import Traffic
 
 RequestOption = Annotated[
@@ -78,6 +81,32 @@ class DrillDown:
             from latfix.profilers.story_choice import check_ids
 
             check_ids(self.requests, traffic.ids)
+
+    def check_size(self, requests: int) -> None:
+        """Refuse runs too large to be laid out at once, which a story needs.
+
+        :raises InputError: stories are asked for, and there are more requests.
+        """
+        from latfix.record_file import LARGE
+
+        if (self.requests or self.slowest is not None) and requests > LARGE:
+            raise InputError(
+                f"--request, --slowest: found a run of {requests:,} requests; expected at most {LARGE:,}; "
+                "its report lists the slowest, and causes.parquet holds every request's entries"
+            )
+
+    def check_record(self, record: RunRecord | RecordFile) -> None:
+        """Refuse ids that a record does not have, and records that are too large.
+
+        :raises InputError: naming the nearest ids.
+        """
+        from latfix.record import RunRecord
+
+        if isinstance(record, RunRecord):
+            self.check_size(len(record.requests["index"]))
+            self.check(record.traffic)
+        else:
+            self.check_size(len(record))
 
     def tell(self, record: RunRecord, diagnosis: Diagnosis) -> Told | None:
         """The stories; ``None`` where nothing was asked for.

@@ -28,16 +28,16 @@ def report(
 ) -> int:
     """Diagnose a recorded run again, also one that was killed, and write its report."""
     from latfix.cli.conclude import check_percentile, conclude, diagnosed, parse_gates
-    from latfix.record import RunRecord
+    from latfix.record_file import open_record
     from latfix.runners.session import open_folder
 
     check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
     gates = parse_gates(gate, baseline)
-    record = RunRecord.load(run)
-    drill_down.check(record.traffic)
+    record = open_record(run)
+    drill_down.check_record(record)
     target = JsonTarget.open(json_file)
     folder = open_folder(out) if out is not None else run
-    diagnosis = diagnosed(record, percentile=percentile, seed=seed)
+    diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
     return conclude(record, diagnosis, target, gates, folder=folder, drill_down=drill_down)

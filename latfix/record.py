@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy.typing as npt
 
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.errors import InputError
+from latfix.parquet_rows import ROW_GROUP
+from latfix.segments import Segment, segment_lines, segment_names
 from latfix.settings_check import OBJECTIVE_RULES, RUNNER_RULES
 from latfix.stages import STAGES, STATUS_NAMES, Status
 from latfix.traffic.model import Traffic
@@ -28,7 +31,7 @@ RUN_SCHEMA = "latfix.run/1"
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
 #: Columns of ``requests.parquet`` without which there is no record; others are zero where they are missing.
-_ESSENTIAL = (
+ESSENTIAL = (
     "index",
     "arrival_ns",
     *(f"{stage}_ns" for stage in STAGES),
@@ -61,6 +64,7 @@ class RunRecord:
     :param errors: message of each failed request, by schedule index.
     :param partial: the runner did not reach its end (killed, interrupted, failed).
     :param first_index: schedule index of the first entry of ``traffic``; above zero in a piece of a record.
+    :param totals: where these requests are a selection, how many of the whole run ended in each status.
     """
 
     folder: Path
@@ -73,6 +77,7 @@ class RunRecord:
     errors: Mapping[int, str] = field(default_factory=dict)
     partial: bool = False
     first_index: int = 0
+    totals: Mapping[str, int] | None = None
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:
@@ -104,17 +109,10 @@ class RunRecord:
             events["detail"] = np.array([json.loads(text) for text in events["detail"]], dtype=object)
             samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
         elif segments.is_dir():
-            rows = {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())}
-            rows.update(meta.get("rows", {}))
-            requests = _read_rows(segments / "requests.bin", REQUEST_DTYPE, "index", rows["requests"])
-            batches = _read_rows(segments / "batches.bin", BATCH_DTYPE, "batch_id", rows["batches"])
-            events = _read_lines(segments / "events.jsonl", EVENT_FIELDS)
-            samples = _read_lines(segments / "samples.jsonl", SAMPLE_FIELDS)
-            errors = {
-                int(request): str(detail.get("message", ""))
-                for kind, request, detail in zip(events["kind"], events["request"], events["detail"], strict=True)
-                if kind == "error"
-            }
+            names = segment_names(meta)
+            requests = Segment(segments / "requests.bin", REQUEST_DTYPE, "index", names["requests"]).columns()
+            batches = Segment(segments / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"]).columns()
+            events, samples, errors = segment_lines(segments)
         else:
             raise InputError(
                 f"{folder}: found no requests.parquet and no segments/; expected the folder of a run; "
@@ -140,7 +138,9 @@ class RunRecord:
         return np.asarray(self.requests["warmup"] == 0)
 
     def counts(self) -> dict[str, int]:
-        """How many measured requests ended in each status."""
+        """How many measured requests of the run ended in each status."""
+        if self.totals is not None:
+            return dict(self.totals)
         status = self.requests["status"][self.measured]
         return {name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)}
 
@@ -151,7 +151,7 @@ class RunRecord:
 
     def unrecorded(self) -> int:
         """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
-        return int(self.meta.get("scheduled", len(self.traffic))) - int(np.count_nonzero(self.measured))
+        return int(self.meta.get("scheduled", len(self.traffic))) - sum(self.counts().values())
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -218,25 +218,66 @@ def finalize(folder: Path) -> None:
     Parquet is written beside and moved into place before the segments go, so that a crash at any moment
     leaves one of the two readable.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not (folder / SEGMENTS).is_dir():
         return
-    record = RunRecord.load(folder)
+    meta = read_meta(folder)
+    names = segment_names(meta)
+    events, samples, errors = segment_lines(folder / SEGMENTS)
+    batches = Segment(folder / SEGMENTS / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"])
+    requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names["requests"])
     tables = {
-        "batches": pa.table(record.batches),
-        "events": pa.table({**record.events, "detail": [json.dumps(d) for d in record.events["detail"]]}),
-        "samples": pa.table(record.samples),
-        "requests": _requests_table(record),
+        "batches": _batch_tables(batches),
+        "events": _line_tables({**events, "detail": [json.dumps(detail) for detail in events["detail"]]}),
+        "samples": _line_tables(samples),
+        "requests": _request_tables(requests, folder / SCHEDULE, errors),
     }
-    for name, table in tables.items():  # requests last: its presence says that the others are there
+    for name, parts in tables.items():  # requests last: its presence says that the others are there
         temporary = folder / f".{name}.parquet.tmp"
-        pq.write_table(table, temporary)
+        _write_parts(temporary, parts)
         temporary.replace(folder / f"{name}.parquet")
     for path in (folder / SEGMENTS).iterdir():
         path.unlink()
     (folder / SEGMENTS).rmdir()
+
+
+def _write_parts(path: Path, parts: Iterator[Any]) -> None:
+    """Write Arrow tables, one after the other, as one Parquet file; at least one, which gives the columns."""
+    import pyarrow.parquet as pq
+
+    first = next(parts)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in chain([first], parts):
+            writer.write_table(table.cast(first.schema), row_group_size=ROW_GROUP)
+
+
+def _line_tables(columns: Mapping[str, Any]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    yield pa.table(dict(columns))
+
+
+def _batch_tables(batches: Segment) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for first in range(0, max(len(batches), 1), ROW_GROUP):
+        yield pa.table(batches.columns(first, first + ROW_GROUP))
+
+
+def _request_tables(requests: Segment, schedule: Path, errors: Mapping[int, str]) -> Iterator[Any]:
+    from latfix.traffic.store import ScheduleFile
+
+    stored = ScheduleFile(schedule, texts=True)
+    scheduled = max(len(stored), 1)
+    for first in range(0, max(len(requests), 1), ROW_GROUP):
+        rows = requests.columns(first, first + ROW_GROUP)
+        index = rows["index"]
+        position = np.where(index < 0, (-index - 1) % scheduled, index)
+        low, high = (int(position.min()), int(position.max()) + 1) if len(position) else (0, 0)
+        if high > len(stored):
+            raise InputError(
+                f"{schedule.parent}: found requests that are not in {SCHEDULE}; expected what latfix wrote"
+            )
+        yield _requests_table(rows, stored.part(low, high), position - low, errors)
 
 
 def feature_column(name: str) -> str:
@@ -245,44 +286,67 @@ def feature_column(name: str) -> str:
     return f"feature.{name}" if name in taken or name.startswith("feature.") else name
 
 
-def _requests_table(record: RunRecord) -> Any:
+def _requests_table(
+    rows: Columns, traffic: Traffic, position: npt.NDArray[np.int64], errors: Mapping[int, str]
+) -> Any:
     import pyarrow as pa
 
-    rows = record.requests
-    index = rows["index"]
-    traffic = record.traffic
-    position = np.where(index < 0, (-index - 1) % max(len(traffic), 1), index)
     columns: dict[str, Any] = {
-        "id": pa.array([traffic.ids[k] for k in position], pa.string()),
+        "id": pa.array([traffic.ids[k] for k in position.tolist()], pa.string()),
         **{name: rows[name] for name in REQUEST_DTYPE.names or ()},
-        "status": pa.array([STATUS_NAMES[code] for code in rows["status"]], pa.string()),
+        "status": pa.array([STATUS_NAMES[code] for code in rows["status"].tolist()], pa.string()),
         "warmup": rows["warmup"].astype(bool),
-        "error": pa.array([record.errors.get(int(k)) for k in index], pa.string()),
+        "error": pa.array([errors.get(k) for k in rows["index"].tolist()], pa.string()),
     }
+    kinds = {"i": pa.int64(), "f": pa.float64(), "O": pa.string()}
     for name, column in traffic.features.items():
-        columns[feature_column(name)] = pa.array(column[position].tolist(), from_pandas=True)
+        values = column[position].tolist()
+        columns[feature_column(name)] = pa.array(values, kinds[column.dtype.kind], from_pandas=True)
     return pa.table(columns)
 
 
 def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
     table = _open_parquet(path)
-    names = REQUEST_DTYPE.names or ()
-    _require(path, table, _ESSENTIAL)
+    _require(path, table, ESSENTIAL)
+    columns = request_columns(table, REQUEST_DTYPE.names or ())
+    return columns, request_errors(table, columns["index"])
+
+
+def request_columns(table: Any, names: Sequence[str]) -> Columns:
+    """Columns of requests as numbers, from an Arrow table or record batch of ``requests.parquet``.
+
+    Those that another version of latfix did not write are zero.
+
+    :raises ValueError: a status is none of latfix.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    present = set(table.schema.names)
     columns: Columns = {}
     for name in names:
-        if name not in table.column_names:
+        if name not in present:
             columns[name] = np.zeros(table.num_rows, dtype=np.int64)
         elif name == "status":
-            texts = table.column(name).to_pylist()
-            columns[name] = np.array([STATUS_NAMES.index(text) for text in texts], dtype=np.int64)
+            codes = pc.index_in(table.column(name), value_set=pa.array(STATUS_NAMES))
+            if codes.null_count:
+                raise ValueError(f"a status that is none of {', '.join(STATUS_NAMES)}")
+            columns[name] = codes.to_numpy(zero_copy_only=False).astype(np.int64)
         else:
-            columns[name] = table.column(name).to_numpy().astype(np.int64)
-    errors = {
-        int(index): message
-        for index, message in zip(columns["index"], table.column("error").to_pylist(), strict=True)
-        if message is not None
-    }
-    return columns, errors
+            columns[name] = table.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return columns
+
+
+def request_errors(table: Any, index: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Messages of failed requests by schedule index, from an Arrow table of ``requests.parquet``."""
+    import pyarrow.compute as pc
+
+    failed = pc.is_valid(table.column("error"))
+    which = np.flatnonzero(failed.to_numpy(zero_copy_only=False))
+    if not len(which):
+        return {}
+    messages = table.column("error").filter(failed).to_pylist()
+    return {int(index[k]): message for k, message in zip(which.tolist(), messages, strict=True)}
 
 
 def _open_parquet(path: Path) -> Any:
@@ -308,45 +372,3 @@ def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()
     columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
     absent = np.zeros(table.num_rows, dtype=np.int64)
     return {name: columns.get(name, absent) for name in dict.fromkeys((*names, *more))}
-
-
-def _read_rows(path: Path, dtype: np.dtype[Any], key: str, names: list[str]) -> Columns:
-    """Rows of a segment file; a torn last row (the runner was killed in mid-write) is left out.
-
-    :param names: the columns that its rows have; another version of latfix may have written more or fewer.
-    """
-    if key not in names:
-        raise ValueError(f"rows without {key!r}")
-    recorded = np.dtype([(name, "<i8") for name in names])
-    data = path.read_bytes() if path.exists() else b""
-    rows = np.frombuffer(data[: len(data) - len(data) % recorded.itemsize], dtype=recorded)
-    order = np.argsort(rows[key], kind="stable")
-    absent = np.zeros(len(rows), dtype=np.int64)
-    return {
-        name: np.ascontiguousarray(rows[name][order]) if name in names else absent.copy()
-        for name in dtype.names or ()
-    }
-
-
-def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:
-    """Objects of a JSON Lines segment, as columns sorted by time; a torn last line is left out."""
-    rows: list[list[Any]] = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # only ever the last line, cut by a kill
-            continue
-        if isinstance(row, list) and len(row) == len(names):
-            rows.append(row)
-    rows.sort(key=lambda row: row[0])
-    columns: Columns = {}
-    for k, name in enumerate(names):
-        values = [row[k] for row in rows]
-        if name in ("kind", "series", "detail"):
-            column = np.empty(len(values), dtype=object)
-            column[:] = values
-            columns[name] = column
-        else:
-            columns[name] = np.array(values, dtype=np.float64 if name == "value" else np.int64)
-    return columns

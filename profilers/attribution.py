@@ -13,14 +13,19 @@ import numpy.typing as npt
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, Ledger
 from latfix.profilers.cause import TailFigures
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.causes_file import CausesFile
 from latfix.profilers.chance_waits import chance_wait_ns
 from latfix.profilers.evidence import Evidence, gather
+from latfix.profilers.large import Scale, Sink
+from latfix.profilers.large_diagnosis import diagnose_large
 from latfix.profilers.ledger import Books, make_books
+from latfix.profilers.pieces import WholeRecord
 from latfix.profilers.tail import Doubt, Tail, cut_tail
 from latfix.profilers.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.whatif import without
 from latfix.profilers.windows import windows_of
 from latfix.record import RunRecord
+from latfix.record_file import RecordSource
 from latfix.stages import STAGES
 from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
 
@@ -34,18 +39,33 @@ _OWN_FLOOR_NS = 1_000
 _DEFAULT_PERCENTILE = 99.0
 
 
-def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 0, bootstrap: int = 200) -> Diagnosis:
+def diagnose(
+    record: RunRecord | RecordSource,
+    *,
+    percentile: float | None = None,
+    seed: int = 0,
+    bootstrap: int = 200,
+    scale: Scale | None = None,
+    sink: Sink | None = None,
+) -> Diagnosis:
     """Attribute a run's tail to causes.
 
     :param percentile: where the tail begins, 0 to 100; the run's objective, or 99, where ``None``.
     :param seed: of the bootstrap.
     :param bootstrap: replicates for the causes' intervals.
+    :param scale: how a large record is divided, and from which size on.
+    :param sink: gets the whole ledger, in parts where the record is large; the diagnosis then has the slowest rows.
     """
     objective = record.meta.get("objective") or {}
     q = float(percentile if percentile is not None else objective.get("percentile", _DEFAULT_PERCENTILE))
+    if not isinstance(record, RunRecord) or len(record.requests["index"]) > (scale or Scale()).limit:
+        source = WholeRecord(record) if isinstance(record, RunRecord) else record
+        return diagnose_large(source, q, seed=seed, bootstrap=bootstrap, scale=scale, sink=sink)
     evidence = gather(record)
     books = make_books(evidence)
     ledger = replace(books.ledger, ids=tuple(record.traffic.ids[k] for k in books.ledger.request.tolist()))
+    if sink is not None:
+        sink(ledger)
     doubt = Doubt(
         quiet=evidence.quiet[evidence.ok],
         usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
@@ -96,24 +116,8 @@ def diagnose(record: RunRecord, *, percentile: float | None = None, seed: int = 
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:
     """Write ``causes.parquet``: a row for each nonzero entry of the ledger, by the requests' ids."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    ledger = diagnosis.ledger
-    row, column = np.nonzero(((ledger.own_ns != 0) | (ledger.propagated_ns != 0)).T)
-    names = list(ledger.ids) or [str(index) for index in ledger.request.tolist()]
-    table = pa.table(
-        {
-            "request_id": pa.array(np.array(names, dtype=object)[row] if len(row) else [], pa.string()),
-            "cause": pa.array(np.array(ledger.causes, dtype=object)[column], pa.string()),
-            "own_ns": ledger.own_ns.T[row, column],
-            "propagated_ns": ledger.propagated_ns.T[row, column],
-            "class": pa.array(np.array(ledger.classes, dtype=object)[column], pa.string()),
-        }
-    )
-    temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(table, temporary)
-    temporary.replace(path)
+    with CausesFile(path) as file:
+        file.add(diagnosis.ledger)
 
 
 def _summaries(

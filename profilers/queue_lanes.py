@@ -2,6 +2,8 @@
 
 A queue that runs empty forgets what was before, so that its busy cycles can be replayed side by side. One step
 takes up the next batch of every lane; the number of steps is the length of the longest cycle, not of the run.
+Where the queue ran empty is guessed from what was measured; cycles that a variant runs together are joined, and
+only those are replayed again.
 """
 
 from __future__ import annotations
@@ -13,9 +15,6 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-#: Cycles that turn out to run into each other are joined and replayed again, so many times at most.
-_JOINS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,81 +42,142 @@ def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> t
     :returns: two arrays ``(p, n)`` of nanoseconds.
     """
     p, n = ready.shape
-    opened, ended = np.full((p, n), np.nan), np.empty((p, n))
     if not n:
-        return opened, ended
+        return np.empty((p, 0)), np.empty((p, 0))
     if lanes.workers == 1 and lanes.max_batch == 1:
         service = lanes.reference[1] + load
         before = np.cumsum(service, axis=1) - service
         opened = np.maximum.accumulate(ready - before, axis=1) + before
         return opened, opened + service
-    # With one shape for every row one position fits all rows; positions are flat from here on.
+    at_hand = _AtHand.of(lanes, ready, load)
     starts = np.unique(np.concatenate([[0], cycle_starts]))
-    for attempt in range(_JOINS + 1):
-        if attempt == _JOINS:
-            starts = np.zeros(1, np.int64)
-        last = _run(lanes, ready, load, starts, opened, ended)
-        # What a cycle left running when the next one begins would have made that one wait.
-        running = np.any(last[:, :-1] > ready[:, starts[1:]], axis=0)
-        if not running.any():
-            break
-        starts = starts[np.concatenate([[True], ~running])]
-    return opened, ended
+    last, again, reach = np.empty((p, len(starts))), np.ones(len(starts), dtype=bool), 1
+    while again.any():
+        last[:, again] = _run(lanes, at_hand, starts[again], np.append(starts[1:], n)[again])
+        # What a cycle left running when the next one begins would have made that one wait: they are one.
+        running = np.flatnonzero(np.any(last[:, :-1] > ready[:, starts[1:]], axis=0))
+        joined = np.zeros(len(starts), dtype=bool)
+        for ahead in range(1, reach + 1):
+            joined[np.minimum(running + ahead, len(starts) - 1)] = True
+        joined[0] = False
+        again = np.zeros(len(starts), dtype=bool)
+        again[np.maximum.accumulate(np.where(joined, 0, np.arange(len(starts))))[joined]] = True
+        starts, last, again, reach = starts[~joined], last[:, ~joined], again[~joined], 2 * reach
+    return at_hand.results(n)
 
 
-def _run(lanes: Lanes, ready: Floats, load: Floats, starts: Ints, opened: Floats, ended: Floats) -> Floats:
-    """Fill ``opened`` and ``ended``; returns when each cycle of each row was over, ``(p, cycles)``."""
-    p, n = ready.shape
-    most = lanes.max_batch
-    flat, running = ready.ravel(), np.concatenate([np.zeros((p, 1)), np.cumsum(load, axis=1)], axis=1).ravel()
-    ends = np.append(starts[1:], n)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AtHand:
+    """Rows of all variants laid end to end, each followed by moments that never come.
+
+    :param ready: flat, ``stride`` a variant; ``running`` the load of all before each position.
+    :param head: where a batch begins; ``opened`` and ``ended`` are its, at its head.
+    """
+
+    variants: int
+    stride: int
+    ready: Floats
+    running: Floats
+    head: npt.NDArray[np.bool_]
+    opened: Floats
+    ended: Floats
+
+    @classmethod
+    def of(cls, lanes: Lanes, ready: Floats, load: Floats) -> _AtHand:
+        p, n = ready.shape
+        stride = n + lanes.max_batch + 1
+        padded, running = np.full((p, stride), np.inf), np.zeros((p, stride))
+        padded[:, :n] = ready
+        np.cumsum(load, axis=1, out=running[:, 1 : n + 1])
+        size = p * stride
+        return cls(
+            variants=p,
+            stride=stride,
+            ready=padded.ravel(),
+            running=running.ravel(),
+            head=np.zeros(size, dtype=bool),
+            opened=np.empty(size),
+            ended=np.empty(size),
+        )
+
+    def forget(self, starts: Ints, ends: Ints) -> None:
+        """Take back the batches of cycles."""
+        steps = np.zeros(self.stride + 1, np.int64)
+        steps[starts] += 1
+        steps[ends] -= 1
+        inside = np.cumsum(steps[:-1]) > 0
+        self.head.reshape(self.variants, self.stride)[:, inside] = False
+
+    def results(self, n: int) -> tuple[Floats, Floats]:
+        """When each request's batch was taken up and finished, ``(p, n)``."""
+        heads = np.flatnonzero(self.head)
+        size = np.diff(np.append(heads, len(self.head)))
+        shape = self.variants, self.stride
+        opened, ended = (np.repeat(values[heads], size).reshape(shape)[:, :n] for values in (self.opened, self.ended))
+        return opened, ended
+
+
+def _run(lanes: Lanes, at_hand: _AtHand, starts: Ints, ends: Ints) -> Floats:
+    """Replay cycles of every variant; returns when each was over, ``(p, cycles)``.
+
+    A cycle that runs on takes from the next one, and is then over later than that begins.
+    """
+    p, most = at_hand.variants, lanes.max_batch
+    ready, running, reference = at_hand.ready, at_hand.running, lanes.reference
+    at_hand.forget(starts, ends)
     row = np.repeat(np.arange(p), len(starts))
-    base = row * n
-    at = base + np.tile(starts, p)
-    stop = base + np.tile(ends, p)
+    at = (np.arange(p)[:, None] * at_hand.stride + starts).ravel()
+    stop = (np.arange(p)[:, None] * at_hand.stride + ends).ravel()
     lane = np.arange(len(at))
-    window = lanes.window[row]
+    held_open = bool((lanes.window > 0).any()) and most > 1
+    window = lanes.window[row] if held_open else np.zeros(len(at))
     free = np.full((len(at), lanes.workers), -np.inf)
     last = np.full(len(at), -np.inf)
-    head = np.zeros(p * n, dtype=bool)
-    flat_open, flat_end = np.empty(p * n), np.empty(p * n)
+    several = lanes.workers > 1
     while len(at):
-        server = np.argmin(free, axis=1) if lanes.workers > 1 else np.zeros(len(at), np.int64)
-        pick = np.arange(len(at))
-        begin = np.maximum(flat[at], free[pick, server])
-        top = np.minimum(at + most, stop)
-        upto = _bisect(flat, begin, at + 1, top)
+        came = ready[at]
+        if several:
+            server, pick = np.argmin(free, axis=1), np.arange(len(at))
+            begin = np.maximum(came, free[pick, server])
+        else:
+            begin = np.maximum(came, free[:, 0])
+        upto = _beyond(ready, begin, at + 1, most - 1)
         close = begin
-        held = (window > 0) & (upto < at + most)
-        if held.any():
-            due = flat[at] + window
-            held &= due > begin
-            later = np.where(held, _bisect(flat, due, upto, top), upto)
-            full = later - at == most
-            close = np.where(held, np.where(full, flat[later - 1], due), begin)
-            upto = later
-        end = close + lanes.reference[upto - at] + running[upto + row] - running[at + row]
-        head[at] = True
-        flat_open[at], flat_end[at] = begin, end
-        free[pick, server] = end
-        last[lane] = np.maximum(last[lane], end)
+        if held_open:
+            close, upto = _hold(ready, at, upto, begin, came + window, most)
+        end = close + reference[upto - at] + (running[upto] - running[at])
+        at_hand.head[at] = True
+        at_hand.opened[at], at_hand.ended[at] = begin, end
+        if several:
+            free[pick, server] = end
+            last[lane] = np.maximum(last[lane], end)
+        else:
+            free[:, 0] = end
+            last[lane] = end
         more = upto < stop
-        at, stop, row, lane = upto[more], stop[more], row[more], lane[more]
-        window, free = window[more], free[more]
-    came = np.maximum.accumulate(np.where(head, np.arange(p * n), 0))
-    opened[:], ended[:] = flat_open[came].reshape(p, n), flat_end[came].reshape(p, n)
+        if more.all():
+            at = upto
+        else:
+            at, stop, lane, free = upto[more], stop[more], lane[more], free[more]
+            window = window[more] if held_open else window
     return last.reshape(p, len(starts))
 
 
-def _bisect(values: Floats, limit: Floats, low: Ints, high: Ints) -> Ints:
-    """In each lane, the first position in ``[low, high]`` whose value exceeds the limit; values ascend there."""
-    low, high = low.copy(), high.copy()
-    span = int((high - low).max(initial=0))
-    while span > 0:
-        middle = (low + high) // 2
-        open_ = low < high
-        inside = open_ & (values[np.minimum(middle, len(values) - 1)] <= limit)
-        low = np.where(inside, middle + 1, low)
-        high = np.where(open_ & ~inside, middle, high)
-        span //= 2
-    return low
+def _hold(ready: Floats, at: Ints, upto: Ints, begin: Floats, due: Floats, most: int) -> tuple[Floats, Ints]:
+    """Hold batches open until they are full or due; when each closed, and where its members end."""
+    held = (upto < at + most) & (due > begin)
+    later = np.where(held, _beyond(ready, due, at + 1, most - 1), upto)
+    full = held & (later - at == most)
+    return np.where(full, ready[later - 1], np.where(held, due, begin)), later
+
+
+def _beyond(values: Floats, limit: Floats, low: Ints, most: int) -> Ints:
+    """In each lane, the first of ``most`` positions from ``low`` whose value exceeds the limit, or the one after."""
+    step = 1 << max(most.bit_length() - 1, 0) if most else 0
+    position, high = low, low + most
+    while step:
+        ahead = position + step
+        fits = (ahead <= high) & (values[np.minimum(ahead, high) - 1] <= limit)
+        position = np.where(fits, ahead, position)
+        step >>= 1
+    return position

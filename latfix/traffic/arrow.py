@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from latfix.parquet_rows import ROW_GROUP
+
 
 def whole_numbers(values: npt.NDArray[np.int64]) -> Any:
     """An Arrow int64 array."""
@@ -48,6 +50,29 @@ def texts(values: Sequence[str | None]) -> Any:
     return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers)
 
 
+def read_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The values of an Arrow column of numbers of that type; what a null holds is not said."""
+    parts = [np.zeros(0, dtype)]
+    for chunk in column.chunks:
+        data = chunk.buffers()[1]
+        if len(chunk) and data is not None:
+            parts.append(np.frombuffer(data, dtype)[chunk.offset : chunk.offset + len(chunk)])
+    return np.concatenate(parts)
+
+
+def read_validity(column: Any) -> npt.NDArray[np.bool_]:
+    """Which values of an Arrow column are there."""
+    parts = [np.zeros(0, dtype=bool)]
+    for chunk in column.chunks:
+        bits = chunk.buffers()[0]
+        if bits is None or not chunk.null_count:
+            parts.append(np.ones(len(chunk), dtype=bool))
+        else:
+            unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+            parts.append(unpacked[chunk.offset : chunk.offset + len(chunk)].astype(bool))
+    return np.concatenate(parts)
+
+
 def _validity(present: npt.NDArray[np.bool_]) -> Any:
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
 
@@ -56,5 +81,6 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[bytes, bytes]) -
     """A Parquet file of ``columns`` with ``metadata`` in its schema."""
     table = pa.Table.from_arrays(list(columns.values()), names=list(columns))
     stream = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata(dict(metadata)), stream, compression="zstd")
+    table = table.replace_schema_metadata(dict(metadata))
+    pq.write_table(table, stream, compression="zstd", row_group_size=ROW_GROUP)
     return stream.getvalue()

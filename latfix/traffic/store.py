@@ -8,13 +8,14 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfix.errors import InputError, input_error
+from latfix.parquet_rows import ParquetRows
 from latfix.request import PRIORITIES
 from latfix.traffic.fields import NORMAL
 from latfix.traffic.formats import PARQUET_KEY
@@ -24,6 +25,7 @@ from latfix.traffic.values import NS_PER_S
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _FEATURE_PREFIX = "feature."
+_SCHEDULE = "a schedule that latfix stored"
 
 
 def check_output(path: Path) -> None:
@@ -229,41 +231,92 @@ def load_schedule(path: Path) -> Traffic:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    expected = "a schedule that latfix stored"
     try:
         table = pq.ParquetFile(path).read(use_threads=False)
-        columns = {name: table[name].to_pylist() for name in table.column_names}
+        sidecar = _stored(path, table.schema.metadata, table.column_names)
+        return _traffic(table, sidecar, list(sidecar.kinds), payloads=True)
     except FileNotFoundError as error:
-        raise input_error(path, None, "no such file", expected) from error
+        raise input_error(path, None, "no such file", _SCHEDULE) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise input_error(path, None, f"a damaged file ({reason})", expected) from error
-    embedded = (table.schema.metadata or {}).get(PARQUET_KEY)
-    if embedded is None or "arrival_ns" not in columns:
-        raise input_error(path, None, f"the columns {', '.join(columns)}", expected)
-    sidecar = parse_sidecar(embedded.decode(errors="replace"), path)
-    payloads = [None if text is None else json.loads(text) for text in columns["payload"]]
+        raise input_error(path, None, f"a damaged file ({reason})", _SCHEDULE) from error
+
+
+class ScheduleFile:
+    """A stored schedule, read in parts.
+
+    :param texts: whether features that are texts are read too.
+    :raises InputError: the file is missing, damaged, or no schedule.
+    """
+
+    def __init__(self, path: Path, *, texts: bool = False) -> None:
+        self._rows = ParquetRows(path, ("arrival_ns", "id", "priority", "session"))
+        self._sidecar = _stored(path, self._rows.metadata, self._rows.names)
+        self._features = [name for name, kind in self._sidecar.kinds.items() if texts or kind != "text"]
+        features = (_FEATURE_PREFIX + name for name in self._features)
+        self._rows.read_only(("arrival_ns", "id", "priority", "session", *features))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def part(self, first: int, last: int) -> Traffic:
+        """Requests ``first`` up to ``last``, without payloads and deadlines."""
+        return _traffic(self._rows.rows(first, last), self._sidecar, self._features, payloads=False)
+
+
+def _stored(path: Path, metadata: Mapping[bytes, bytes] | None, names: Sequence[str]) -> Sidecar:
+    embedded = (metadata or {}).get(PARQUET_KEY)
+    if embedded is None or "arrival_ns" not in names:
+        raise input_error(path, None, f"the columns {', '.join(names)}", _SCHEDULE)
+    return parse_sidecar(embedded.decode(errors="replace"), path)
+
+
+def _traffic(table: Any, sidecar: Sidecar, names: Sequence[str], *, payloads: bool) -> Traffic:
+    count = table.num_rows
+    columns = {name: table[name] for name in table.column_names}
+    features = {name: _feature(columns[_FEATURE_PREFIX + name], sidecar.kinds[name]) for name in names}
+    texts = columns["payload"].to_pylist() if payloads else []
     return Traffic(
-        arrival_ns=np.array(columns["arrival_ns"], dtype=np.int64),
-        ids=columns["id"],
-        priority=np.array([PRIORITIES.index(name) for name in columns["priority"]], dtype=np.int8),
-        sessions=columns["session"],
-        deadline_ms=_floats(columns["deadline_ms"]),
-        features={name: _feature(columns[_FEATURE_PREFIX + name], kind) for name, kind in sidecar.kinds.items()},
-        payloads=payloads,
+        arrival_ns=_whole(columns["arrival_ns"]),
+        ids=columns["id"].to_pylist(),
+        priority=_priorities(columns["priority"]),
+        sessions=columns["session"].to_pylist() if columns["session"].null_count < count else [None] * count,
+        deadline_ms=_floats(columns["deadline_ms"]) if payloads else np.full(count, np.nan),
+        features=features,
+        payloads=[None if text is None else json.loads(text) for text in texts] if payloads else [None] * count,
         metadata=sidecar.metadata,
     )
 
 
-def _floats(values: list[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+def _priorities(column: Any) -> np.ndarray[Any, np.dtype[np.int8]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from latfix.traffic import arrow
+
+    codes = pc.index_in(column.cast(pa.large_string()), value_set=arrow.texts(PRIORITIES))
+    if codes.null_count:
+        raise ValueError(f"a priority that is none of {', '.join(PRIORITIES)}")
+    return arrow.read_numbers(codes, np.int32).astype(np.int8)
 
 
-def _feature(values: list[Any], kind: str) -> np.ndarray[Any, np.dtype[Any]]:
+def _whole(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    from latfix.traffic import arrow
+
+    return np.asarray(arrow.read_numbers(column, np.int64), dtype=np.int64)
+
+
+def _floats(column: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    from latfix.traffic import arrow
+
+    return np.where(arrow.read_validity(column), arrow.read_numbers(column, np.float64), np.nan)
+
+
+def _feature(column: Any, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
     if kind == "int":
-        return np.array(values, dtype=np.int64)
+        return _whole(column)
     if kind == "float":
-        return _floats(values)
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
+        return _floats(column)
+    texts = np.empty(len(column), dtype=object)
+    texts[:] = column.to_pylist()
+    return texts
