@@ -111,6 +111,7 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: Series in ``samples.parquet``, sampled on a thread of their own. Counters are absolute readings.
 #: host.cpu_busy_ns, host.steal_ns: all cores of the machine, from /proc/stat (10 ms resolution)
 #: process.cpu_ns, process.rss_bytes, process.threads, process.minflt, process.majflt
+#: python.blocks: memory blocks that Python's own allocator has handed out, about the objects that it keeps
 #: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)
 #: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
 #: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes

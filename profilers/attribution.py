@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, Ledger
-from latfix.profilers.cause import TailFigures
+from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.profilers.cause_summaries import floors_ms, overhead_of, summarize_cause, worth_a_course
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes_file import CausesFile
 from latfix.profilers.chance_waits import chance_wait_ns
@@ -20,6 +20,7 @@ from latfix.profilers.large import Scale, Sink
 from latfix.profilers.large_diagnosis import diagnose_large
 from latfix.profilers.ledger import Books, make_books
 from latfix.profilers.pieces import WholeRecord
+from latfix.profilers.run_tally import OWN_FLOOR_NS
 from latfix.profilers.tail import Doubt, Tail, cut_tail
 from latfix.profilers.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.whatif import without
@@ -31,11 +32,6 @@ from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
 
 #: Causes that belong to a process's start, not to a moment drawn at random.
 _ONCE = ("cold.start", "cold.compile")
-#: A cause smaller than this is not named: what an unperturbed run of a small workload shows.
-_QUIET_FLOOR_MS = 0.1
-#: From this share of the tail on, a cause's course over the run is looked at though it is not named.
-_TOLD = 0.02
-_OWN_FLOOR_NS = 1_000
 _DEFAULT_PERCENTILE = 99.0
 
 
@@ -73,11 +69,9 @@ def diagnose(
     )
     tail = cut_tail(ledger, q, doubt=doubt, seed=seed, replicates=bootstrap, once=_ONCE)
     latency_ms = summarize_ms(ledger.latency_ns)
-    least = max(0.01 * latency_ms["p50"], _timer_floor_ms(record.meta), _QUIET_FLOOR_MS)
-    floors = {cause.id: least for cause in CAUSES}
-    floors["traffic.burst"] += chance_wait_ns(books.line, q, seed=seed) / 1e6
+    floors = floors_ms(latency_ms["p50"], tail.excess_ms, record.meta, chance_wait_ns(books.line, q, seed=seed))
     causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)
-    over_time = windows_of(evidence, ledger, _told(causes), seed=seed)
+    over_time = windows_of(evidence, ledger, [each.cause for each in causes if worth_a_course(each)], seed=seed)
     causes = tuple(
         replace(cause, active=over_time.active[cause.cause].to_json()) if cause.cause in over_time.active else cause
         for cause in causes
@@ -105,7 +99,7 @@ def diagnose(
         causes=causes,
         dispatch_ms=lag_ms,
         throughput_rps=_throughput(evidence),
-        overhead=_overhead(record.meta),
+        overhead=overhead_of(record.meta),
         ledger=ledger,
         partial=record.partial,
         trustworthy=late is None,
@@ -120,22 +114,23 @@ def write_causes(diagnosis: Diagnosis, path: Path) -> None:
         file.add(diagnosis.ledger)
 
 
-def _summaries(
-    evidence: Evidence, books: Books, tail: Tail, floors_ms: Mapping[str, float]
-) -> tuple[CauseSummary, ...]:
+def _summaries(evidence: Evidence, books: Books, tail: Tail, floors: Mapping[str, float]) -> tuple[CauseSummary, ...]:
     ledger = books.ledger
     present = [k for k in range(len(CAUSES)) if ledger.own_ns[k].any() or ledger.propagated_ns[k].any()]
     whatif = without(books, [{CAUSES[k].id} for k in present])
     result = [
-        _summary(evidence, ledger, tail, k, floors_ms[CAUSES[k].id], predicted)
+        summarize_cause(
+            k,
+            evidence,
+            tail,
+            floors[CAUSES[k].id],
+            predicted,
+            requests=int(np.count_nonzero(ledger.own_ns[k] > OWN_FLOOR_NS)),
+            largest_ns=float(ledger.own_ns[k].max(initial=0)),
+        )
         for k, predicted in zip(present, whatif, strict=True)
     ]
     return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
-
-
-def _told(causes: tuple[CauseSummary, ...]) -> list[str]:
-    """Causes whose course over the run is worth telling."""
-    return [cause.cause for cause in causes if cause.named or cause.tail_share > _TOLD]
 
 
 def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> list[dict[str, Any]]:
@@ -146,40 +141,6 @@ def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> list[dict[str, Any
         {"without": removed, **predicted}
         for removed, predicted in zip(removals, without(books, removals), strict=True)
     ]
-
-
-def _summary(
-    evidence: Evidence, ledger: Ledger, tail: Tail, k: int, floor_ms: float, whatif_ms: Mapping[str, float]
-) -> CauseSummary:
-    cause = CAUSES[k]
-    own = ledger.own_ns[k]
-    own_ms, propagated_ms = float(tail.own_ms[k]), float(tail.propagated_ms[k])
-    low, high = (float(end) for end in tail.ci95_ms[k])
-    figures = TailFigures(
-        own_ms=own_ms,
-        propagated_ms=propagated_ms,
-        requests=int(np.count_nonzero(own > _OWN_FLOOR_NS)),
-        largest_ms=float(own.max(initial=0)) / 1e6,
-    )
-    total = own_ms + propagated_ms
-    return CauseSummary(
-        cause=cause.id,
-        tail_ms=total,
-        tail_share=total / tail.excess_ms if tail.excess_ms > 0 else 0.0,
-        own_ms=own_ms,
-        propagated_ms=propagated_ms,
-        ci95_ms=(low, high),
-        named=cause.id != UNEXPLAINED and low > floor_ms,
-        evidence_class=cause.evidence_class,
-        requests=figures.requests,
-        evidence=cause.sentence(evidence, figures),
-        whatif_ms=whatif_ms,
-        fixes=cause.fixes,
-    )
-
-
-def _timer_floor_ms(meta: Mapping[str, Any]) -> float:
-    return float((meta.get("calibration") or {}).get("timer_floor_ns", 0.0)) / 1e6
 
 
 def _stages_ms(evidence: Evidence, books: Books, tail: Tail) -> dict[str, dict[str, float]]:
@@ -215,11 +176,6 @@ def _throughput(evidence: Evidence) -> float:
         return 0.0
     span = int((arrival + evidence.rows["latency_ns"][evidence.ok]).max() - arrival.min())
     return len(arrival) / (span / 1e9) if span > 0 else 0.0
-
-
-def _overhead(meta: Mapping[str, Any]) -> dict[str, float]:
-    given = meta.get("overhead") or {}
-    return {key: float(given.get(key, 0.0)) for key in ("per_request_us", "core_share")}
 
 
 def _extra(evidence: Evidence, books: Books, tail: Tail) -> dict[str, Any]:

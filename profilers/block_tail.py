@@ -13,7 +13,7 @@ from latfix.blocks import block_counts, block_length, block_sums, evidence, iter
 from latfix.distributions import score_interval, student_t
 from latfix.profilers.compute_model import Floats, Ints
 from latfix.profilers.run_tally import RunTally
-from latfix.profilers.tail import Doubt, Tail, _Median, _reaching
+from latfix.profilers.tail import Doubt, Median, Tail, reaching
 from latfix.statistics import LATENCY_KEYS, QUANTILES
 from latfix.streamed_quantiles import LogHistogram
 
@@ -50,7 +50,7 @@ def cut_block_tail(
         excess_ms=(tally.tail_latency - tally.tail_requests * reference_ns) / count / 1e6,
         own_ms=own,
         propagated_ms=propagated,
-        ci95_ms=_reaching(own + propagated, ends, count),
+        ci95_ms=reaching(own + propagated, ends, count),
     )
 
 
@@ -85,7 +85,7 @@ def moved_references(doubt: Doubt, latency_ns: Ints, kinds: int, *, seed: int, r
     """``(replicates, kinds)``: how references move when the sample they were learned from is drawn anew, in ms."""
     n = len(latency_ns)
     moved = np.zeros((replicates, kinds))
-    medians = [(k, _Median(values, doubt.quiet)) for k, values in doubt.usual]
+    medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
     if not n or not medians:
         return moved
     block, rng = block_length(latency_ns), np.random.default_rng(seed)

@@ -7,8 +7,9 @@ are not drift, nor is a start that is slower than the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -89,8 +90,19 @@ class _Fit:
     start: float
     step_s: float | None
     misfit: float
-    scale: Floats
-    usual: Floats
+    bounds: Floats
+    offset: Floats
+    typical: float | None
+    took: float
+
+    def scale(self, need: Floats) -> Floats:
+        """By what the level is multiplied for each unit: one, or its need over a typical one."""
+        return np.ones(len(need)) if self.typical is None else np.maximum(need / self.typical, 0.05)
+
+    def usual(self, work: _Work) -> Floats:
+        """Nanoseconds that each unit would have taken at the run's start."""
+        group = np.searchsorted(self.bounds, work.key, side="right")
+        return np.asarray(work.need + self.scale(work.need) * (self.offset[group] + self.start), dtype=np.float64)
 
     def rise(self, at_s: Floats) -> Floats:
         """Nanoseconds above the start, at any moment, for a unit of scale one."""
@@ -104,13 +116,22 @@ def find_growths(evidence: Evidence, left: Left | None = None) -> list[Growth]:
 
     :param left: what other causes have left; without it, what was measured less the price of page faults.
     """
-    least = LEAST_SHARE * _typical_service(evidence)
+    norms, stage = evidence.norms, "drift" if left is None else "drift.left"
+    least = norms.of("drift.least", lambda: LEAST_SHARE * _typical_service(evidence))
     found = []
-    for work in _works(evidence, left):
-        fit = _fit(work, least)
+    for name, part in (("compute", "cpu"), ("compute", "blocked"), ("prepare", "cpu"), ("finish", "cpu")):
+        known = f"{stage}.{name}.{part}"
+        if known in norms and norms.of(known, _nothing) is None:
+            continue
+        work = _work(evidence, left, name, part)
+        fit = norms.of(known, partial(_fit, work, least))
         if fit is not None:
             found.append(_growth(work, fit))
     return found
+
+
+def _nothing() -> _Fit | None:
+    return None
 
 
 def _typical_service(evidence: Evidence) -> float:
@@ -122,40 +143,39 @@ def _typical_service(evidence: Evidence) -> float:
     return total
 
 
-def _works(evidence: Evidence, left: Left | None) -> Iterator[_Work]:
+def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
     rows, batches, expected = evidence.rows, evidence.batches, evidence.expected
+    unit, batched, cpu = evidence.units[name], name == "compute", part == "cpu"
     elements = batches["size"] * np.maximum(batches["padded_elements"], batches["real_elements"])
-    need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}
-    for name in ("compute", "prepare", "finish"):
-        unit, batched = evidence.units[name], name == "compute"
-        sizes = elements if batched else rows["input_elements"]
-        model, accepted = expected.models[name], expected.models[name].accepted
-        known = _even(need[name], model.fold, sizes) if accepted else np.zeros(len(unit.start))
-        measured = batches["warmup"] == 0 if batched else evidence.ok
-        for part in ("cpu", "blocked") if batched else ("cpu",):
-            cpu = part == "cpu"
-            yield _Work(
-                unit=name,
-                part=part,
-                at_s=unit.start / 1e9,
-                spent=_spent(evidence, left, name, cpu=cpu).astype(np.float64),
-                need=known if cpu else np.zeros(len(unit.start)),
-                key=sizes.astype(np.float64),
-                usable=np.asarray(measured & (unit.wall > 0)),
-            )
+    sizes = elements if batched else rows["input_elements"]
+    need = {"prepare": expected.prepare, "compute": expected.padded, "finish": expected.finish}[name]
+    model = expected.models[name]
+    known = np.zeros(len(unit.start))
+    if cpu and model.accepted:
+        learn = partial(_fold_shares, need, model.fold, sizes)
+        known = need / evidence.norms.of(f"drift.folds.{name}", learn)[model.fold]
+    measured = batches["warmup"] == 0 if batched else evidence.ok
+    return _Work(
+        unit=name,
+        part=part,
+        at_s=unit.start / 1e9,
+        spent=_spent(evidence, left, name, cpu=cpu).astype(np.float64),
+        need=known,
+        key=sizes.astype(np.float64),
+        usable=np.asarray(measured & (unit.wall > 0)),
+    )
 
 
-def _even(need: Ints, fold: Ints, sizes: Ints) -> Floats:
-    """Needs as one fit would see them: folds that saw more of a slow end predict more for the same inputs."""
-    rows = np.flatnonzero(need > 0)
+def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:
+    """What each fit predicts over what all do: those that saw more of a slow end predict more for the same inputs."""
+    rows, folds = np.flatnonzero(need > 0), int(fold.max(initial=0)) + 1
     if not len(rows):
-        return need.astype(np.float64)
+        return np.ones(folds)
     _, stratum = _strata(sizes.astype(np.float64), rows)
     known = need[rows].astype(np.float64)
     middle = np.bincount(stratum, weights=known) / np.maximum(np.bincount(stratum), 1)
     relative = known / middle[stratum]
-    share = np.array([np.mean(relative[fold[rows] == k]) if k in fold[rows] else 1.0 for k in range(fold.max() + 1)])
-    return np.asarray(need / share[fold], dtype=np.float64)
+    return np.array([np.mean(relative[fold[rows] == k]) if k in fold[rows] else 1.0 for k in range(folds)])
 
 
 def _spent(evidence: Evidence, left: Left | None, name: str, *, cpu: bool) -> Ints:
@@ -175,15 +195,15 @@ def _fit(work: _Work, least: float) -> _Fit | None:
         return None
     rows = rows[:: max(1, len(rows) // _MOST_FITTED)]
     rows = rows[np.argsort(work.at_s[rows], kind="stable")]
-    scales = [np.ones(len(work.spent))]
     usual = float(np.median(work.need[rows]))
-    if usual > 0 and float(np.ptp(work.need[rows])) > 0.2 * usual:
-        scales.append(np.maximum(work.need / usual, 0.05))
-    fits = [fit for scale in scales if (fit := _fit_scaled(work, rows, scale, least)) is not None]
+    varied = usual > 0 and float(np.ptp(work.need[rows])) > 0.2 * usual
+    typicals = [None, usual] if varied else [None]
+    fits = [fit for typical in typicals if (fit := _fit_scaled(work, rows, typical, least)) is not None]
     return min(fits, key=lambda fit: fit.misfit, default=None)
 
 
-def _fit_scaled(work: _Work, rows: Ints, scale: Floats, least: float) -> _Fit | None:
+def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) -> _Fit | None:
+    scale = np.ones(len(work.spent)) if typical is None else np.maximum(work.need / typical, 0.05)
     at_s, beyond = work.at_s[rows], (work.spent[rows] - work.need[rows]) / scale[rows]
     bounds, stratum = _strata(work.key, rows)
     count = int(np.clip(len(rows) // _PER_WINDOW, *_WINDOWS))
@@ -215,11 +235,15 @@ def _fit_scaled(work: _Work, rows: Ints, scale: Floats, least: float) -> _Fit | 
         start=start,
         step_s=step_s,
         misfit=0.0,
-        scale=scale,
-        usual=work.need + scale * (offset[np.searchsorted(bounds, work.key, side="right")] + start),
+        bounds=bounds,
+        offset=offset,
+        typical=typical,
+        took=0.0,
     )
-    missed = work.spent[rows] - fit.usual[rows] - fit.rise(at_s) * scale[rows]
-    return replace(fit, misfit=float(np.mean(np.abs(np.clip(missed, *np.quantile(missed, [0.02, 0.98]))))))
+    usual = fit.usual(work)
+    missed = work.spent[rows] - usual[rows] - fit.rise(at_s) * scale[rows]
+    took = float(np.median(usual[work.usable]))
+    return replace(fit, took=took, misfit=float(np.mean(np.abs(np.clip(missed, *np.quantile(missed, [0.02, 0.98]))))))
 
 
 def _strata(key: Floats, rows: Ints) -> tuple[Floats, Ints]:
@@ -262,9 +286,9 @@ def _rises(values: Floats, least: float) -> bool:
 
 
 def _growth(work: _Work, fit: _Fit) -> Growth:
-    rise = fit.rise(work.at_s) * fit.scale
-    shown = np.minimum(rise, work.spent - fit.usual)
-    typical = float(np.median(fit.usual[work.usable]))
+    rise = fit.rise(work.at_s) * fit.scale(work.need)
+    shown = np.minimum(rise, work.spent - fit.usual(work))
+    typical = fit.took
     quarter = max(len(fit.values) // 4, 1)
     took = (typical + float(np.mean(fit.values[:quarter])), typical + float(np.mean(fit.values[-quarter:])))
     return Growth(

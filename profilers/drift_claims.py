@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from latfix.figures import from_ns, significant
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.drift import Growth, find_growths
@@ -14,7 +16,7 @@ def drift_cause(cause_id: str, *, happened: str, behind: str) -> Cause:
 
     def claim(evidence: Evidence, left: Left) -> Claim:
         growths = find_growths(evidence, left)
-        if not growths or origin_of(evidence, growths).cause != cause_id:
+        if not growths or evidence.norms.of("drift.origin", partial(origin_of, evidence, growths)).cause != cause_id:
             return Claim()
         units: dict[str, Parts] = {}
         for growth in growths:

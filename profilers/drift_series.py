@@ -1,4 +1,4 @@
-"""What grew alongside a drift: resident memory, sessions, shapes and compilations; and which of them it follows."""
+"""What grew alongside a drift: resident memory, sessions, kept objects, shapes, compilations; and what it follows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from latfix.profilers.trend import rising_level, squares_left
 _POINTS = 48
 _LEAST_SAMPLES = 8
 _LEAST_BYTES = 16 * 2**20
+#: A service that serves leaves some objects behind with each request, latfix's own records among them.
+_LEAST_OBJECTS, _OBJECTS_A_REQUEST = 5_000, 10
 #: Of what a rising level explains, the share that a line on the series must explain too.
 _FOLLOWS = 0.85
 #: A series is preferred where it leaves at most this part of what the next best leaves.
@@ -101,6 +103,12 @@ def _candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, F
             if _grew(values, ratio=1.1, amount=_LEAST_BYTES):
                 yield "drift.memory", name, values
     yield from _session_candidates(evidence, times)
+    t_ns, sampled = evidence.series("python.blocks")
+    if len(t_ns) >= _LEAST_SAMPLES:
+        values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
+        kept = max(_LEAST_OBJECTS, _OBJECTS_A_REQUEST * int(np.count_nonzero(evidence.ok)))
+        if _grew(values, ratio=1.0, amount=kept / 2):  # quarters lie half to three quarters of the run apart
+            yield "drift.cache", "objects that Python keeps", values
     batches, compiled = evidence.batches, evidence.pauses["compile"].everywhere.start
     shapes = batches["open_ns"][batches["first_shape"] > 0]
     for name, moments in (("input shapes seen", shapes), ("compilations made", compiled)):

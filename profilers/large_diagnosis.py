@@ -11,7 +11,7 @@ import numpy as np
 from latfix.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
 from latfix.profilers.activity import activity
 from latfix.profilers.block_tail import cut_block_tail, latency_intervals_ms, moved_references
-from latfix.profilers.cause import TailFigures
+from latfix.profilers.cause_summaries import floors_ms, overhead_of, summarize_cause, worth_a_course
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chance_waits import chance_wait_ns
 from latfix.profilers.large import Lesson, Scale, Sink, lay_out, learn, tally_pieces
@@ -26,10 +26,6 @@ from latfix.stages import STATUS_NAMES
 from latfix.statistics import LATENCY_KEYS, QUANTILES
 from latfix.streamed_quantiles import LogHistogram
 
-#: A cause smaller than this is not named: what an unperturbed run of a small workload shows.
-_QUIET_FLOOR_MS = 0.1
-#: From this share of the tail on, a cause's course over the run is looked at though it is not named.
-_TOLD = 0.02
 _PREDICTED = (50, 95, 99)
 #: A percentile is told of a window where so many requests rest on it.
 _WINDOW_PERCENTILES: Mapping[int, int] = {50: 5, 95: 40, 99: 100}
@@ -93,7 +89,7 @@ def _diagnosis(run: _Run, scale: Scale) -> Diagnosis:
     sample_latency = lesson.books.ledger.latency_ns
     moved = moved_references(lesson.doubt, sample_latency, len(CAUSES), seed=run.seed, replicates=run.replicates)
     tail = cut_block_tail(tally, lesson.reference_ns, q, moved, seed=run.seed, replicates=run.replicates)
-    causes = _with_course(run, _summaries(run, tail, _floors_ms(run, latency_ms)))
+    causes = _with_course(run, _summaries(run, tail, _floors_ms(run, tail, latency_ms)))
     verdict = judge(causes, tail, latency_ms, q, run.seen.percentiles_ns[q] / 1e6)
     share = {cause.cause: cause.tail_share for cause in causes}
     late = dispatch_trust(tally.observed.percentile(99) / 1e6, latency_ms["p50"], share.get("observer", 0.0))
@@ -117,7 +113,7 @@ def _diagnosis(run: _Run, scale: Scale) -> Diagnosis:
         causes=causes,
         dispatch_ms={**_percentiles_ms(tally.lag, (50, 99)), "max": tally.lag_largest / 1e6},
         throughput_rps=_throughput(run),
-        overhead=_overhead(run.meta),
+        overhead=overhead_of(run.meta),
         ledger=stacked(tally.listed, scale.listed) if tally.listed else lesson.books.ledger,
         partial=run.partial,
         trustworthy=late is None,
@@ -146,49 +142,30 @@ def _kept_note(scale: Scale, tally: RunTally) -> str:
     )
 
 
-def _floors_ms(run: _Run, latency_ms: Mapping[str, float]) -> dict[str, float]:
-    calibration = run.meta.get("calibration") or {}
-    timer = float(calibration.get("timer_floor_ns", 0.0)) / 1e6
-    floors = {cause.id: max(0.01 * latency_ms["p50"], timer, _QUIET_FLOOR_MS) for cause in CAUSES}
+def _floors_ms(run: _Run, tail: Tail, latency_ms: Mapping[str, float]) -> dict[str, float]:
     line = run.lesson.books.line
     # The sample's stretches lie apart: the rate of arrivals is the whole run's.
     gap = (run.seen.last_ns - run.seen.first_ns) / max(run.tally.requests - 1, 1)
     even = replace(line, handed=np.arange(len(line.handed), dtype=np.float64) * max(gap, 1.0))
-    floors["traffic.burst"] += chance_wait_ns(even, run.percentile, seed=run.seed) / 1e6
-    return floors
+    chance = chance_wait_ns(even, run.percentile, seed=run.seed)
+    return floors_ms(latency_ms["p50"], tail.excess_ms, run.meta, chance)
 
 
-def _summaries(run: _Run, tail: Tail, floors_ms: Mapping[str, float]) -> tuple[CauseSummary, ...]:
+def _summaries(run: _Run, tail: Tail, floors: Mapping[str, float]) -> tuple[CauseSummary, ...]:
     present = np.flatnonzero(run.tally.present).tolist()
-    result = [_summary(run, tail, k, floors_ms[CAUSES[k].id]) for k in present]
+    result = [
+        summarize_cause(
+            k,
+            run.lesson.evidence,
+            tail,
+            floors[CAUSES[k].id],
+            _percentiles_ms(run.tally.without[k], _PREDICTED),
+            requests=int(run.tally.touched[k]),
+            largest_ns=float(run.tally.largest[k]),
+        )
+        for k in present
+    ]
     return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
-
-
-def _summary(run: _Run, tail: Tail, k: int, floor_ms: float) -> CauseSummary:
-    cause, tally = CAUSES[k], run.tally
-    own_ms, propagated_ms = float(tail.own_ms[k]), float(tail.propagated_ms[k])
-    low, high = (float(end) for end in tail.ci95_ms[k])
-    figures = TailFigures(
-        own_ms=own_ms,
-        propagated_ms=propagated_ms,
-        requests=int(tally.touched[k]),
-        largest_ms=float(tally.largest[k]) / 1e6,
-    )
-    total = own_ms + propagated_ms
-    return CauseSummary(
-        cause=cause.id,
-        tail_ms=total,
-        tail_share=total / tail.excess_ms if tail.excess_ms > 0 else 0.0,
-        own_ms=own_ms,
-        propagated_ms=propagated_ms,
-        ci95_ms=(low, high),
-        named=cause.id != UNEXPLAINED and low > floor_ms,
-        evidence_class=cause.evidence_class,
-        requests=figures.requests,
-        evidence=cause.sentence(run.lesson.evidence, figures),
-        whatif_ms=_percentiles_ms(tally.without[k], _PREDICTED),
-        fixes=cause.fixes,
-    )
 
 
 def _with_course(run: _Run, causes: tuple[CauseSummary, ...]) -> tuple[CauseSummary, ...]:
@@ -199,7 +176,7 @@ def _with_course(run: _Run, causes: tuple[CauseSummary, ...]) -> tuple[CauseSumm
     middle = ((edges[:-1] + edges[1:]) / 2)[some].astype(np.int64)
     told = []
     for cause in causes:
-        if cause.named or cause.tail_share > _TOLD:
+        if worth_a_course(cause):
             own = tally.moment_own[[known.id for known in CAUSES].index(cause.cause)][some]
             when = activity(own.astype(np.int64), middle, start_s=start_s, end_s=end_s, seed=run.seed)
             told.append(replace(cause, active=when.to_json()))
@@ -228,11 +205,6 @@ def _percentiles_ms(histogram: LogHistogram, percentiles: tuple[int, ...]) -> di
 def _throughput(run: _Run) -> float:
     span = run.seen.ended_ns - run.seen.first_ns
     return run.tally.requests / (span / 1e9) if run.tally.requests and span > 0 else 0.0
-
-
-def _overhead(meta: Mapping[str, Any]) -> dict[str, float]:
-    given = meta.get("overhead") or {}
-    return {key: float(given.get(key, 0.0)) for key in ("per_request_us", "core_share")}
 
 
 def _extra(run: _Run) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from latfix.profilers.causes.host_contention import late_wakings
 from latfix.profilers.compute_model import Floats, Ints
 from latfix.profilers.evidence import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.profilers.lock_waits import one_wakeup_ns
-from latfix.profilers.queue_blame import Blame, Line, blame_waits
+from latfix.profilers.queue_blame import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.queue_replay import Policy
 from latfix.profilers.reference import Reference, quiet_median
 
@@ -218,7 +218,13 @@ def _line(accounts: _Accounts) -> Line:
         window_column=_index("batching.window"),
         ended=evidence.of_batch(evidence.batches["finish_end_ns"]).astype(np.float64),
         length=rows["bucket_length"],
+        # A minute, or a quarter of a run that is shorter than four.
+        lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
     )
+
+
+def _span(times: Ints) -> float:
+    return float(np.ptp(times)) if len(times) else 0.0
 
 
 def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
@@ -250,15 +256,17 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     evidence = accounts.evidence
     rows, ok = evidence.rows, evidence.ok
     own = accounts.own
-    propagated = np.rint(blame.propagated.T).astype(np.int64)
+    waited = rows["prepare_wait_ns"] + rows["queue_ns"]
+    held = _held_to(waited, blame)
+    waits = np.rint(held * blame.propagated.T).astype(np.int64)
     finished = _finished_before(accounts)
-    propagated += finished
-    traffic, overtaken = np.rint(blame.traffic).astype(np.int64), np.rint(blame.priority).astype(np.int64)
+    propagated = waits + finished
+    traffic = np.rint(held * blame.traffic).astype(np.int64)
+    overtaken = np.rint(held * blame.priority).astype(np.int64)
     own[_index("traffic.burst")] += np.where(blame.overload, 0, traffic)
     own[_index("traffic.overload")] += np.where(blame.overload, traffic, 0)
     own[_index("traffic.priority")] += overtaken
-    waited = rows["prepare_wait_ns"] + rows["queue_ns"]
-    closure = waited - traffic - overtaken - np.rint(blame.propagated).astype(np.int64).sum(axis=1)
+    closure = waited - traffic - overtaken - waits.sum(axis=0)
     # Waking a thread takes a moment even in a quiet run; beyond that, on contended cores, it waited for one.
     usual = evidence.norms.of("waking", lambda: quiet_median(closure, evidence.quiet))
     waking = min(max(usual, 0), _LONGEST_WAKING_NS)
@@ -294,6 +302,17 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
         usual=tuple(accounts.usual),
         spread=accounts.spread[:, ok],
     )
+
+
+def _held_to(waited: Ints, blame: Blame) -> Floats:
+    """Per request, the factor that keeps the entries of its wait from exceeding what it waited.
+
+    A replay of batches turns on microseconds: who misses one in it may have been in time. Then there is no wait to
+    divide, and an entry that is taken back as ``unexplained`` would blame somebody for nothing.
+    """
+    replayed = blame.traffic + blame.priority + blame.propagated.sum(axis=1)
+    more = (replayed > waited) & (replayed > 0)
+    return np.where(more, waited / np.where(more, replayed, 1.0), 1.0)
 
 
 def _finished_before(accounts: _Accounts) -> npt.NDArray[np.int64]:

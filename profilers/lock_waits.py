@@ -49,11 +49,16 @@ def descheduled_ns(evidence: Evidence, left: Left, name: str) -> Ints:
 
 
 def one_wakeup_ns(evidence: Evidence, start: Ints, end: Ints) -> Ints:
-    """What one wake-up between ``start`` and ``end`` waited for the lock, by the probe's readings around it."""
+    """What one wake-up between ``start`` and ``end`` waited for the lock, at most.
+
+    Where the probe met a held lock around it, that is the switch interval, or what the probe waited if longer.
+    """
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
         return np.zeros(len(start), np.int64)
-    return np.rint(_Probe(times, waits, _interval_ns(evidence)).a_wakeup(start, end)).astype(np.int64)
+    interval = _interval_ns(evidence)
+    longest = _Probe(times, waits, interval).longest(start, end)
+    return np.rint(np.where(longest > 0, np.maximum(longest, _SLACK * interval), 0.0)).astype(np.int64)
 
 
 def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
@@ -109,21 +114,30 @@ class _Probe:
         self._times = times[order]
         # A reading says what happened until the thread ran: it belongs to every unit that overlaps with its wait.
         self._ends = np.maximum.accumulate(self._times + waits[order].astype(np.int64))
-        beyond = np.where(waits[order] > USUAL_NS, waits[order], 0.0)
-        self._wakeups = np.concatenate([[0.0], np.cumsum(beyond)])
-        self._switches = np.concatenate([[0.0], np.cumsum(np.minimum(beyond, _SLACK * interval_ns))])
+        self._beyond = np.where(waits[order] > USUAL_NS, waits[order], 0.0)
+        self._switches = np.concatenate([[0.0], np.cumsum(np.minimum(self._beyond, _SLACK * interval_ns))])
 
-    def a_wakeup(self, start: Ints, end: Ints) -> Floats:
-        """Mean wait of one wake-up, however long."""
-        return self._mean(self._wakeups, start, end)
+    def longest(self, start: Ints, end: Ints) -> Floats:
+        """The longest wait of one wake-up."""
+        first, last = self._around(start, end)
+        last = np.maximum(last, first)
+        padded = np.append(self._beyond, 0.0)
+        bounds = np.column_stack([np.minimum(first, len(padded) - 1), np.minimum(last, len(padded) - 1)]).ravel()
+        if not len(bounds):
+            return np.zeros(0)
+        return np.where(last > first, np.maximum.reduceat(padded, bounds)[::2], 0.0)
 
     def a_switch(self, start: Ints, end: Ints) -> Floats:
         """Mean length of one voluntary switch that is a wait for the lock."""
         return self._mean(self._switches, start, end)
 
-    def _mean(self, total: Floats, start: Ints, end: Ints) -> Floats:
+    def _around(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         first = np.searchsorted(self._ends, start - _AROUND_NS, side="left")
         last = np.searchsorted(self._times, end + _AROUND_NS, side="right")
+        return first.astype(np.int64), last.astype(np.int64)
+
+    def _mean(self, total: Floats, start: Ints, end: Ints) -> Floats:
+        first, last = self._around(start, end)
         count = last - first
         return np.where(count > 0, (total[np.maximum(last, first)] - total[first]) / np.maximum(count, 1), 0.0)
 

@@ -5,8 +5,9 @@ wait (α = 0) to what it waited (α = 1). The growth is divided among causes as 
 Non-Atomic Games, 1974): additive, and independent of the causes' order.
 
 Behind one worker that serves one request at a time, in order, a wait is piecewise linear in α. It is integrated
-from its derivatives at both ends of cells of α, and exactly so where the derivative changes once within a cell;
-cells are halved until the division no longer moves.
+from its derivatives at both ends of cells of α, and exactly so where the derivative changes at most once within a
+cell. A run of some thousand requests is given hundreds of cells; what two changes in one cell then misplace between
+causes is microseconds where pauses are milliseconds.
 
 With batches, several workers or priorities the wait also jumps, where membership or order changes, and no
 derivative tells whose doing that is. There the runner's policy is replayed with the stages scaled in small
@@ -29,17 +30,14 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Cells of α at first and at most, and the movement between two divisions that ends the halving.
-_CELLS, _MOST_CELLS = 8, 256
-_SETTLED_NS = 1_000.0
-#: Above so many requests times causes the division is not refined further: its error is far below the noise.
-_LARGE = 400_000
+#: Cells of α at least and at most, and the requests times causes that integrating over them may cost.
+_CELLS, _CELL_BUDGET = (16, 512), 6_000_000
 #: Replayed requests at a time, which bounds the memory of a replay.
 _AT_ONCE = 2_000_000
 #: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
 _LANE_BUDGET, _SINGLE_BUDGET = 4_000_000, 600_000
 _LANE_STEPS, _SINGLE_STEPS = (8, 48), (4, 48)
-_MINUTE_NS = 60e9
+MINUTE_NS = 60e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +52,7 @@ class Line:
     :param ended: ``(n,)`` when the request's batch released its worker, as measured; tells where the queue ran
         empty. ``None`` where that is not known.
     :param length: ``(n,)`` of the inputs, for a policy by length.
+    :param lasting: nanoseconds for which a backlog must grow to be no burst's.
     """
 
     handed: Floats
@@ -67,6 +66,7 @@ class Line:
     window_column: int
     ended: Floats | None = None
     length: Ints | None = None
+    lasting: float = MINUTE_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def blame_waits(line: Line) -> Blame:
     in_order = at_rest
     if _classes(line):
         in_order = waits_at(replace(small, priority=np.zeros_like(line.priority)), nothing)[0]
-    divided = _exact(small) if _one_by_one(line) else _stepped(small, at_rest)
+    divided = _integrated(small) if _one_by_one(line) else _stepped(small, at_rest)
     propagated = np.zeros((n, columns))
     propagated[:, active] = divided
     return Blame(
@@ -146,22 +146,10 @@ def _one_by_one(line: Line) -> bool:
     return single and pool and _in_lanes(line)
 
 
-def _exact(line: Line) -> Floats:
-    """By derivatives, over ever smaller cells until halving them moves no request's entry."""
-    cells = _CELLS
-    divided = _integrated(line, cells)
-    while cells < _MOST_CELLS and divided.size <= _LARGE:
-        cells *= 2
-        finer = _integrated(line, cells)
-        moved = float(np.abs(finer - divided).max(initial=0.0))
-        divided = finer
-        if moved < _SETTLED_NS:
-            break
-    return divided
-
-
-def _integrated(line: Line, cells: int) -> Floats:
+def _integrated(line: Line) -> Floats:
+    """By derivatives, cell by cell."""
     divided = np.zeros(line.prepare_extra.shape)
+    cells = int(np.clip(_CELL_BUDGET / max(divided.size, 1), *_CELLS))
     wait, moves = _moving_waits(line, 0.0)
     for k in range(cells):
         later_wait, later_moves = _moving_waits(line, (k + 1) / cells)
@@ -344,8 +332,8 @@ def _serve(
 def _overload(line: Line, wait: Floats) -> Bools:
     """Whether the backlog in which each request waited at reference grew for good.
 
-    A burst's backlog is there at once and is worked off. One that grows for a minute, or for a quarter of a run that
-    is shorter than four, is no moment's: load was at or above what reference service can do all the while.
+    A burst's backlog is there at once and is worked off. One that grows for as long as ``line.lasting`` is no
+    moment's: load was at or above what reference service can do all the while.
 
     :param wait: ``(n,)`` with everything at reference and in order of arrival.
     """
@@ -360,8 +348,7 @@ def _overload(line: Line, wait: Floats) -> Bools:
     at_peak = np.flatnonzero(waited >= peak[cycle])
     last = np.zeros(len(starts), np.int64)
     last[cycle[at_peak]] = at_peak
-    least = min(_MINUTE_NS, (when[-1] - when[0]) / 4)
-    grew = (when[last] - when[starts] >= least) & (peak > 0)
+    grew = (when[last] - when[starts] >= line.lasting) & (peak > 0)
     result = np.zeros(n, dtype=bool)
     result[order] = grew[cycle]
     return result

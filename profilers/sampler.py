@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -106,7 +107,7 @@ def host_reader() -> Callable[[], Reading]:
 
 
 def process_reader() -> Callable[[], Reading]:
-    """This process's CPU time, resident memory, threads and page faults."""
+    """This process's CPU time, resident memory, threads, page faults, and how many objects Python keeps."""
     page_faults = _page_faults
 
     def read() -> Reading:
@@ -118,6 +119,7 @@ def process_reader() -> Callable[[], Reading]:
             "process.threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
             "process.minflt": minor,
             "process.majflt": major,
+            "python.blocks": sys.getallocatedblocks(),
         }
 
     return read

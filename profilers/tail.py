@@ -90,7 +90,7 @@ def cut_tail(
         excess_ms=(total - count * ledger.reference_ns) / count / 1e6,
         own_ms=own,
         propagated_ms=propagated,
-        ci95_ms=_reaching(own + propagated, np.quantile(drawn, [0.025, 0.975], axis=0), count),
+        ci95_ms=reaching(own + propagated, np.quantile(drawn, [0.025, 0.975], axis=0), count),
     )
 
 
@@ -106,7 +106,7 @@ def _resampled(
     for k, cause in enumerate(ledger.causes):
         if cause in once:
             fixed |= ledger.own_ns[k] + ledger.propagated_ns[k] > 0.05 * max(ledger.reference_ns, 1)
-    medians = [(k, _Median(values, doubt.quiet)) for k, values in doubt.usual]
+    medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
     rng = np.random.default_rng(seed)
     block = block_length(ledger.latency_ns)
     drawn = np.empty((max(2, min(replicates, _MOST_DRAWN // n)), len(entries)))
@@ -125,7 +125,7 @@ def _resampled(
     return drawn
 
 
-class _Median:
+class Median:
     """A median over some of the requests, and how it moves when they are drawn anew."""
 
     def __init__(self, values: Ints, chosen: Bools) -> None:
@@ -144,7 +144,7 @@ class _Median:
         return float(self._values[low] + self._values[high]) / 2 - self._usual
 
 
-def _reaching(value: Floats, ends: Floats, count: int) -> Floats:
+def reaching(value: Floats, ends: Floats, count: int) -> Floats:
     """Percentile intervals, drawn out on the side away from zero; ``(K, 2)``.
 
     The tail's mean is skewed: what a run has not seen can only make it larger.

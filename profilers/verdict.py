@@ -20,6 +20,7 @@ HARDLY_ABOVE = 0.15
 #: ... unless the median itself is this many times the reference.
 _MOSTLY_WAITING = 2.0
 _MOST_UNEXPLAINED = 0.25
+_MOSTLY = 0.5
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
 
@@ -70,11 +71,19 @@ def judge(
             ),
         )
     if top is None:
-        return Verdict(
-            word=STEADY,
-            sentence=f"{opening}: steady, no cause of the slow requests stands out from the run's own noise.",
-        )
+        return Verdict(word=STEADY, sentence=f"{opening}: steady, {_noise(causes, tail)}.")
     return Verdict(word=top.cause, sentence=f"{opening}: {_share(top, tail)}.")
+
+
+def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
+    """What slow requests of a steady run are made of."""
+    chance = next((cause for cause in causes if cause.cause == "traffic.burst"), None)
+    if chance is not None and chance.tail_share > _MOSTLY:
+        return (
+            f"{milliseconds(chance.tail_ms)} of the {milliseconds(tail.excess_ms)} by which slow requests exceed "
+            "normal ones is no more than independent callers at this load make each other wait by chance"
+        )
+    return "no cause of the slow requests stands out from the run's own noise"
 
 
 def _share(cause: CauseSummary, tail: Tail) -> str:

@@ -134,7 +134,7 @@ def _limits(board: Scoreboard) -> list[RenderableType]:
                 "and of unknown size, so it counts neither for nor against the diagnosis."
             )
         )
-    alarms = [case for case in board.cases if case.traffic_alarms]
+    alarms = [case for case in board.cases if set(case.traffic_alarms) - set(case.alarms)]
     if alarms:
         names = sorted({cause for case in alarms for cause in case.traffic_alarms})
         lines.append(

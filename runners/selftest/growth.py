@@ -12,6 +12,8 @@ from latfix.runners.selftest.stopwatch import Done, Stopwatch
 
 #: Kinds of growth, each the last part of a cause's id.
 GROWTHS: tuple[str, ...] = ("memory", "cache", "sessions", "unknown", "shift")
+#: Numbers in an entry of the cache.
+_ENTRY = 64
 
 
 class Growth:
@@ -26,6 +28,7 @@ class Growth:
         self._most_ms, self._requests = most_ms, max(requests, 1)
         self._work = ExtraWork()
         self._seen: set[str] = set()
+        self._cached: dict[str, list[float]] = {}
         self._served = 0
         self._lock = threading.Lock()
         makers: dict[str, Callable[[str], Done]] = {
@@ -60,8 +63,8 @@ class Growth:
 
     def _cache(self, session: str) -> Done:
         """One more entry, never evicted, and a look at every entry."""
-        self._seen.add(f"{session}/{self._served}")
-        return self._part(len(self._seen) / self._requests)
+        self._cached[f"{session}/{self._served}"] = [self._served + 1 / k for k in range(1, _ENTRY + 1)]
+        return self._part(len(self._cached) / self._requests)
 
     def _sessions(self, session: str) -> Done:
         """Work for every session ever seen: it grows when sessions do, not with requests."""

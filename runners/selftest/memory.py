@@ -15,6 +15,8 @@ from latfix.runners.selftest.stopwatch import Done, Stopwatch
 PAGE = mmap.PAGESIZE
 _MADV_DONTNEED = 4
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+#: Memory is given back so long after the fault that took it: later than the end of the request's batch.
+_LATER_S = 0.05
 #: A page's price is measured over so many pages, and no mapping is larger than this.
 _PRICE_PAGES = 4096
 _LARGEST_MAPPING = 512 << 20
@@ -174,7 +176,9 @@ class HeapGrowth:
 
     def _trim(self) -> None:
         while True:
-            self._give_back(self._used.get())
+            held = self._used.get()
+            time.sleep(_LATER_S)
+            self._give_back(held)
 
 
 class Fragments:
@@ -194,17 +198,35 @@ class Fragments:
         for address in pieces[::2]:
             self._heap.free(address)
         self.kept: Sequence[int] = pieces[1::2]
-        self._block_ns = sorted(self._grow(256).ns / 256 for _ in range(5))[2]
+        self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        rounds = []
+        for _ in range(5):
+            held: list[int] = []
+            rounds.append(self._grow(256, held).ns / 256)
+            self._give_back(held)
+        self._block_ns = sorted(rounds)[2]
+        threading.Thread(target=self._shrink, name="heap-shrinker", daemon=True).start()
 
     def __call__(self, ms: float) -> Done:
-        """Ask for larger blocks, use them and give them back, for about ``ms``."""
-        return self._grow(max(64, round(ms * 1e6 / self._block_ns)))
+        """Ask for larger blocks and use them, for about ``ms``; they are given back after the request."""
+        held: list[int] = []
+        done = self._grow(max(64, round(ms * 1e6 / self._block_ns)), held)
+        self._used.put(held)
+        return done
 
-    def _grow(self, blocks: int) -> Done:
+    def _grow(self, blocks: int, held: list[int]) -> Done:
         watch = Stopwatch()
-        held = [self._heap.malloc(self._LARGE) for _ in range(blocks)]
-        for address in held:
-            touch(address, self._LARGE)
+        for _ in range(blocks):
+            held.append(self._heap.malloc(self._LARGE))
+            touch(held[-1], self._LARGE)
+        return watch.stop()
+
+    def _give_back(self, held: list[int]) -> None:
         for address in reversed(held):  # from the top down, so that the heap shrinks with them
             self._heap.free(address)
-        return watch.stop()
+
+    def _shrink(self) -> None:
+        while True:
+            held = self._used.get()
+            time.sleep(_LATER_S)
+            self._give_back(held)

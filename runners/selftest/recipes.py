@@ -16,7 +16,7 @@ from latfix.runners.selftest.quota import unavailable as no_quota
 #: Share of the requests that a pause strikes, by its intensity: rarer where it is longer.
 _SHARES = {"small": 0.03, "medium": 0.02, "large": 0.012}
 _ARRIVALS = ("traffic.burst", "traffic.overload")
-_BATCHING = ("batching.window", "batching.size", "batching.padding")
+_BATCHING = ("batching.window", "batching.size", "batching.padding", "input.size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

