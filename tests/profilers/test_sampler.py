@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -106,17 +108,25 @@ def test_a_reader_that_is_there_reads_numbers(make: Any) -> None:
     assert reading and all(value >= 0 for value in reading.values())
 
 
-def test_the_heap_grows_with_what_is_allocated() -> None:
-    import torch
+_ALLOCATED = """
+import torch
+from latfix.profilers.allocator import host_heap_reader
 
-    read = host_heap_reader()
-    if read is None:
-        pytest.skip("this C library has no mallinfo2")
+read = host_heap_reader()
+if read is not None:
     before = read()
     held = [torch.zeros(16_384) for _ in range(64)]
     after = read()
-    grown = sum(after[name] - before[name] for name in ("malloc.used_bytes", "malloc.mmapped_bytes"))
-    assert grown >= len(held) * 16_384 * 4 * 0.9
+    print(sum(after[name] - before[name] for name in ("malloc.used_bytes", "malloc.mmapped_bytes")))
+"""
+
+
+def test_the_heap_grows_with_what_is_allocated() -> None:
+    # In a process of its own: the heap of a long one may be in so many pieces that it is read but seldom.
+    output = subprocess.run([sys.executable, "-c", _ALLOCATED], check=True, capture_output=True, text=True).stdout
+    if not output:
+        pytest.skip("this C library has no mallinfo2")
+    assert float(output) >= 64 * 16_384 * 4 * 0.9
 
 
 def test_a_heap_in_many_pieces_is_read_seldom_and_not_for_each_unit() -> None:
