@@ -3,7 +3,7 @@
 A thread of its own sleeps for a fixed time again and again. How much later than its wake-up it runs Python,
 less what it waited for a core (its own run-queue delay) and at most the CPU time that this process used since it
 fell asleep, is the wait for the interpreter lock. Timer and wake-up take some tens of microseconds of it on an
-idle machine.
+idle machine. What is later than both explain is a stall of the whole machine: a hypervisor that took all its cores.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ PERIOD_S = 0.02
 #: What timer and wake-up take on an idle machine; shorter waits say nothing about the lock.
 USUAL_NS = 200_000
 WAIT_SERIES = "gil.wait_ns"
+#: A wake-up that is later than this, though neither a core nor the lock was waited for: the machine stood still.
+STALL_SERIES = "host.stall_ns"
+STALL_NS = 1_000_000
 INTERVAL_SERIES = "gil.switch_interval_ns"
 _RUNQ = 1
 
@@ -64,8 +67,10 @@ class LockProbe:
             before, used = used, time.process_time_ns()
             # While the lock is waited for, some thread of this process has it: who holds it without a core is
             # kept from running, by others than this process.
-            wait = min(wait, used - before)
-            self._samples.add(due, WAIT_SERIES, float(max(wait, 0)))
+            locked = min(wait, used - before)
+            self._samples.add(due, WAIT_SERIES, float(max(locked, 0)))
+            if wait - locked > STALL_NS:
+                self._samples.add(due, STALL_SERIES, float(wait - locked))
             self.readings += 1
             self.cpu_ns = time.thread_time_ns()
         counters.close()

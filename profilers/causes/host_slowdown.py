@@ -8,26 +8,19 @@ from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
 
-#: What counts: an excess of so many deviations of the model, of this share of the work, with few delays, or less
-#: of them than excess: a thread that lost its core also finds its caches cold, which is contention's doing.
-_DEVIATIONS = 5.0
-_SHARE = 0.25
+#: A thread that waited for a core longer than this share of its time, and longer than it took too much, found its
+#: caches cold: that is contention's doing.
 _DELAYED = 0.05
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "compute", "finish"):
-        unit, model = evidence.units[name], evidence.expected.models[name]
         if name == "compute" and evidence.setup.on_device:
             continue  # what a device was busy with, and whether it waited, no thread's counter says
-        if not model.accepted and model.residual_mad > 0.1 * model.typical:
-            continue  # the features do not tell work from slowness
-        excess = left.cpu_excess(name)
-        least = np.maximum(_DEVIATIONS * 1.4826 * model.residual_mad, _SHARE * unit.expected_cpu)
-        slow = (excess > least) & (unit.runq <= np.maximum(_DELAYED * unit.wall, excess))
-        units[name] = Parts(cpu=np.where(slow, excess, 0))
-    return Claim(units=units)
+        unit, excess = evidence.units[name], left.cpu_excess(name)
+        units[name] = Parts(cpu=np.where(unit.runq <= np.maximum(_DELAYED * unit.wall, excess), excess, 0))
+    return Claim(units=units, disturbance=False)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -10,7 +10,7 @@ from latfix.profilers.heap_growth import heap_faults
 
 #: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
 _CORRECTION = (0.3, 4.0)
-_HEAVY_UNITS = 8
+_HEAVY_UNITS = 4
 _HEAVY_FAULTS = 500
 
 

@@ -123,7 +123,7 @@ def test_blocked_pool_is_not_a_slow_core(simulate: Simulate) -> None:
     record = simulate(rate=20, compute_faults=some("blocked", 60.0), meta={"torch_threads": 2})
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "inconclusive"
-    assert entry(diagnosis, "host.slowdown")[0] == 0
+    assert entry(diagnosis, "host.slowdown")[0] < 0.01 * diagnosis.excess_ms
 
 
 def test_quiet_run_is_steady(simulate: Simulate) -> None:
