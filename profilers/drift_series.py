@@ -16,7 +16,7 @@ _POINTS = 48
 _LEAST_SAMPLES = 8
 _LEAST_BYTES = 16 * 2**20
 #: A service that serves leaves some objects behind with each request, latfix's own records among them.
-_LEAST_OBJECTS, _OBJECTS_A_REQUEST = 5_000, 10
+_LEAST_OBJECTS, _OBJECTS_A_REQUEST = 10_000, 25
 #: Of what a rising level explains, the share that a line on the series must explain too.
 _FOLLOWS = 0.85
 #: A series is preferred where it leaves at most this part of what the next best leaves.

@@ -325,7 +325,7 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
     zero = np.zeros(len(lag), np.int64)
     close, collated = batches["close_ns"], batches["collated_ns"]
     begin, end, out = batches["h2d_end_ns"], batches["compute_end_ns"], batches["d2h_end_ns"]
-    runq = np.maximum(batches["compute_runq_ns"], batches["pool_runq_ns"])
+    runq = batches["compute_runq_ns"]
     collate = _split(collated - close, batches["collate_cpu_ns"], batches["collate_runq_ns"])
     compute = _split(end - begin, batches["compute_cpu_ns"], runq)
     if setup.pooled or setup.on_device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.compute_model import Floats, Ints
+from latfix.profilers.compute_model import Bools, Floats, Ints
 from latfix.profilers.evidence import BATCH_UNITS, Evidence
 
 UNITS: tuple[str, ...] = ("prepare", "collate", "compute", "finish")
@@ -13,8 +13,12 @@ _DEFAULT_PAGE = 4096
 _LEAST_BYTES = 256 * 1024
 MIB = float(1 << 20)
 _DEFAULT_UNMAPPING_NS = 100_000.0
+#: A fresh page faults once where it is written at once, twice where it is read before.
+_MOST_FAULTS = 2
 #: Memory that is free throughout the run belongs to an arena that serves no request.
 _IDLE_QUANTILE = 0.02
+#: So many free pieces of at most this mean size are a heap in pieces.
+_MANY_PIECES, _SMALL_PIECE = 256, 256 * 1024
 #: Samples are seldom: they confirm a growth that they show this share of.
 _CONFIRMED = 0.5
 
@@ -42,12 +46,13 @@ def heap_growth(evidence: Evidence, name: str) -> Ints:
 def heap_faults(evidence: Evidence, name: str) -> Floats:
     """Faults of each unit that met pages by which the heap had grown meanwhile."""
     unit = evidence.units[name]
-    return np.minimum(unit.minflt, heap_growth(evidence, name) / _page_bytes(evidence))
+    return np.minimum(unit.minflt, _MOST_FAULTS * heap_growth(evidence, name) / _page_bytes(evidence))
 
 
 def faults_beside_free(evidence: Evidence, name: str) -> Floats:
     """Of :func:`heap_faults`, those on growth of arenas that had as much free, but not in one piece."""
-    return np.minimum(heap_faults(evidence, name), grown_in_pieces(evidence, name) / _page_bytes(evidence))
+    pages = grown_in_pieces(evidence, name) / _page_bytes(evidence)
+    return np.minimum(heap_faults(evidence, name), _MOST_FAULTS * pages)
 
 
 def grown_in_pieces(evidence: Evidence, name: str) -> Ints:
@@ -55,8 +60,17 @@ def grown_in_pieces(evidence: Evidence, name: str) -> Ints:
     known = column(evidence, name, "free_bytes")
     read = known > 0
     grown = np.where(read, np.maximum(column(evidence, name, "arena_bytes"), 0), _sampled_growth(evidence, name))
-    free = np.where(read, known, _at_last_sample(evidence, name, "malloc.free_bytes")) - _always_free(evidence)
+    sampled = _at_last_sample(evidence, name, "malloc.free_bytes")
+    free = np.where(read, known, sampled) - np.where(_in_pieces(evidence, name), 0.0, _always_free(evidence))
     return np.asarray(np.where((heap_growth(evidence, name) > 0) & (free >= grown), grown, 0), dtype=np.int64)
+
+
+def _in_pieces(evidence: Evidence, name: str) -> Bools:
+    """Whether what was last seen free lay in small pieces, the heap's top left out: then it is no idle arena's."""
+    pieces = _at_last_sample(evidence, name, "malloc.free_chunks")
+    free = _at_last_sample(evidence, name, "malloc.free_bytes")
+    inside = free - _at_last_sample(evidence, name, "malloc.trimmable_bytes")
+    return np.asarray((pieces >= _MANY_PIECES) & (inside <= _SMALL_PIECE * pieces))
 
 
 def _sampled_growth(evidence: Evidence, name: str) -> Ints:

@@ -20,6 +20,8 @@ HARDLY_ABOVE = 0.15
 #: ... unless the median itself is this many times the reference.
 _MOSTLY_WAITING = 2.0
 _MOST_UNEXPLAINED = 0.25
+#: So little is unexplained on any machine, and hides nothing.
+_NOISE_MS = 1.0
 _MOSTLY = 0.5
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
@@ -61,7 +63,7 @@ def judge(
             sentence=f"{opening}: steady, slow requests take hardly longer than typical ones{extra}.",
         )
     unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
-    if unexplained > _MOST_UNEXPLAINED * tail.excess_ms:
+    if unexplained > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
         known = f" Of what is known, {_share(top, tail)}." if top else ""
         return Verdict(
             word=INCONCLUSIVE,

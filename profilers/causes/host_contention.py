@@ -19,8 +19,20 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         name: Parts(runq=left.runq(name), blocked=descheduled_ns(evidence, left, name))
         for name in ("prepare", "finish", "collate", "compute")
     }
+    if evidence.setup.pooled:
+        units["compute"] = _with_pool(evidence, left)
     units["lag"] = Parts(blocked=np.minimum(_worker_wakings(evidence, left), left.blocked("lag")))
     return Claim(units=units)
+
+
+def _with_pool(evidence: Evidence, left: Left) -> Parts:
+    """Compute on a pool of threads: its own wait for a core, and its waits for a pool thread that had none.
+
+    Whether it spins or sleeps until the pool is done is the framework's affair.
+    """
+    waiting = evidence.batches["pool_runq_ns"]
+    spun = np.minimum(waiting, left.cpu_excess("compute"))
+    return Parts(cpu=spun, runq=left.runq("compute"), blocked=np.minimum(waiting - spun, left.blocked("compute")))
 
 
 def _worker_wakings(evidence: Evidence, left: Left) -> Ints:

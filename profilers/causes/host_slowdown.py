@@ -1,16 +1,10 @@
-"""``host.slowdown``: on-CPU for longer than the same work takes, with no wait for a core."""
+"""``host.slowdown``: on-CPU for longer than the same work takes: frequency, caches, memory bandwidth."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from latfix.figures import from_ns, milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
-
-#: A thread that waited for a core longer than this share of its time, and longer than it took too much, found its
-#: caches cold: that is contention's doing.
-_DELAYED = 0.05
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -18,8 +12,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in ("prepare", "compute", "finish"):
         if name == "compute" and evidence.setup.on_device:
             continue  # what a device was busy with, and whether it waited, no thread's counter says
-        unit, excess = evidence.units[name], left.cpu_excess(name)
-        units[name] = Parts(cpu=np.where(unit.runq <= np.maximum(_DELAYED * unit.wall, excess), excess, 0))
+        units[name] = Parts(cpu=left.cpu_excess(name))
     return Claim(units=units, disturbance=False)
 
 

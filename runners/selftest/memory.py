@@ -16,7 +16,9 @@ PAGE = mmap.PAGESIZE
 _MADV_DONTNEED = 4
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 #: Memory is given back so long after the fault that took it: later than the end of the request's batch.
-_LATER_S = 0.05
+_LATER_S = 0.02
+#: A heap in pieces is read but seldom: what it grew by is kept so long that a sample sees it.
+_SEEN_S = 1.2
 #: A page's price is measured over so many pages, and no mapping is larger than this.
 _PRICE_PAGES = 4096
 _LARGEST_MAPPING = 512 << 20
@@ -228,5 +230,5 @@ class Fragments:
     def _shrink(self) -> None:
         while True:
             held = self._used.get()
-            time.sleep(_LATER_S)
+            time.sleep(_SEEN_S)
             self._give_back(held)

@@ -196,8 +196,9 @@ def test_faults_with_no_change_of_the_heap_are_page_faults(simulate: Simulate) -
     assert own(diagnosis, "memory.allocator") == own(diagnosis, "memory.fragmentation") == 0
 
 
-def test_growth_of_half_the_faults_is_half_of_each(simulate: Simulate) -> None:
-    size = faulted_bytes() // 2
+def test_growth_of_a_quarter_of_the_faults_is_half_of_each(simulate: Simulate) -> None:
+    # A fresh page may fault twice: where it is read before it is written.
+    size = faulted_bytes() // 4
     record = grown(simulate(compute_faults=faults("faults")), blocks_bytes=size, used_bytes=size, free_bytes=2 * MIB)
     diagnosis = diagnose(record)
     for cause in ("memory.allocator", "memory.page_faults"):
