@@ -21,6 +21,8 @@ _MOST_DRAWN = 100_000_000
 #: How much further an interval reaches away from zero than towards it, by requests in the tail: a resample holds
 #: no pause longer than the longest that was seen. Fitted to simulated runs; docs/causes.md has what it reaches.
 _UNSEEN = 3.0
+#: What one request is charged may be off by as much, in milliseconds and as a share: no interval is narrower.
+_CHARGE_MS, _CHARGE_SHARE = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,8 @@ def reaching(value: Floats, ends: Floats, count: int) -> Floats:
 
     The tail's mean is skewed: what a run has not seen can only make it larger.
     """
-    low, high = np.minimum(ends[0], value), np.maximum(ends[1], value)
+    off = np.where(value != 0, _CHARGE_MS + _CHARGE_SHARE * np.abs(value), 0.0)
+    low, high = np.minimum(ends[0], value - off), np.maximum(ends[1], value + off)
     reach = 1.0 + _UNSEEN / np.sqrt(count)
     up = value + reach * (value - low)
     down = value - reach * (high - value)
