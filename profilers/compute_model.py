@@ -88,9 +88,9 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
         return refused
     fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
     aged = _aging(design, time_ns, fitted, fold, typical)
-    if aged is not None:  # what a service takes longer with age is no property of its inputs
-        time_ns = time_ns - aged
-        typical = float(np.median(time_ns[rows]))
+    young = None if aged is None else time_ns - aged
+    if young is not None and (left := float(np.median(young[rows]))) > 0:
+        time_ns, typical = young, left  # what a service takes longer with age is no property of its inputs
         refused = _constant(design, time_ns, rows, fold)
     coefficients = np.stack([_fit(design, time_ns, fitted[fold[fitted] != k], typical) for k in range(_FOLDS)])
     predicted = np.einsum("ij,ij->i", design[rows], coefficients[fold[rows]])
