@@ -74,24 +74,22 @@ class RecordedReplay:
         engine = service.engine(recorder, self._request_of)
         pauses = GcPauses(service.events)
         service.events.drain(0)  # what happened while loading is no event of this run
-        deaths = ThreadDeaths(self._stop)
-        engine.start()
-        self._warm_up(engine)
-        deaths.check()
-        service.compiles.attach()
-        nvml, line = Nvml.open()
-        self._probe_lines["nvml"] = line
         lock = LockProbe(self._samples)
         self._probe_lines["gil"] = f"gil: wait for the interpreter lock, every {PERIOD_S * 1000:g} ms"
-        for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
-            self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
-        try:
+        with contextlib.ExitStack() as stack:
+            deaths = stack.enter_context(ThreadDeaths(self._stop))
+            engine.start()
+            self._warm_up(engine)
+            deaths.check()
+            service.compiles.attach()
+            nvml, self._probe_lines["nvml"] = Nvml.open()
+            if nvml is not None:
+                stack.callback(nvml.close)
+            for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
+                self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
             with pauses, self._samplers(engine, nvml) as samplers, lock:
                 cost = self._measured(engine)
             deaths.check()
-        finally:
-            if nvml is not None:
-                nvml.close()
         return {
             "state": "interrupted" if self._stop.is_set() else "complete",
             "calibration": calibration,
@@ -232,7 +230,13 @@ class ThreadDeaths:
         self._stop = stop
         self._usual = threading.excepthook
         self._first = ""
-        threading.excepthook = self._note
+
+    def __enter__(self) -> ThreadDeaths:
+        self._usual, threading.excepthook = threading.excepthook, self._note
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        threading.excepthook = self._usual
 
     def _note(self, death: Any) -> None:
         self._usual(death)  # the whole of it goes to runner.log

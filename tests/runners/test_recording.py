@@ -28,18 +28,19 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_dead_worker_stops_the_replay(told: list[Any]) -> None:
-    stop = threading.Event()
-    deaths = ThreadDeaths(stop)
-    deaths.check()
-    die("latfix-worker-0")
-    assert stop.is_set() and len(told) == 1
-    with pytest.raises(RunnerError, match=r"latfix-worker-0 .*ValueError: half a sentence"):
+    stop, hook = threading.Event(), threading.excepthook
+    with ThreadDeaths(stop) as deaths:
         deaths.check()
+        die("latfix-worker-0")
+        assert stop.is_set() and len(told) == 1
+        with pytest.raises(RunnerError, match=r"latfix-worker-0 .*ValueError: half a sentence"):
+            deaths.check()
+    assert threading.excepthook is hook, "the next replay of this process does not stack its own on it"
 
 
 def test_threads_of_user_code_may_die(told: list[Any]) -> None:
     stop = threading.Event()
-    deaths = ThreadDeaths(stop)
-    die("refresher")
-    assert not stop.is_set() and len(told) == 1
-    deaths.check()
+    with ThreadDeaths(stop) as deaths:
+        die("refresher")
+        assert not stop.is_set() and len(told) == 1
+        deaths.check()
