@@ -30,6 +30,8 @@ Number = TypeVar("Number", np.int64, np.float64)
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
 DEFAULT_MINOR_FAULT_NS = 500.0
+#: Standard error of a price that was not calibrated, as a share of it.
+_UNKNOWN_PRICE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class Setup:
     pooled: bool
     on_device: bool
     minor_fault_ns: float
+    minor_fault_error: float
     calibrated: bool
 
     @classmethod
@@ -91,6 +94,7 @@ class Setup:
             pooled=threads > 1,
             on_device=str(meta.get("device", "cpu")).startswith("cuda"),
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
+            minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
             calibrated=fault > 0,
         )
 
@@ -149,6 +153,12 @@ class Evidence:
             np.asarray(self.samples["t_ns"][keep], dtype=np.int64),
             np.asarray(self.samples["value"][keep], dtype=np.float64),
         )
+
+
+def _relative_error(calibration: Mapping[str, Any], name: str) -> float:
+    """Standard error of a calibrated price as a share of it, from its 95 % interval; 0 where none was recorded."""
+    value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
+    return max(high - low, 0.0) / (2 * 1.96 * value) if value > 0 else 0.0
 
 
 def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:

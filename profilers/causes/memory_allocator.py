@@ -6,19 +6,19 @@ import numpy as np
 
 from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.causes.page_faults import fault_price_ns
+from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, faults_beside_free, given_back_ns, heap_faults, heap_growth
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    units = {}
+    costs = {}
     for name in UNITS:
         faults = heap_faults(evidence, name) - faults_beside_free(evidence, name)
         grown = np.rint(faults * fault_price_ns(evidence, name)).astype(np.int64)
-        wanted = grown + given_back_ns(evidence, name)
-        units[name] = Parts(cpu=np.minimum(wanted, left.cpu_excess(name)))
-    return Claim(units=units, disturbance=False)
+        costs[name] = np.minimum(grown + given_back_ns(evidence, name), left.cpu_excess(name))
+    units = {name: Parts(cpu=cost) for name, cost in costs.items()}
+    return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.causes.page_faults import fault_price_ns
+from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    units = {}
+    costs = {}
     for name in UNITS:
         price = fault_price_ns(evidence, name)
         cost = np.rint(faults_beside_free(evidence, name) * price).astype(np.int64)
-        units[name] = Parts(cpu=np.minimum(cost, left.cpu_excess(name)))
-    return Claim(units=units, disturbance=False)
+        costs[name] = np.minimum(cost, left.cpu_excess(name))
+    units = {name: Parts(cpu=cost) for name, cost in costs.items()}
+    return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.evidence import Evidence
+from latfix.profilers.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.compute_model import Floats
+from latfix.profilers.evidence import REQUEST_UNITS, Evidence
 from latfix.profilers.heap_growth import heap_faults
 
 #: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
@@ -15,16 +18,27 @@ _HEAVY_FAULTS = 500
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    units = {}
+    units, costs = {}, {}
     for name in ("prepare", "collate", "compute", "finish"):
         unit = evidence.units[name]
         price = fault_price_ns(evidence, name)
         paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
         # Faults on memory that the heap grew by are the allocator's.
         faults = unit.minflt - heap_faults(evidence, name)
-        cost = np.rint(faults * price).astype(np.int64)
-        units[name] = Parts(cpu=np.minimum(cost, left.cpu_excess(name)), blocked=paged_in)
-    return Claim(units=units, disturbance=False)
+        costs[name] = np.minimum(np.rint(faults * price).astype(np.int64), left.cpu_excess(name))
+        units[name] = Parts(cpu=costs[name], blocked=paged_in)
+    return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
+
+
+def price_doubt(evidence: Evidence, costs: Mapping[str, Ints]) -> Floats:
+    """Per request, the standard error of what its faults are charged, for the calibrated price's own.
+
+    :param costs: by unit, nanoseconds that rest on the price.
+    """
+    total = np.zeros(len(evidence.ok))
+    for name, cost in costs.items():
+        total += cost if name in REQUEST_UNITS else evidence.of_batch(cost)
+    return np.asarray(evidence.setup.minor_fault_error * total, dtype=np.float64)
 
 
 def fault_price_ns(evidence: Evidence, name: str) -> float:
