@@ -18,10 +18,10 @@ from latfix.profilers.chance_waits import chance_wait_ns
 from latfix.profilers.evidence import Evidence, gather
 from latfix.profilers.large import Scale, Sink
 from latfix.profilers.large_diagnosis import diagnose_large
-from latfix.profilers.ledger import Books, make_books
+from latfix.profilers.ledger import Books, doubt_of, make_books
 from latfix.profilers.pieces import WholeRecord
 from latfix.profilers.run_tally import OWN_FLOOR_NS
-from latfix.profilers.tail import Doubt, Tail, cut_tail
+from latfix.profilers.tail import ONCE, Tail, cut_tail
 from latfix.profilers.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.whatif import without
 from latfix.profilers.windows import windows_of
@@ -30,8 +30,6 @@ from latfix.record_file import RecordSource
 from latfix.stages import STAGES
 from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
 
-#: Causes that belong to a process's start, not to a moment drawn at random.
-_ONCE = ("cold.start", "cold.compile")
 _DEFAULT_PERCENTILE = 99.0
 
 
@@ -62,12 +60,7 @@ def diagnose(
     ledger = replace(books.ledger, ids=tuple(record.traffic.ids[k] for k in books.ledger.request.tolist()))
     if sink is not None:
         sink(ledger)
-    doubt = Doubt(
-        quiet=evidence.quiet[evidence.ok],
-        usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
-        spread=books.spread,
-    )
-    tail = cut_tail(ledger, q, doubt=doubt, seed=seed, replicates=bootstrap, once=_ONCE)
+    tail = cut_tail(ledger, q, doubt=doubt_of(evidence, books), seed=seed, replicates=bootstrap, once=ONCE)
     latency_ms = summarize_ms(ledger.latency_ns)
     floors = floors_ms(latency_ms["p50"], tail.excess_ms, record.meta, chance_wait_ns(books.line, q, seed=seed))
     causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)

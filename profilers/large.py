@@ -18,12 +18,12 @@ from latfix.profilers.block_tail import bands_of
 from latfix.profilers.carried_waits import carry_over, rebased, wait_shares
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence import Evidence, gather
-from latfix.profilers.ledger import Books, make_books
+from latfix.profilers.ledger import Books, doubt_of, make_books
 from latfix.profilers.norms import Norms
 from latfix.profilers.pieces import Piece, not_idle, sample_of
 from latfix.profilers.run_tally import Layout, RunTally
 from latfix.profilers.survey import Survey
-from latfix.profilers.tail import Doubt
+from latfix.profilers.tail import ONCE, Doubt
 from latfix.profilers.whatif import latencies_without
 from latfix.record import RunRecord
 from latfix.record_file import LARGE, RecordSource
@@ -32,8 +32,6 @@ from latfix.streamed_quantiles import LogHistogram
 
 Sink = Callable[[Ledger], None]
 
-#: Causes that belong to a process's start, not to a moment drawn at random.
-ONCE = ("cold.start", "cold.compile")
 _BLOCKS = 2_000
 _MOMENTS = 4_096
 _WINDOWS = 24
@@ -54,14 +52,6 @@ class Scale:
     stretches: int = 8
     stretch: int = 10_000
     listed: int = 20_000
-
-
-class _Learned(Norms):
-    """A copy of what was learned of the run, so that no piece learns from another."""
-
-    def __init__(self, learned: Norms) -> None:
-        super().__init__()
-        self._known = dict(learned._known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +104,7 @@ def learn(source: RecordSource, pieces: Sequence[Piece], percentile: float, scal
         norms=norms,
         books=books,
         ranking=tuple(ledger.causes[k] for k in order if total[k] > 0 and k < len(CAUSES) - 1),
-        doubt=Doubt(
-            quiet=evidence.quiet[evidence.ok],
-            usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
-            spread=books.spread,
-        ),
+        doubt=doubt_of(evidence, books),
     )
 
 
@@ -186,7 +172,7 @@ def _book(
 ) -> tuple[RunRecord, Evidence, Ledger, Books]:
     """A piece's record, laid out and attributed; its ledger counts from the run's reference."""
     record = source.stretch(piece.first, piece.last)
-    evidence = _own_folds(gather(record, _Learned(norms), begins=piece.first == 0))
+    evidence = _own_folds(gather(record, norms.copied(), begins=piece.first == 0))
     books = make_books(evidence)
     position = books.ledger.request - record.first_index
     ids = tuple(record.traffic.ids[k] for k in position.tolist())

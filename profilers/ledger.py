@@ -18,6 +18,7 @@ from latfix.profilers.lock_waits import one_wakeup_ns
 from latfix.profilers.queue_blame import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.queue_replay import Policy
 from latfix.profilers.reference import Reference, quiet_median
+from latfix.profilers.tail import Doubt
 
 _COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
@@ -151,6 +152,15 @@ class _Accounts:
             self.prepare[k] += excess
         elif name == "finish":
             self.finish[k] += excess
+
+
+def doubt_of(evidence: Evidence, books: Books) -> Doubt:
+    """What else than the choice of moments makes the ledger's figures uncertain."""
+    return Doubt(
+        quiet=evidence.quiet[evidence.ok],
+        usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
+        spread=books.spread,
+    )
 
 
 def make_books(evidence: Evidence) -> Books:

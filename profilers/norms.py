@@ -24,5 +24,11 @@ class Norms:
             self._known[name] = learn()
         return cast(T, self._known[name])
 
+    def copied(self) -> Norms:
+        """What is known so far; what the copy learns stays its own."""
+        copy = Norms()
+        copy._known.update(self._known)
+        return copy
+
     def __contains__(self, name: str) -> bool:
         return name in self._known

@@ -11,7 +11,8 @@ causes is microseconds where pauses are milliseconds.
 
 With batches, several workers or priorities the wait also jumps, where membership or order changes, and no
 derivative tells whose doing that is. There the runner's policy is replayed with the stages scaled in small
-steps, one cause after the other in turn, and what each step adds is that cause's. The parts sum to the growth
+steps, one cause after the other in turn, and what each step adds is that cause's. More than the cause adds to the
+whole busy cycle is a jump, and goes to all causes of the cycle by how much each adds. The parts sum to the growth
 from α = 0 to 1. What the replay at α = 1 misses of the measured wait is the closure error, left to
 ``unexplained``.
 """

@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+#: Causes that belong to a process's start, not to a moment drawn at random.
+ONCE = ("cold.start", "cold.compile")
 #: Resampling stops at so many drawn requests in all; large records need fewer replicates anyway.
 _MOST_DRAWN = 100_000_000
 #: How much further an interval reaches away from zero than towards it, by requests in the tail: a resample holds
