@@ -13,7 +13,7 @@ from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 _TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
 #: Minor faults a request below which there is nothing to win; measured, see docs/fixes.md.
 _WORTH_IT = 300.0
-#: … unless this share of the tail's excess is page faults: few requests may have all of them.
+#: … unless this share of the tail's excess is memory's: few requests may have all of the faults.
 _IN_TAIL = 0.05
 
 
@@ -37,7 +37,7 @@ def _obstacle(context: Context) -> str:
     if "LD_PRELOAD" in context.settings.env:
         return "another allocator is preloaded"
     faults = faults_per_request(context.record)
-    in_tail = max((c.tail_share for c in context.diagnosis.causes if c.cause == "memory.page_faults"), default=0.0)
+    in_tail = sum(cause.tail_share for cause in context.diagnosis.causes if cause.cause in FIX.treats)
     if faults >= _WORTH_IT or in_tail >= _IN_TAIL:
         return ""
     return (

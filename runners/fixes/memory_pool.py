@@ -29,7 +29,7 @@ def _verify(applied: Applied) -> Verified:
 FIX = Fix(
     id="memory.pool",
     title="preallocated batch buffers",
-    treats=("memory.page_faults", "memory.allocator"),
+    treats=("memory.page_faults", "memory.allocator", "memory.fragmentation"),
     relief=0.3,
     gentle=True,
     risk="the largest batch's memory is kept; a model must not keep its inputs",
