@@ -19,6 +19,7 @@ from latfix.profilers.evidence import Evidence, gather
 from latfix.profilers.large import Scale, Sink
 from latfix.profilers.large_diagnosis import diagnose_large
 from latfix.profilers.ledger import Books, doubt_of, make_books
+from latfix.profilers.machine_noise import above_noise
 from latfix.profilers.pieces import WholeRecord
 from latfix.profilers.run_tally import OWN_FLOOR_NS
 from latfix.profilers.tail import ONCE, Tail, cut_tail
@@ -63,6 +64,7 @@ def diagnose(
     tail = cut_tail(ledger, q, doubt=doubt_of(evidence, books), seed=seed, replicates=bootstrap, once=ONCE)
     latency_ms = summarize_ms(ledger.latency_ns)
     floors = floors_ms(latency_ms["p50"], tail.excess_ms, record.meta, chance_wait_ns(books.line, q, seed=seed))
+    floors = above_noise(floors, tail, q, books)
     causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)
     over_time = windows_of(evidence, ledger, [each.cause for each in causes if worth_a_course(each)], seed=seed)
     causes = tuple(

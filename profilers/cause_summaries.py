@@ -16,7 +16,7 @@ _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
 #: Every machine and every traffic has some of these: what unperturbed runs show, as a share of p50, and of a machine
 #: also in milliseconds.
 _ALWAYS_SOME = ("host.contention", "host.slowdown", "host.steal", "python.gil", "observer", "input.size")
-_OF_THE_MACHINE = _ALWAYS_SOME[:-1]
+OF_THE_MACHINE = _ALWAYS_SOME[:-1]
 _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
 #: From this share of the tail on, a cause's course over the run is looked at though it is not named.
 _TOLD = 0.02
@@ -34,7 +34,7 @@ def floors_ms(p50_ms: float, excess_ms: float, meta: Mapping[str, Any], chance_w
     floors = {cause.id: least for cause in CAUSES}
     for cause_id in _ALWAYS_SOME:
         floors[cause_id] = max(least, _USUAL_OF_P50 * p50_ms)
-    for cause_id in _OF_THE_MACHINE:
+    for cause_id in OF_THE_MACHINE:
         floors[cause_id] = max(floors[cause_id], _USUAL_MS)
     floors["traffic.burst"] += chance_wait_ns / 1e6
     return floors

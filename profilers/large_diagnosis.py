@@ -15,6 +15,7 @@ from latfix.profilers.cause_summaries import floors_ms, overhead_of, summarize_c
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chance_waits import chance_wait_ns
 from latfix.profilers.large import Lesson, Scale, Sink, lay_out, learn, tally_pieces
+from latfix.profilers.machine_noise import above_noise
 from latfix.profilers.run_tally import RunTally, stacked
 from latfix.profilers.survey import Survey, survey
 from latfix.profilers.tail import Tail
@@ -148,7 +149,8 @@ def _floors_ms(run: _Run, tail: Tail, latency_ms: Mapping[str, float]) -> dict[s
     gap = (run.seen.last_ns - run.seen.first_ns) / max(run.tally.requests - 1, 1)
     even = replace(line, handed=np.arange(len(line.handed), dtype=np.float64) * max(gap, 1.0))
     chance = chance_wait_ns(even, run.percentile, seed=run.seed)
-    return floors_ms(latency_ms["p50"], tail.excess_ms, run.meta, chance)
+    floors = floors_ms(latency_ms["p50"], tail.excess_ms, run.meta, chance)
+    return above_noise(floors, tail, run.percentile, run.lesson.books)
 
 
 def _summaries(run: _Run, tail: Tail, floors: Mapping[str, float]) -> tuple[CauseSummary, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from latfix.diagnosis import UNEXPLAINED, CauseSummary
 from latfix.figures import milliseconds
+from latfix.profilers.cause_summaries import OF_THE_MACHINE
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.ledger import cause_of
 from latfix.profilers.tail import Tail
@@ -84,6 +85,13 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
         return (
             f"{milliseconds(chance.tail_ms)} of the {milliseconds(tail.excess_ms)} by which slow requests exceed "
             "normal ones is no more than independent callers at this load make each other wait by chance"
+        )
+    largest = max(causes, key=lambda cause: cause.tail_ms, default=None)
+    if largest is not None and largest.tail_share > _MOST_UNEXPLAINED and largest.cause in OF_THE_MACHINE:
+        return (
+            f"no fault stands out; {milliseconds(largest.tail_ms)} of the {milliseconds(tail.excess_ms)} by which "
+            f"slow requests exceed normal ones is {cause_of(largest.cause).happened}, by a little in many requests, "
+            "as on any machine with neighbors"
         )
     return "no cause of the slow requests stands out from the run's own noise"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -40,6 +41,31 @@ def test_a_little_contention_is_every_machine_s(simulate: Simulate) -> None:
     assert not any(cause.named for cause in quiet.causes)
     loud = diagnose(simulate(arrivals_ms=np.arange(600) * 25.0, compute_faults=dict.fromkeys(faults, ("runq", 9.0))))
     assert loud.causes[0].cause == "host.contention" and loud.causes[0].named
+
+
+@pytest.mark.parametrize(("kind", "cause"), [("cpu", "host.slowdown"), ("runq", "host.contention")])
+def test_what_is_small_where_it_happens_is_the_machine_s_noise(simulate: Simulate, kind: str, cause: str) -> None:
+    # GIVEN a busy service, two of five requests of which take a little longer, and one that is hit hard but rarely
+    rng = np.random.default_rng(4)
+    little = {int(k): (kind, float(rng.uniform(1.0, 4.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
+    much = dict.fromkeys(range(30, 1500, 50), (kind, 40.0))
+    noisy = diagnose(simulate(n=1500, rate=55, compute_faults=little))
+    struck = diagnose(simulate(n=1500, rate=55, compute_faults=much))
+    both = diagnose(simulate(n=1500, rate=55, compute_faults={**little, **much}))
+    of_noise = next(each for each in noisy.causes if each.cause == cause)
+    # THEN the queue makes milliseconds of the little, which are booked and not named
+    assert of_noise.tail_ms > 2.0 and not of_noise.named
+    for diagnosis in (struck, both):
+        assert diagnosis.verdict == cause
+    assert json.loads(json.dumps(noisy.to_json()))["verdict"] == noisy.verdict
+
+
+def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> None:
+    rng = np.random.default_rng(4)
+    little = {int(k): ("cpu", float(rng.uniform(1.0, 5.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
+    diagnosis = diagnose(simulate(n=1500, arrivals_ms=np.arange(1500) * 13.0, compute_faults=little))
+    assert diagnosis.verdict == "steady"
+    assert "the core working slower than usual, by a little in many requests" in diagnosis.sentence
 
 
 def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
