@@ -14,7 +14,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
@@ -238,6 +238,7 @@ class CgroupThrottle:
     """Time that the cgroup's CPU quota kept this process's threads from running."""
 
     def __init__(self) -> None:
+        self._fd = -1
         self._path, self._unit_ns, self._key = _throttle_source()
 
     @property
@@ -247,7 +248,10 @@ class CgroupThrottle:
 
     def throttled_ns(self) -> int:
         """Throttled time so far, in nanoseconds; 0 where it cannot be read."""
-        stat = self.read()
+        return self.of(self.read())
+
+    def of(self, stat: Mapping[str, int]) -> int:
+        """Throttled nanoseconds among counters that :meth:`read` returned."""
         return stat.get(self._key, 0) * self._unit_ns
 
     def read(self) -> dict[str, int]:
@@ -255,10 +259,16 @@ class CgroupThrottle:
         if self._path is None:
             return {}
         try:
-            lines = self._path.read_text().splitlines()
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            lines = os.pread(self._fd, 4096, 0).decode().splitlines()
         except OSError:
             return {}
         return {key: int(value) for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _throttle_source() -> tuple[Path | None, int, str]:

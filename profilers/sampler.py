@@ -93,12 +93,37 @@ class Sampler:
             self._events.add("spike", start, end - start, thread=thread, detail={"probe": probe.name})
 
 
+class KeptOpen:
+    """A small file of the kernel's, opened once and read again and again: opening takes longer than reading.
+
+    :param path: of a file that a read at offset 0 makes anew.
+    :raises OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | Path, size: int = 4096) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size = size
+
+    def read(self) -> bytes:
+        """Its content now."""
+        return os.pread(self._fd, self._size, 0)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def host_reader() -> Callable[[], Reading]:
     """Machine-wide busy and stolen time, from ``/proc/stat``."""
+    file = KeptOpen("/proc/stat", size=256)  # the first line is enough
 
     def read() -> Reading:
-        with Path("/proc/stat").open("rb") as file:
-            fields = [int(field) for field in file.readline().split()[1:]]
+        fields = [int(field) for field in file.read().split(b"\n", 1)[0].split()[1:]]
         busy = sum(fields[:3]) + sum(fields[5:8])
         steal = fields[7] if len(fields) > 7 else 0
         return {"host.cpu_busy_ns": busy * _TICK_NS, "host.steal_ns": steal * _TICK_NS}
@@ -107,16 +132,15 @@ def host_reader() -> Callable[[], Reading]:
 
 
 def process_reader() -> Callable[[], Reading]:
-    """This process's CPU time, resident memory, threads, page faults, and how many objects Python keeps."""
-    page_faults = _page_faults
+    """This process's CPU time, resident memory, page faults, and how many objects Python keeps."""
+    page_faults, file = _page_faults, KeptOpen("/proc/self/statm")
 
     def read() -> Reading:
-        resident = int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+        resident = int(file.read().split()[1]) * _PAGE
         minor, major = page_faults()
         return {
             "process.cpu_ns": time.process_time_ns(),
             "process.rss_bytes": resident,
-            "process.threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
             "process.minflt": minor,
             "process.majflt": major,
             "python.blocks": sys.getallocatedblocks(),
@@ -131,8 +155,9 @@ _LONGEST_NAME = 48
 
 
 def thread_reader() -> Callable[[], Reading]:
-    """CPU time and run-queue delay of this process's threads, Python's by name, all others as ``native``."""
+    """How many threads this process has, CPU time and run-queue delay of Python's by name, of all others together."""
     names: set[str] = set()
+    files: dict[str, KeptOpen] = {}
 
     def label(thread: threading.Thread | None) -> str:
         if thread is None:
@@ -145,11 +170,18 @@ def thread_reader() -> Callable[[], Reading]:
 
     def read() -> Reading:
         python = {thread.native_id: thread for thread in threading.enumerate()}
-        reading: Reading = {}
-        for entry in os.listdir("/proc/self/task"):  # noqa: PTH208
+        entries = os.listdir("/proc/self/task")  # noqa: PTH208
+        reading: Reading = {"process.threads": len(entries)}
+        for ended in files.keys() - set(entries):
+            files.pop(ended).close()
+        for entry in entries:
             try:
-                fields = Path(f"/proc/self/task/{entry}/schedstat").read_bytes().split()
-            except OSError:  # the thread ended meanwhile
+                if entry not in files:
+                    files[entry] = KeptOpen(f"/proc/self/task/{entry}/schedstat", size=128)
+                fields = files[entry].read().split()
+            except OSError:  # the thread ended meanwhile, or another one has its number now
+                if entry in files:
+                    files.pop(entry).close()
                 continue
             series = f"thread.{label(python.get(int(entry)))}"
             for name, value in (("cpu_ns", fields[0]), ("runq_ns", fields[1])):
@@ -176,7 +208,7 @@ def cgroup_reader() -> Callable[[], Reading] | None:
     def read() -> Reading:
         stat = throttle.read()
         return {
-            "cgroup.throttled_ns": throttle.throttled_ns(),
+            "cgroup.throttled_ns": throttle.of(stat),
             "cgroup.nr_throttled": stat.get("nr_throttled", 0),
             "cgroup.cpu_ns": stat.get("usage_usec", 0) * 1000,
         }
@@ -191,14 +223,13 @@ def pressure_reader() -> Callable[[], Reading] | None:
     if not kinds:
         return None
 
-    def read() -> Reading:
-        reading: Reading = {}
-        for kind in kinds:
-            some = (folder / kind).read_text().partition("\n")[0]
-            reading[f"pressure.{kind}_some_us"] = int(some.rpartition("total=")[2])
-        return reading
-
     try:
+        files = {kind: KeptOpen(folder / kind) for kind in kinds}
+
+        def read() -> Reading:
+            totals = {kind: file.read().partition(b"\n")[0].rpartition(b"total=")[2] for kind, file in files.items()}
+            return {f"pressure.{kind}_some_us": int(total) for kind, total in totals.items()}
+
         read()
     except (OSError, ValueError):  # present but disabled at boot
         return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +99,26 @@ def test_host_and_process_counters_grow() -> None:
     assert after[0]["host.steal_ns"] >= before[0]["host.steal_ns"]
     assert after[1]["process.cpu_ns"] - before[1]["process.cpu_ns"] >= 50_000_000
     assert after[1]["process.rss_bytes"] > 1 << 20
-    assert after[1]["process.threads"] >= 1
+
+
+def test_threads_come_and_go_and_leave_no_file_open() -> None:
+    read = thread_reader()
+    first = read()
+    held = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        end = threading.Event()
+        thread = threading.Thread(target=end.wait, name="passer-by")
+        thread.start()
+        during = read()
+        task = Path(f"/proc/self/task/{thread.native_id}")
+        end.set()
+        thread.join()
+        while task.exists():  # Python is done with it before the kernel is
+            time.sleep(0.001)
+        after = read()
+        assert "thread.passer-by.cpu_ns" in during and "thread.passer-by.cpu_ns" not in after
+        assert during["process.threads"] == first["process.threads"] + 1 == after["process.threads"] + 1
+    assert len(os.listdir("/proc/self/fd")) <= held  # noqa: PTH208
 
 
 @pytest.mark.parametrize("make", [cgroup_reader, pressure_reader])
