@@ -1,0 +1,237 @@
+"""What latfix's probes cost the service that they measure: the same requests with and without them, in turns.
+
+    python benchmarks/probe_cost.py                               the service of `latfix init`, about 5 ms a request
+    python benchmarks/probe_cost.py recommender --blocks 12       another workload
+
+One process holds the service; stretches of the same traffic are replayed on it in ABBA order, once as every recorded
+run does it and once with nothing but the stamps at the ends of a request: no counters of threads, process or heap, no
+accounts, no callback of the garbage collector, no sampler, no probe of the interpreter lock, no segments on disk.
+Stretches are paired request by request. `core` is the CPU time of the whole process with probes less that without, by
+the stretch's length; it holds the replayer's own cost in both, which therefore is not in the difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
+from latfix.profilers.host import NO_ACCOUNT, NO_GROWTH
+from latfix.runners.child import machine
+from latfix.runners.recording import RecordedReplay
+from latfix.runners.service import Service
+from latfix.runners.session import Replay, prepare_folder
+from latfix.runners.starter import write_starter
+from latfix.spec import WorkloadSpec, load_spec
+from latfix.statistics import paired_ratios
+from latfix.traffic.formats import read_traffic
+from latfix.traffic.model import Traffic
+from latfix.traffic.synthesize import FeatureSpec, Synthesis, synthesize
+from latfix.traffic.transform import slice_time
+
+_KEYS = ("mean", "p50", "p95", "p99")
+_UNTIMED_S = 2.0
+_EMPTY = (0,) * len((*THREAD_ACCOUNT, *PROCESS_ACCOUNT))
+
+Floats = npt.NDArray[np.float64]
+
+
+class _NoCounters:
+    """In place of a thread's counters."""
+
+    reads = 0
+    has_run_delay = True
+
+    def snapshot(self) -> tuple[int, ...]:
+        return NO_ACCOUNT
+
+    def wake(self) -> tuple[tuple[int, ...], int]:
+        return NO_ACCOUNT, 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _NoMemory:
+    """In place of the process's memory."""
+
+    reads = 0
+    heap = None
+    latest = NO_GROWTH
+
+    def read(self) -> tuple[int, ...]:
+        return NO_GROWTH
+
+    begin = read
+
+    def growth(self, *_: Any) -> tuple[int, ...]:
+        return NO_GROWTH
+
+    change = growth
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Silent:
+    """In place of the parent that a runner reports to."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Nobody listens."""
+
+
+class _Bare(RecordedReplay):
+    """A replay without samplers."""
+
+    @contextlib.contextmanager
+    def _samplers(self, *_: Any) -> Iterator[list[Any]]:
+        yield []
+
+    def _overhead(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+
+class _NoWriter:
+    """In place of the thread that writes segments."""
+
+    error = None
+    cpu_ns = 0
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> _NoWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def check(self) -> None:
+        """Nothing was written."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """In place of what writes an account."""
+
+
+@contextlib.contextmanager
+def _without_probes() -> Iterator[None]:
+    """Everything but the stamps taken out of the engine."""
+    clocks = SimpleNamespace(
+        perf_counter_ns=time.perf_counter_ns, monotonic=time.monotonic, process_time_ns=lambda: 0
+    )
+    idle = contextlib.nullcontext(SimpleNamespace(cost_ns=0, cpu_ns=0, count=0))
+    with contextlib.ExitStack() as stack:
+        for name, stand_in in {
+            "engine.ThreadCounters": _NoCounters,
+            "worker.ThreadCounters": _NoCounters,
+            "engine.ProcessMemory": _NoMemory,
+            "engine.time": clocks,
+            "worker.time": clocks,
+            "engine.difference": lambda *_: NO_ACCOUNT,
+            "worker.difference": lambda *_: NO_ACCOUNT,
+            "recording.GcPauses": lambda *_: idle,
+            "recording.LockProbe": lambda *_: idle,
+            "recording.SegmentWriter": _NoWriter,
+        }.items():
+            stack.enter_context(mock.patch(f"latfix.runners.{name}", stand_in))
+        for name in ("account", "batch_account", "batch_values"):
+            stack.enter_context(mock.patch(f"latfix.profilers.recorder.StageRecorder.{name}", _nothing))
+        yield
+
+
+def main() -> None:
+    """Measure, and print or write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", nargs="?", help="a folder or a sample; the service of latfix init where left out")
+    parser.add_argument("--blocks", type=int, default=24, help="stretches on each side, an even number")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a stretch")
+    parser.add_argument("--rate", type=float, default=40.0, help="requests a second of the service of latfix init")
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        spec, traffic = _workload(Path(scratch), arguments.workload, arguments.rate, arguments.seconds)
+        result = measure(spec, traffic, Path(scratch), blocks=arguments.blocks, seconds=arguments.seconds)
+    for key in _KEYS:
+        low, high = result["ratio"][key]["ci95"]
+        print(f"{key:>4} with probes over without: {result['ratio'][key]['value']:.4f} [{low:.4f}, {high:.4f}]")
+    print(f"p50 without probes {result['p50_ms']:.3g} ms; {result['requests']} requests on each side")
+    low, high = result["core"]["ci95"]
+    print(f"of a core: {result['core']['value']:.2%} [{low:.2%}, {high:.2%}]")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _workload(scratch: Path, name: str | None, rate: float, seconds: float) -> tuple[WorkloadSpec, Traffic]:
+    if name is not None:
+        spec = load_spec(name)
+        return spec, read_traffic(spec.traffic, mapping=spec.traffic_map)
+    write_starter(scratch / "example")
+    spec = load_spec(str(scratch / "example"))
+    lengths = FeatureSpec.parse("length=lognormal(4.3,0.8,8,512)")
+    return spec, synthesize(Synthesis(kind="poisson", rate=rate, duration_s=seconds * 8), [lengths])
+
+
+def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int, seconds: float) -> dict[str, Any]:
+    """Replay stretches in turns; ratios of latencies, and the share of a core."""
+    service = Service(spec.folder, spec.entry, spec.settings)
+    service.load()
+    starts = np.arange(0, max(traffic.duration_s - seconds, seconds / 2), seconds)
+    _stretch(service, slice_time(traffic, 0, _UNTIMED_S), spec, scratch / "first", probes=True)
+    latency: dict[bool, list[Floats]] = {True: [], False: []}
+    used: dict[bool, list[float]] = {True: [], False: []}
+    for k in range(blocks):
+        start = float(starts[k % len(starts)])
+        part = slice_time(traffic, start, start + seconds)
+        for probes in (True, False) if k % 2 == 0 else (False, True):
+            latencies, core = _stretch(service, part, spec, scratch / f"{k}-{probes}", probes=probes)
+            latency[probes].append(latencies)
+            used[probes].append(core)
+        print(f"stretch {k + 1} of {blocks}", end="\r", flush=True)
+    ratios = paired_ratios(latency[False], latency[True], seed=0, keys=_KEYS)
+    extra = np.array(used[True]) - np.array(used[False])
+    half = 1.96 * float(extra.std(ddof=1)) / len(extra) ** 0.5
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": {**machine(), "python": platform.python_version()},
+        "workload": spec.name,
+        "requests": int(sum(len(part) for part in latency[True])),
+        "blocks": blocks,
+        "p50_ms": float(np.nanmedian(np.concatenate(latency[False]))) / 1e6,
+        "ratio": {key: estimate.to_json() for key, estimate in ratios.items()},
+        "core": {"value": float(extra.mean()), "ci95": [float(extra.mean()) - half, float(extra.mean()) + half]},
+    }
+
+
+def _stretch(
+    service: Service, traffic: Traffic, spec: WorkloadSpec, folder: Path, *, probes: bool
+) -> tuple[Floats, float]:
+    """Latencies in nanoseconds in the order of the schedule, and the cores that the process used."""
+    prepare_folder(folder, Replay(spec=spec, traffic=traffic, settings=spec.settings))
+    kind = RecordedReplay if probes else _Bare
+    replay = kind(service, traffic, folder, _Silent(), threading.Event(), first=False)  # type: ignore[arg-type]
+    with contextlib.nullcontext() if probes else _without_probes():
+        wall, cpu = time.perf_counter(), time.process_time()
+        replay.run()
+        core = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    recorder = replay._recorder
+    end = np.asarray(recorder._columns["end"], dtype=np.float64)
+    return end - recorder.scheduled_ns, core
+
+
+if __name__ == "__main__":
+    main()
