@@ -82,7 +82,7 @@ class CaseScore:
     :param trustworthy: the replay itself was on time.
     :param neighbors: share of the machine's cores that others used meanwhile; ``disturbed`` so much that their
         effect counts neither for nor against the diagnosis.
-    :param folder: where its record is, if it was kept.
+    :param folder: its own within the folder that keeps the runs, where they are kept.
     """
 
     id: str
