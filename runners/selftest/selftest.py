@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import platform
 import shutil
@@ -117,7 +118,7 @@ def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
 
 
 def machine() -> dict[str, Any]:
-    """What this machine is, as far as it can be told without the framework."""
+    """What this machine is, as far as it can be told without the framework, and the date."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -125,4 +126,5 @@ def machine() -> dict[str, Any]:
                 model = line.partition(":")[2].strip()
                 break
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": model, "cores": usable, "os": f"{platform.system()} {platform.release()}"}
+    today = datetime.date.today().isoformat()
+    return {"date": today, "cpu": model, "cores": usable, "os": f"{platform.system()} {platform.release()}"}
