@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.decision import FINAL, RatioEstimate, Rule, Verdict, judge
 from latfix.fidelity import dispatch_lag
 from latfix.gates import MOST_LOST, GateSubject
+from latfix.ratios import paired_ratios, unpaired_ratios
 from latfix.record import RunRecord
+from latfix.scores import FREE_OF_ALLOWANCE, allowance
+from latfix.sequential import Need, needed
 from latfix.stages import STATUS_NAMES, Status
-from latfix.statistics import (
-    RatioEstimate,
-    Verdict,
-    judge,
-    paired_ratios,
-    summarize_ms,
-    summary_intervals_ms,
-    unpaired_ratios,
-)
+from latfix.statistics import summarize_ms, summary_intervals_ms
 from latfix.throughput import throughput_rps
 
 COMPARISON_SCHEMA = "latfix.comparison/1"
@@ -70,10 +66,12 @@ class Summary:
 class Comparison:
     """What changed from ``before`` to ``after``.
 
-    :param ratio: after over before by ``RATIO_KEYS``, with 95 % intervals.
+    :param ratio: after over before by ``RATIO_KEYS``, with 95 % intervals and the bounds that decide.
     :param judged: the key of ``ratio`` that the verdict is about.
+    :param smallest: the smallest difference worth a name.
     :param paired: the same traffic was replayed, so that what both arms share cancels.
     :param rounds: how many pairs of replays it rests on.
+    :param need: about how much more would decide it; ``None`` where it is decided, or past telling.
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
     """
@@ -83,8 +81,10 @@ class Comparison:
     ratio: Mapping[str, RatioEstimate]
     verdict: Verdict
     judged: str = "p99"
+    smallest: float = 0.05
     paired: bool = True
     rounds: int = 1
+    need: Need | None = None
     only_before_ok: int = 0
     only_after_ok: int = 0
     notes: tuple[str, ...] = ()
@@ -101,6 +101,7 @@ class Comparison:
             "ratio": {key: estimate.to_json() for key, estimate in self.ratio.items()},
             "paired": self.paired,
             "rounds": self.rounds,
+            "more_rounds": self.need.rounds if self.need is not None else None,
             "only_before_ok": self.only_before_ok,
             "only_after_ok": self.only_after_ok,
             "notes": list(self.notes),
@@ -112,9 +113,11 @@ class Comparison:
         return _subject(self.after, self.ratio), _subject(self.before, {})
 
 
-def compare_records(base: RunRecord, new: RunRecord, *, seed: int = 0, smallest: float = 0.05) -> Comparison:
+def compare_records(
+    base: RunRecord, new: RunRecord, *, seed: int = 0, smallest: float = 0.05, rule: Rule = FINAL
+) -> Comparison:
     """Compare two runs, complete or not; see :func:`compare_rounds`."""
-    return compare_rounds([base], [new], seed=seed, smallest=smallest)
+    return compare_rounds([base], [new], seed=seed, smallest=smallest, rule=rule)
 
 
 def compare_rounds(
@@ -124,6 +127,7 @@ def compare_rounds(
     seed: int = 0,
     smallest: float = 0.05,
     accuracy: tuple[float | None, float | None] | None = None,
+    rule: Rule = FINAL,
 ) -> Comparison:
     """Compare rounds of two arms, replayed in turns.
 
@@ -133,8 +137,10 @@ def compare_rounds(
     hundred more than the base: its percentiles are over other requests.
 
     :param base: one record a round, in order.
-    :param smallest: see :func:`latfix.statistics.judge`.
+    :param smallest: see :func:`latfix.decision.judge`.
     :param accuracy: of the two arms; what the records' ``run.json`` say where it is ``None``.
+    :param rule: how sure the verdict must be; the level of a look where the comparison goes on
+        (:func:`latfix.sequential.look_level`).
     :raises ValueError: no rounds, or not equally many.
     """
     pairs = [_Pair.of(first, second) for first, second in zip(base, new, strict=True)]
@@ -142,20 +148,26 @@ def compare_rounds(
         raise ValueError("no rounds to compare")
     paired = all(pair.same_traffic for pair in pairs)
     arms = ([pair.base.latency for pair in pairs], [pair.new.latency for pair in pairs])
-    ratio = (paired_ratios if paired else unpaired_ratios)(*arms, seed=seed, keys=RATIO_KEYS)
+    ratio = (paired_ratios if paired else unpaired_ratios)(*arms, seed=seed, keys=RATIO_KEYS, rule=rule)
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])
     judged = _objective_key(new[0])
     verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest)
+    need = None
+    if verdict == "undecided" and before.trustworthy and after.trustworthy:
+        need = needed(ratio[judged], sum(after.requests.values()), smallest=smallest)
+        verdict_notes += _undecided_notes(ratio[judged], need, rule)
     return Comparison(
         before=before,
         after=after,
         ratio=ratio,
         verdict=verdict,
         judged=judged,
+        smallest=smallest,
         paired=paired,
         rounds=len(pairs),
+        need=need,
         only_before_ok=sum(pair.ok_only(pair.base, pair.new) for pair in pairs),
         only_after_ok=sum(pair.ok_only(pair.new, pair.base) for pair in pairs),
         notes=(*verdict_notes, *_pair_notes(pairs, paired), *_differences(base, new)),
@@ -269,6 +281,20 @@ def _verdict(before: Summary, after: Summary, estimate: RatioEstimate, smallest:
         verdict = "undecided"
         notes.append(f"the replay of {' and '.join(late)} was too late for its latencies to mean anything")
     return verdict, notes
+
+
+def _undecided_notes(estimate: RatioEstimate, need: Need | None, rule: Rule) -> Iterator[str]:
+    """Where the requests show a difference that a restart alone might have made, and what would tell."""
+    if estimate.rounds < FREE_OF_ALLOWANCE and not estimate.lo <= 1.0 <= estimate.hi:
+        rounds = "one round" if estimate.rounds == 1 else f"{estimate.rounds} rounds"
+        least = math.expm1(allowance(np.zeros(estimate.rounds), rule))
+        yield (
+            f"{rounds} cannot tell a difference below about {100 * least:.0f} % from what a restart does to a "
+            "whole replay"
+        )
+    if need is not None:
+        more = "1 more round" if need.rounds == 1 else f"{need.rounds} more rounds"
+        yield f"undecided: about {more} on fresh processes ({need.requests} more requests of each) would tell"
 
 
 def _pair_notes(pairs: Sequence[_Pair], paired: bool) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.comparison import Comparison, compare_records, compare_rounds
+from latfix.decision import SCREENING, Rule
 from latfix.fidelity import dispatch_lag
 from latfix.gates import GateSubject, evaluate, parse_gate
 from latfix.record import RunRecord
@@ -21,6 +22,7 @@ from latfix.statistics import summarize_ms
 from latfix.traffic.model import Traffic
 
 N = 600
+MEDIAN: dict[str, Any] = {"objective": {"percentile": 50}}
 
 
 def _latencies(seed: int, scale: float = 1.0, n: int = N) -> npt.NDArray[np.int64]:
@@ -82,15 +84,52 @@ def test_a_faster_run_is_better() -> None:
     assert tuple(comparison.ratio) == ("mean", "p50", "p90", "p95", "p99")
     for estimate in comparison.ratio.values():
         assert estimate.lo < 0.5 < estimate.hi < 1
+        assert estimate.bounds[0] <= estimate.lo and estimate.hi <= estimate.bounds[1] < 1
     assert compare_records(new, base, seed=0).verdict == "worse"
     assert comparison.notes == ()
 
 
-def test_a_run_and_itself_do_not_differ() -> None:
+def test_a_run_and_itself_are_not_called_different() -> None:
     comparison = compare_records(_record(_latencies(1)), _record(_latencies(1)))
 
-    assert comparison.verdict == "no_difference"
+    assert comparison.verdict == "undecided"  # what another start would have shown, one run cannot say
     assert comparison.ratio["p99"].value == 1.0
+
+
+def test_rounds_that_agree_show_no_difference() -> None:
+    base, new = ([_record(_latencies(seed + k), **MEDIAN) for k in range(8)] for seed in (1, 101))
+
+    comparison = compare_rounds(base, new)
+
+    assert comparison.verdict == "no_difference" and comparison.rounds == 8
+    assert comparison.need is None
+
+
+def test_one_round_with_a_small_difference_says_what_it_cannot_tell() -> None:
+    base, new = _record(_latencies(1), **MEDIAN), _record(_latencies(2, 0.88), **MEDIAN)
+
+    comparison = compare_records(base, new)
+    live = compare_records(base, new, rule=SCREENING)
+
+    assert comparison.ratio["p50"].hi < 1 and comparison.verdict == "undecided"
+    assert any("one round cannot tell a difference below about 48 %" in note for note in comparison.notes)
+    assert comparison.need is not None and comparison.need.requests == comparison.need.rounds * N
+    assert any(f"about {comparison.need.rounds} more rounds" in note for note in comparison.notes)
+    assert comparison.to_json()["more_rounds"] == comparison.need.rounds
+    assert live.verdict == "better"
+
+
+def test_the_same_shift_is_decided_where_rounds_show_it() -> None:
+    base, new = (
+        [_record(_latencies(seed + k, scale), **MEDIAN) for k in range(6)] for seed, scale in ((1, 1.0), (101, 0.88))
+    )
+
+    decided = compare_rounds(base, new)
+    stricter = compare_rounds(base, new, rule=Rule(level=1e-9))
+
+    assert decided.verdict == "better"
+    assert stricter.verdict == "undecided"
+    assert stricter.ratio["p50"].lo == decided.ratio["p50"].lo  # what is shown stays a 95 % interval
 
 
 def test_pairing_sees_what_whole_runs_hide() -> None:
@@ -128,7 +167,7 @@ def test_a_few_lost_requests_are_noted_only() -> None:
     lost = np.zeros(N, dtype=np.int64)
     lost[:3] = int(Status.ERROR)
 
-    comparison = compare_records(_record(_latencies(1)), _record(_latencies(2, 0.5), status=lost))
+    comparison = compare_records(_record(_latencies(1)), _record(_latencies(2, 0.3), status=lost))
 
     assert comparison.verdict == "better"
     assert any("3 requests ended ok in the base only" in note for note in comparison.notes)
@@ -140,7 +179,7 @@ def test_a_run_cut_short_is_compared_over_what_both_recorded() -> None:
 
     comparison = compare_records(_record(slow_end), _record(slow_end, keep=slice(0, N // 2), partial=True))
 
-    assert comparison.verdict == "no_difference"
+    assert comparison.ratio["p99"].value == 1.0
     assert comparison.before.requests["ok"] == comparison.after.requests["ok"] == N // 2
     assert any("new is partial: 300 scheduled requests have no record" in note for note in comparison.notes)
     assert any("300 requests that only one of the runs recorded" in note for note in comparison.notes)
@@ -172,7 +211,7 @@ def test_differences_are_listed() -> None:
         workload="other",
     )
 
-    assert list(compare_records(base, new).notes) == [
+    assert [note for note in compare_records(base, new).notes if not note.startswith("undecided")] == [
         "the workload differs: ranker -> other",
         "the device differs: cpu -> cuda",
         "the machine differs: cores 2 -> 4",
@@ -181,11 +220,12 @@ def test_differences_are_listed() -> None:
 
 
 def test_rounds_are_pooled_and_their_spread_counts() -> None:
-    base = [_record(_latencies(k)) for k in range(4)]
-    steady = compare_rounds(base, [_record(_latencies(k + 10, 0.8)) for k in range(4)], accuracy=(0.9, 0.8))
-    restless = compare_rounds(base, [_record(_latencies(k + 10, s)) for k, s in enumerate((0.5, 1.2, 0.6, 0.9))])
+    base = [_record(_latencies(k)) for k in range(6)]
+    steady = compare_rounds(base, [_record(_latencies(k + 10, 0.7)) for k in range(6)], accuracy=(0.9, 0.8))
+    factors = (0.5, 1.2, 0.6, 0.9, 0.5, 1.1)
+    restless = compare_rounds(base, [_record(_latencies(k + 10, s)) for k, s in enumerate(factors)])
 
-    assert steady.rounds == 4 and steady.before.requests["ok"] == 4 * N
+    assert steady.rounds == 6 and steady.before.requests["ok"] == 6 * N
     assert steady.verdict == "better"
     assert (steady.before.accuracy, steady.after.accuracy) == (0.9, 0.8)
     assert restless.ratio["p99"].value < 1
@@ -214,14 +254,15 @@ def test_the_document_has_the_keys_of_the_contract() -> None:
     for side in ("before", "after"):
         assert set(document[side]) >= {"latency_ms", "throughput_rps", "requests", "accuracy"}
         assert set(document[side]["latency_ms"]) == {"mean", "p50", "p90", "p95", "p99", "p99_9", "max"}
-    assert set(document["ratio"]["p99"]) == {"value", "ci95"}
+    assert set(document["ratio"]["p99"]) >= {"value", "ci95", "decision", "level"}
+    assert document["more_rounds"] is None
 
 
 @pytest.mark.parametrize(
     ("gate", "passed"),
     [
         ("p99<=baseline*0.8", True),
-        ("p99<=baseline*0.3", False),
+        ("p95<=baseline*0.3", False),
         ("p99<=baseline*0.5", None),
         ("throughput>=baseline*0.9", True),
         ("accuracy>=baseline-0.02", True),

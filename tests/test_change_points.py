@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from latfix.profilers.change_points import MOST_VALUES, rate_changes
+from latfix.change_points import MOST_VALUES, rate_changes
 
 
 def test_a_steady_rate_is_left_whole() -> None:

@@ -1,0 +1,305 @@
+"""How often a comparison is wrong, and how often it finds a tenth: the error rate and power behind every gate.
+
+Two parts, each merged into the results file as soon as it is done:
+
+    python benchmarks/gates.py --simulated 2000 --planted-simulated 300
+        queues on simulated machines (gate_worlds.py) compared with themselves, and with p99 a tenth higher
+
+    python benchmarks/gates.py --rounds 60 --work /tmp/gates
+        a small service on real processes: each round replays it, itself again, and a copy whose every request
+        takes a tenth longer, on fresh processes; then comparisons are drawn from the rounds
+
+A real round takes about half a minute. Each is kept in ``--work``; the same command goes on where the last one was
+stopped, and a larger ``--rounds`` adds to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gate_worlds import PLANTED, WORLDS, Bench, Floats, World
+from real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
+
+from latfix.decision import FINAL, Rule
+from latfix.distributions import wilson_interval
+from latfix.profilers.unit_costs import cpu_model
+from latfix.runners.proof import MOST_ROUNDS
+from latfix.runners.session import versions
+from latfix.scores import FREE_OF_ALLOWANCE, Rounds, allowance, between, decision_bounds
+from latfix.sequential import FIRST_LOOK, look_level
+
+KEYS: dict[str, float | None] = {"mean": None, "p95": 0.95, "p99": 0.99}
+FIXED = (1, 2, 3, 4, 5, 8, 12, 15)
+MOST = MOST_ROUNDS
+REQUESTS_A_ROUND = (300, 1000, 3000)
+CHUNK = 25
+
+
+def verdict(base: list[Floats], new: list[Floats], each: Floats, q: float | None, rule: Rule) -> str:
+    """``better``, ``worse`` or ``other``, as ``latfix`` decides, with its decision bounds.
+
+    What is shown beside them, the 95 % interval, is left out for speed; it can only widen the bounds. Bounds
+    are not computed where one part of them holds 1 by itself.
+
+    :param each: the rounds' log ratios.
+    """
+    if len(each) >= FREE_OF_ALLOWANCE:
+        mean, half = between(each, rule.level)
+        if mean - half <= 0 <= mean + half:
+            return "other"
+    elif abs(log_ratio(np.concatenate(base), np.concatenate(new), q)) <= allowance(each, rule):
+        return "other"
+    lo, hi = decision_bounds(Rounds.of(base, new, paired=True), q, rule)
+    return "better" if hi < 1 else "worse" if lo > 1 else "other"
+
+
+def log_ratio(base: Floats, new: Floats, q: float | None) -> float:
+    """The logarithm of new over base."""
+    first, second = (float(np.nanmean(arm) if q is None else np.nanquantile(arm, q)) for arm in (base, new))
+    return math.log(second / first)
+
+
+def simulated(world: World, requests: int, factor: float, lengthen: bool, seeds: range) -> dict[str, Any]:
+    """Counts of verdicts by statistic and number of rounds; ``sequential`` stops where a look decides."""
+    counts: dict[str, Any] = {key: {} for key in KEYS}
+    for seed in seeds:
+        rng = np.random.default_rng([seed, requests])
+        base, new = Bench(world, requests, rng, factor, lengthen).rounds(MOST)
+        for key, q in KEYS.items():
+            each = np.array([log_ratio(*pair, q) for pair in zip(base, new, strict=True)])
+            for count in FIXED:
+                found = verdict(base[:count], new[:count], each[:count], q, FINAL)
+                _add(counts[key], str(count), found, count)
+            _add(counts[key], "sequential", *decided(list(zip(base, new, strict=True)), q, MOST))
+    return counts
+
+
+def _add(counts: dict[str, Any], name: str, found: str, rounds: int) -> None:
+    entry = counts.setdefault(name, {"comparisons": 0, "better": 0, "worse": 0, "rounds": 0})
+    entry["comparisons"] += 1
+    entry["rounds"] += rounds
+    if found != "other":
+        entry[found] += 1
+
+
+def merged(parts: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Counts added up."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        for key, by_rounds in part.items():
+            for name, entry in by_rounds.items():
+                mine = total.setdefault(key, {}).setdefault(name, dict.fromkeys(entry, 0))
+                for field, value in entry.items():
+                    mine[field] += value
+    return total
+
+
+def _job(arguments: tuple[World, int, float, bool, range]) -> dict[str, Any]:
+    return simulated(*arguments)
+
+
+def simulate(world: World, requests: int, factor: float, lengthen: bool, many: int, jobs: int) -> dict[str, Any]:
+    """Many comparisons of one world, over processes."""
+    chunks = [(world, requests, factor, lengthen, range(k, min(k + CHUNK, many))) for k in range(0, many, CHUNK)]
+    if jobs == 1:
+        return merged(map(_job, chunks))
+    with ProcessPoolExecutor(jobs) as pool:
+        return merged(pool.map(_job, chunks))
+
+
+def rates(counts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Counts as shares with Wilson's 95 % interval; ``names`` are the verdicts that count as calls."""
+    shown: dict[str, Any] = {}
+    for key, by_rounds in counts.items():
+        shown[key] = {}
+        for rounds, entry in by_rounds.items():
+            called, total = sum(entry[name] for name in names), entry["comparisons"]
+            shown[key][rounds] = {
+                "called": called,
+                "comparisons": total,
+                "share": called / total,
+                "ci95": list(wilson_interval(called, total)),
+                "mean_rounds": entry["rounds"] / total,
+            }
+    return shown
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """One line: shares called by number of rounds."""
+    cells = [f"{rounds:>4}: {100 * entry['share']:5.1f} %" for rounds, entry in found.items()]
+    return f"{name:<44}" + "  ".join(cells)
+
+
+def run_simulated(options: argparse.Namespace, document: dict[str, Any], save: Callable[[], None]) -> None:
+    """Both simulated parts."""
+    for name, world in WORLDS.items():
+        for requests in options.requests:
+            if options.simulated:
+                counts = simulate(world, requests, 1.0, False, options.simulated, options.jobs)
+                found = rates(counts, ("better", "worse"))
+                document.setdefault("simulated_itself", {}).setdefault(name, {})[str(requests)] = found
+                for key in KEYS:
+                    print(line(f"{name}, {requests} requests, {key}", found[key]), flush=True)
+                save()
+    for name, planted in PLANTED.items():
+        for requests in options.requests:
+            if options.planted_simulated:
+                factor = planted.factor(requests)
+                many = options.planted_simulated
+                counts = simulate(planted.world, requests, factor, planted.lengthen, many, options.jobs)
+                found = {"factor": factor, **rates(counts, ("worse",))}
+                document.setdefault("simulated_planted", {}).setdefault(name, {})[str(requests)] = found
+                print(line(f"{name}, {requests} requests, p99 (x{factor:.3f})", found["p99"]), flush=True)
+                save()
+
+
+def run_real(options: argparse.Namespace, document: dict[str, Any], save: Callable[[], None]) -> None:
+    """Record rounds on real processes, those that are there already left alone, and compare draws of them."""
+    work: Path = options.work
+    kept = work / "rounds"
+    kept.mkdir(parents=True, exist_ok=True)
+    spec = write_service(work / "service")
+    late, started = 0, time.monotonic()
+    while (have := len(list(kept.glob("*.npz")))) < options.rounds:
+        folder = work / "now"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            found = replay_round(spec, folder, options.factor, have + late)
+        except TooLate as arm:
+            late += 1
+            print(f"round {have + 1}: the replay of {arm} was too late; made again", flush=True)
+            continue
+        part = kept / "part"
+        with part.open("wb") as file:
+            np.savez_compressed(file, one=found["one"], again=found["again"], slower=found["slower"])
+        part.rename(kept / f"{have:04d}.npz")
+        p99 = {name: np.nanquantile(values, 0.99) / 1e6 for name, values in found.items()}
+        told = ", ".join(f"{name} {value:.3g} ms" for name, value in p99.items())
+        print(f"round {have + 1} of {options.rounds}: p99 {told}; {time.monotonic() - started:.0f} s", flush=True)
+    rounds = [{name: data[name] for name in ARMS} for data in map(np.load, sorted(kept.glob("*.npz")))]
+    document["real"] = drawn(rounds, options.draws, options.factor)
+    for kind in ("itself", "planted"):
+        for key, of in document["real"][kind].items():
+            called = f"{of['called']} of {of['comparisons']} called"
+            print(f"{kind:<8} {key:<5} {called}, {of['mean_rounds']:.1f} rounds on average", flush=True)
+    save()
+
+
+def drawn(rounds: list[dict[str, Floats]], many: int, factor: float) -> dict[str, Any]:
+    """Comparisons of rounds drawn from real ones, until decided as the final replay of `latfix optimize` is.
+
+    Each draws its rounds anew, without repeating one, in an order of its own; where the service is compared with
+    itself, which replay is the new arm's is drawn, too. Comparisons share rounds, so that their number is no measure
+    of how well the rates are known: the number of rounds is.
+    """
+    most = min(MOST, len(rounds))
+    counts: dict[str, dict[str, Any]] = {"itself": {key: {} for key in KEYS}, "planted": {key: {} for key in KEYS}}
+    for seed in range(many):
+        rng = np.random.default_rng(seed)
+        chosen = [rounds[k] for k in rng.permutation(len(rounds))[:most]]
+        swapped = rng.random(most) < 0.5
+        pairs = {
+            "itself": [
+                (r["again"], r["one"]) if swap else (r["one"], r["again"])
+                for r, swap in zip(chosen, swapped, strict=True)
+            ],
+            "planted": [(r["one"], r["slower"]) for r in chosen],
+        }
+        for kind, of in pairs.items():
+            for key, q in KEYS.items():
+                _add(counts[kind][key], "until decided", *decided(of, q, most))
+    summary: dict[str, Any] = {"rounds": len(rounds), "requests_a_replay": REQUESTS, "factor": factor}
+    for kind, names in (("itself", ("better", "worse")), ("planted", ("worse",))):
+        summary[kind] = {key: found["until decided"] for key, found in rates(counts[kind], names).items()}
+    for kind, arm in (("itself", "again"), ("planted", "slower")):
+        each = [log_ratio(r["one"], r[arm], 0.99) for r in rounds]
+        summary[f"p99_ratio_{kind}"] = {
+            "mean": math.exp(float(np.mean(each))),
+            "sd_of_log": float(np.std(each, ddof=1)),
+        }
+    return summary
+
+
+def decided(pairs: list[tuple[Floats, Floats]], q: float | None, most: int) -> tuple[str, int]:
+    """The verdict of the look that decides, or of the last one, and after how many rounds it came."""
+    base, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    each = np.array([log_ratio(*pair, q) for pair in pairs])
+    found = "other"
+    for count in range(min(FIRST_LOOK, most), most + 1):
+        found = verdict(base[:count], new[:count], each[:count], q, Rule(level=look_level(count, most)))
+        if found != "other":
+            return found, count
+    return found, most
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def text_of(value: Any, *, levels: int, indent: str = "") -> str:
+    """JSON with a line for each entry of the outer levels, and the inner ones in a line."""
+    if not levels or not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    inner = indent + " "
+    lines = [
+        f"{inner}{json.dumps(key)}: {text_of(each, levels=levels - 1, indent=inner)}" for key, each in value.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n" + indent + "}"
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--simulated", type=int, default=0, help="comparisons of each world with itself")
+    parser.add_argument("--planted-simulated", type=int, default=0, help="comparisons with p99 a tenth higher")
+    parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS_A_ROUND), help="of one replay")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of the simulated part")
+    parser.add_argument("--rounds", type=int, default=0, help="real rounds to record, those in --work included")
+    parser.add_argument("--draws", type=int, default=200, help="comparisons drawn from the real rounds")
+    parser.add_argument("--factor", type=float, default=1.10, help="how much longer the copy's requests take")
+    parser.add_argument("--work", type=Path, default=Path("latfix-runs/gates"), help="keeps the real rounds")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gates.json")
+    options = parser.parse_args()
+    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+
+    def save() -> None:
+        document.update(
+            date=datetime.date.today().isoformat(), machine=machine(), versions=versions(), level=FINAL.level
+        )
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        new = options.out.with_suffix(".new")
+        new.write_text(text_of(document, levels=5) + "\n", encoding="utf-8")
+        new.replace(options.out)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        run_simulated(options, document, save)
+        if options.rounds:
+            run_real(options, document, save)
+        return 0
+    print("interrupted; what was done is kept, and the same command goes on from there", file=sys.stderr)
+    return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

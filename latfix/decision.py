@@ -1,0 +1,125 @@
+"""What a ratio of two arms says: one rule for `optimize`, `compare` and gates against a baseline.
+
+An estimate carries two intervals. The one that is shown, ``ci95``, holds the true ratio in 95 of 100
+comparisons; five of a hundred that compare a service with itself would be called different by it. Verdicts
+and gates look at a second, wider one, the *decision bounds*, made so that at most one in a hundred is
+(docs/statistics.md says how, and what was measured).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verdict = Literal["better", "worse", "no_difference", "undecided"]
+
+#: Nominal error rate of a decision about a service and itself. Half of what is promised (1 in 100): what was
+#: simulated stays below the promise with room, also where traffic is short or pauses are rare.
+LEVEL = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How sure a comparison must be before it says anything.
+
+    :param level: error rate of the decision bounds, both sides together.
+    :param restart_sd: standard deviation of the logarithm of a round's ratio that is taken for what restarts
+        do to whole replays, beside what the rounds show, as long as there are fewer restarts than can show it.
+        0.07 is seven per cent: what the ratios of p99 of single rounds were found to vary by.
+    """
+
+    level: float = LEVEL
+    restart_sd: float = 0.07
+
+
+#: Claims that outlive the processes they were measured on: `compare`, gates, the final replay of `optimize`.
+FINAL = Rule()
+#: Claims about two live processes, which a final replay on fresh ones will hold to account.
+SCREENING = Rule(level=0.01, restart_sd=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A value with its 95 % interval, in the value's own unit."""
+
+    value: float
+    lo: float
+    hi: float
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"value": …, "ci95": [lo, hi]}``; ``null`` for what is not finite, which JSON cannot hold."""
+        known = math.isfinite(self.lo) and math.isfinite(self.hi)
+        value = self.value if math.isfinite(self.value) else None
+        return {"value": value, "ci95": [self.lo, self.hi] if known else None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioEstimate(Interval):
+    """New over base, without unit: 0.25 is four times faster.
+
+    :param decision: the bounds that verdicts and gates look at, never inside ``lo`` and ``hi``; an end that
+        the data do not bound is 0 or infinite. ``None``: read from a document that had none.
+    :param level: error rate of ``decision``.
+    :param rounds: how many pairs of replays it rests on.
+    :param spread: about the standard deviation of the logarithm of one round's ratio; NaN where not known.
+    """
+
+    decision: tuple[float, float] | None = None
+    level: float = LEVEL
+    rounds: int = 1
+    spread: float = math.nan
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What decides: the decision bounds, or the 95 % interval where there are none."""
+        return (self.lo, self.hi) if self.decision is None else self.decision
+
+    def to_json(self) -> dict[str, Any]:
+        """As :meth:`Interval.to_json`, with the decision bounds; an open end of theirs is ``null``."""
+        entry = Interval.to_json(self)
+        if self.decision is not None:
+            lo, hi = self.decision
+            ends = [lo if math.isfinite(lo) and lo > 0 else None, hi if math.isfinite(hi) else None]
+            spread = self.spread if math.isfinite(self.spread) else None
+            entry |= {"decision": ends, "level": self.level, "rounds": self.rounds, "spread": spread}
+        return entry
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> RatioEstimate:
+        """What :meth:`to_json` wrote, or an entry of an older document, which has only ``value`` and ``ci95``."""
+        value, ends, decision = entry.get("value"), entry.get("ci95"), entry.get("decision")
+        lo, hi = (float(end) for end in ends) if ends else (math.nan, math.nan)
+        number = math.nan if value is None else float(value)
+        if decision is None:
+            return cls(value=number, lo=lo, hi=hi)
+        least, most = decision
+        spread = entry.get("spread")
+        return cls(
+            value=number,
+            lo=lo,
+            hi=hi,
+            decision=(0.0 if least is None else float(least), math.inf if most is None else float(most)),
+            level=float(entry.get("level", LEVEL)),
+            rounds=int(entry.get("rounds", 1)),
+            spread=math.nan if spread is None else float(spread),
+        )
+
+
+def judge(estimate: RatioEstimate, *, smallest: float = 0.05) -> Verdict:
+    """What a ratio of latencies says; lower is better.
+
+    :param smallest: the smallest difference worth a name: bounds inside ``1 ± smallest`` that hold 1 are
+        ``no_difference``.
+    """
+    lo, hi = estimate.bounds
+    if not math.isfinite(estimate.value) or math.isnan(lo) or math.isnan(hi):
+        return "undecided"
+    if hi < 1.0:
+        return "better"
+    if lo > 1.0:
+        return "worse"
+    if lo >= 1.0 - smallest and hi <= 1.0 + smallest:
+        return "no_difference"
+    return "undecided"
