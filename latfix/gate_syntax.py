@@ -1,17 +1,21 @@
-"""How a gate is written: ``METRIC OPERATOR LIMIT``, the limit a number with its unit or ``baseline``."""
+"""How a gate is written: ``METRIC OPERATOR LIMIT``, the limit a number, ``baseline`` or ``history``."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from latfix.errors import InputError
+from latfix.percentiles import percentile_key, percentile_of
 from latfix.statistics import LATENCY_KEYS
 
-EXAMPLES = "p99<200ms, p99<=baseline*1.05, mean<0.2s, throughput>=40, error_rate<1%, accuracy>=baseline-0.01"
+Against = Literal["number", "baseline", "history"]
+
+EXAMPLES = "p99<200ms, p99<=baseline*1.05, mean<history*1.1, throughput>=40, error_rate<1%, accuracy>=baseline-0.01"
 
 _SHARES = ("error_rate", "unexplained_share")
 _METRICS = (*LATENCY_KEYS, "throughput", "accuracy", *_SHARES)
@@ -19,10 +23,11 @@ _MS: Mapping[str, float] = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _GATE = re.compile(r"\s*(?P<metric>[^<>=!\s]+)\s*(?P<operator>[<>=!]+)\s*(?P<limit>.*?)\s*", re.DOTALL)
 _NUMBER = r"(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(?P<unit>%|[A-Za-z/]*)"
 _ABSOLUTE = re.compile(_NUMBER)
-_BASELINE = re.compile(
-    r"baseline\s*(?:\*\s*(?P<factor>(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*)?(?:(?P<sign>[+-])\s*" + _NUMBER + ")?"
+_REFERENCE = re.compile(
+    r"(?P<word>baseline|history)\s*(?:\*\s*(?P<factor>(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*)?(?:(?P<sign>[+-])\s*"
+    + _NUMBER
+    + ")?"
 )
-_CAUSE = re.compile(r"[a-z]+(?:\.[a-z_]+)?")
 
 #: Every cause that a diagnosis can name: a misspelled one would always pass.
 CAUSE_IDS: tuple[str, ...] = (
@@ -64,11 +69,12 @@ class Gate:
     """A parsed gate: ``metric operator limit``, or ``metric operator baseline*factor + limit``.
 
     :param text: as the user wrote it, without blanks.
-    :param metric: a key of ``LATENCY_KEYS``, ``throughput``, ``accuracy``, ``error_rate``,
-        ``unexplained_share``, or ``cause:`` and an id.
+    :param metric: a key of ``LATENCY_KEYS`` or of another percentile (``p97_5``), ``throughput``,
+        ``accuracy``, ``error_rate``, ``unexplained_share``, or ``cause:`` and an id.
     :param operator: ``<``, ``<=``, ``>`` or ``>=``.
-    :param factor: of the baseline's figure; 0 where the limit is a number.
+    :param factor: of the baseline's or the history's figure; 0 where the limit is a number.
     :param limit: in milliseconds, requests a second, or as a share; added to the baseline's.
+    :param against: what the limit is taken from.
     """
 
     text: str
@@ -76,16 +82,22 @@ class Gate:
     operator: str
     limit: float
     factor: float = 0.0
+    against: Against = "number"
 
     @property
     def needs_baseline(self) -> bool:
         """Whether the limit depends on a baseline."""
-        return self.factor > 0
+        return self.against == "baseline"
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the limit depends on earlier runs."""
+        return self.against == "history"
 
     @property
     def is_latency(self) -> bool:
         """Whether the figure is a latency."""
-        return self.metric in LATENCY_KEYS
+        return is_latency(self.metric)
 
     @property
     def cause(self) -> str | None:
@@ -94,11 +106,32 @@ class Gate:
 
     def show(self, value: float) -> str:
         """A figure with the metric's unit."""
-        if self.is_latency:
-            return f"{value:.4g} ms"
-        if self.metric == "throughput":
-            return f"{value:.4g} rps"
-        return f"{value:.4g}" if self.metric == "accuracy" else f"{100 * value:.3g} %"
+        return show_figure(self.metric, value)
+
+
+def is_latency(metric: str) -> bool:
+    """Whether a metric is a latency."""
+    return metric in LATENCY_KEYS or percentile_of(metric) is not None
+
+
+def show_figure(metric: str, value: float) -> str:
+    """A metric's figure with its unit."""
+    if math.isinf(value):
+        return "no bound"
+    plain = f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
+    if is_latency(metric):
+        return f"{plain} ms"
+    if metric == "throughput":
+        return f"{plain} rps"
+    return plain if metric == "accuracy" else f"{100 * value:.3g} %"
+
+
+def parse_metric(name: str, *, option: str = "--metric") -> str:
+    """The key of a metric: ``p99_9`` for ``p99.9``.
+
+    :raises InputError: it is none; the line names the option.
+    """
+    return _metric(name, lambda found, expected: _refused(option, name, found, expected))
 
 
 def parse_gate(text: str) -> Gate:
@@ -112,50 +145,53 @@ def parse_gate(text: str) -> Gate:
     operator = match["operator"]
     if operator not in ("<", "<=", ">", ">="):
         raise _wrong(text, f"the operator {operator!r}", "one of <, <=, >, >=")
-    metric = _metric(text, match["metric"])
-    factor, limit = _limit(text, metric, match["limit"])
-    return Gate(text=re.sub(r"\s+", "", text), metric=metric, operator=operator, limit=limit, factor=factor)
+    metric = _metric(match["metric"], lambda found, expected: _wrong(text, found, expected))
+    against, factor, limit = _limit(text, metric, match["limit"])
+    written = re.sub(r"\s+", "", text)
+    return Gate(text=written, metric=metric, operator=operator, limit=limit, factor=factor, against=against)
 
 
-def _metric(text: str, name: str) -> str:
-    metric = "p99_9" if name in ("p99.9", "p999") else name
-    if metric in _METRICS:
+def _metric(name: str, wrong: Callable[[str, str], InputError]) -> str:
+    percentile = percentile_of(name)
+    metric = name if percentile is None else percentile_key(percentile)
+    if metric in _METRICS or percentile is not None:
         return metric
     if metric.startswith("cause:"):
         cause = metric.removeprefix("cause:")
         if cause in CAUSE_IDS:
             return metric
         near = difflib.get_close_matches(cause, CAUSE_IDS, n=1)
-        raise _wrong(text, f"the cause {cause!r}", f"cause:{near[0]}" if near else "an id of docs/causes.md")
+        raise wrong(f"the cause {cause!r}", f"cause:{near[0]}" if near else "an id of docs/causes.md")
     near = difflib.get_close_matches(metric, _METRICS, n=1)
-    hint = f"{near[0]!r}" if near else "one of " + ", ".join((*_METRICS, "cause:ID"))
-    raise _wrong(text, f"the metric {name!r}", hint)
+    hint = f"{near[0]!r}" if near else "one of " + ", ".join((*_METRICS, "another percentile, cause:ID"))
+    raise wrong(f"the metric {name!r}", hint)
 
 
-def _limit(text: str, metric: str, written: str) -> tuple[float, float]:
-    """Factor of the baseline, and the number."""
-    if written.startswith("baseline"):
-        match = _BASELINE.fullmatch(written)
+def _limit(text: str, metric: str, written: str) -> tuple[Against, float, float]:
+    """What it is taken from, the factor of that, and the number."""
+    if written.startswith(("baseline", "history")):
+        match = _REFERENCE.fullmatch(written)
         if match is None:
-            raise _wrong(text, f"the limit {written!r}", "baseline, baseline*1.05 or baseline-0.01")
+            raise _wrong(text, f"the limit {written!r}", "baseline, baseline*1.05, baseline-0.01 or history*1.1")
+        against: Against = "baseline" if match["word"] == "baseline" else "history"
         factor = float(match["factor"]) if match["factor"] else 1.0
-        if factor <= 0:
-            raise _wrong(text, f"the factor {match['factor']}", "one above 0")
+        if not (factor > 0 and math.isfinite(factor)):
+            raise _wrong(text, f"the factor {match['factor']}", "a finite one above 0")
         if match["number"] is None:
-            return factor, 0.0
+            return against, factor, 0.0
         offset = _number(text, metric, match["number"], match["unit"])
-        return factor, -offset if match["sign"] == "-" else offset
+        return against, factor, -offset if match["sign"] == "-" else offset
     match = _ABSOLUTE.fullmatch(written)
     if match is None:
-        raise _wrong(text, f"the limit {written!r}", "a number with its unit, or baseline*1.05")
-    return 0.0, _number(text, metric, match["number"], match["unit"])
+        raise _wrong(text, f"the limit {written!r}", "a number with its unit, baseline*1.05 or history*1.1")
+    return "number", 0.0, _number(text, metric, match["number"], match["unit"])
 
 
 def _number(text: str, metric: str, digits: str, unit: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise _wrong(text, f"the number {digits}", "a finite one")
-    if metric in LATENCY_KEYS:
+    if is_latency(metric):
         if unit not in _MS:
             raise _wrong(text, f"the unit {unit!r}" if unit else "no unit", "us, ms or s")
         return number * _MS[unit]
@@ -174,7 +210,12 @@ def _number(text: str, metric: str, digits: str, unit: str) -> float:
 
 
 def _wrong(text: str, found: str, expected: str) -> InputError:
-    return InputError(f"--gate {_shown(text)}: found {_shown(found)}; expected {expected}; examples: {EXAMPLES}")
+    error = _refused("--gate", text, found, expected)
+    return InputError(f"{error.message}; examples: {EXAMPLES}")
+
+
+def _refused(option: str, text: str, found: str, expected: str) -> InputError:
+    return InputError(f"{option} {_shown(text)}: found {_shown(found)}; expected {expected}")
 
 
 def _shown(text: str) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latfix.decision import RatioEstimate
 from latfix.errors import InputError
+from latfix.gate_syntax import parse_metric
 from latfix.gates import GateResult, GateSubject, check_gates, evaluate, exit_code, parse_gate
-from latfix.statistics import LATENCY_KEYS, RatioEstimate
+from latfix.past import FEWEST_RUNS, Past
+from latfix.statistics import LATENCY_KEYS, summarize_ms, summary_intervals_ms
 
 
 def _subject(**changes: Any) -> GateSubject:
@@ -65,6 +69,16 @@ DIAGNOSIS: dict[str, Any] = {
         ("unexplained_share<25%", "unexplained_share", "<", 0.0, 0.25),
         ("cause:python.gc<10%", "cause:python.gc", "<", 0.0, 0.1),
         ("p90<1e2ms", "p90", "<", 0.0, 100.0),
+        ("p98<200ms", "p98", "<", 0.0, 200.0),
+        ("p97.5<200ms", "p97_5", "<", 0.0, 200.0),
+        ("p99.90<200ms", "p99_9", "<", 0.0, 200.0),
+        ("p999<200ms", "p99_9", "<", 0.0, 200.0),
+        ("p99.9999<200ms", "p99_9999", "<", 0.0, 200.0),
+        ("p05<200ms", "p5", "<", 0.0, 200.0),
+        ("p99<history", "p99", "<", 1.0, 0.0),
+        ("p99 < history * 1.1 + 2ms", "p99", "<", 1.1, 2.0),
+        ("accuracy>=history-0.01", "accuracy", ">=", 1.0, -0.01),
+        ("cause:unexplained<history+5%", "cause:unexplained", "<", 1.0, 0.05),
     ],
 )
 def test_gates_that_parse(text: str, metric: str, operator: str, factor: float, limit: float) -> None:
@@ -72,7 +86,8 @@ def test_gates_that_parse(text: str, metric: str, operator: str, factor: float, 
 
     assert (gate.metric, gate.operator, gate.factor) == (metric, operator, factor)
     assert gate.limit == pytest.approx(limit)
-    assert gate.needs_baseline == (factor > 0)
+    assert gate.needs_baseline == ("baseline" in text)
+    assert gate.needs_history == ("history" in text)
     assert parse_gate(gate.text) == gate
 
 
@@ -98,7 +113,12 @@ MALFORMED = [
     "p99<1e999ms",
     "p99<20,5ms",
     "p99<0x10ms",
-    "p98<200ms",
+    "p0<200ms",
+    "p100<200ms",
+    "p199<200ms",
+    "p99.99999<200ms",
+    "p99.<200ms",
+    "p-5<200ms",
     "P99<200ms",
     "latency<200ms",
     "p99<200%",
@@ -111,6 +131,11 @@ MALFORMED = [
     "p99<1.05*baseline",
     "p99<base",
     "p99<baselines",
+    "p99<history*0",
+    "p99<history*",
+    "p99<histories",
+    "p99<history*baseline",
+    "p99<baseline*1" + "0" * 400,
     "p99<200ms<300ms",
     "p99<200ms and mean<1s",
     "throughput>=40ms",
@@ -170,8 +195,9 @@ def test_a_misspelled_name_is_put_right() -> None:
         ("p99<=89ms", False),
         ("p99>80ms", True),
         ("p99>120ms", False),
-        ("throughput>=50", True),
-        ("throughput>50rps", False),
+        ("throughput>=49.5", True),
+        ("throughput>=49.9", None),
+        ("throughput>50.5rps", False),
         ("accuracy>=0.9", True),
         ("accuracy>90%", False),
     ],
@@ -250,6 +276,102 @@ def test_rates_have_wilson_intervals() -> None:
     assert judged("error_rate<1%", 50, 1000) is False
     assert judged("error_rate<=0", 0, 100) is True
     assert judged("error_rate<=0", 1, 100) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [("throughput>=baseline", None), ("throughput>=baseline*0.98", True), ("throughput>baseline*1.02", False)],
+)
+def test_when_the_last_request_ended_is_no_difference_in_throughput(text: str, passed: bool | None) -> None:
+    """1,000 requests in 20 s, the last of which may take its 100 ms or none."""
+    for rate in (49.9, 50.0, 50.1):
+        assert evaluate(parse_gate(text), _subject(throughput_rps=rate), _subject()).passed is passed
+
+
+def test_throughput_where_requests_pile_up_is_known_as_well_as_the_mean() -> None:
+    """The last request waits for all work before it: seconds, of which the mean's interval leaves a few per cent."""
+    slow = dict.fromkeys(LATENCY_KEYS, 10_000.0)
+    piled = _subject(latency_ms=slow, latency_ci95_ms={"mean": (9_700.0, 10_300.0)})
+
+    assert evaluate(parse_gate("throughput>=48"), piled).passed is True
+    assert evaluate(parse_gate("throughput>=49"), piled).passed is None
+    assert evaluate(parse_gate("throughput>=48"), replace(piled, latency_ci95_ms={})).passed is None
+
+
+def test_throughput_where_requests_pile_up_beside_a_baseline_allows_for_restarts() -> None:
+    slow = dict.fromkeys(LATENCY_KEYS, 10_000.0)
+    base = _subject(latency_ms=slow, latency_ci95_ms={"mean": (9_900.0, 10_100.0)})
+    ratio = {"mean": RatioEstimate(value=1.04, lo=1.02, hi=1.06, decision=(0.98, 1.1))}
+    gate = parse_gate("throughput>=baseline*0.98")
+
+    assert evaluate(gate, replace(base, throughput_rps=48.0, ratio=ratio), base).passed is None
+    assert evaluate(gate, replace(base, throughput_rps=48.0), base).passed is None
+    assert evaluate(gate, replace(base, throughput_rps=45.0, ratio=ratio), base).passed is False
+
+
+def test_pooled_rounds_end_once_each() -> None:
+    ratio = {"p99": RatioEstimate(value=1.0, lo=0.9, hi=1.1, rounds=5)}
+
+    assert evaluate(parse_gate("throughput>=49.5"), _subject(ratio=ratio)).passed is None
+    assert evaluate(parse_gate("throughput>=48.5"), _subject(ratio=ratio)).passed is True
+
+
+def test_a_cause_against_a_baseline_holds_the_doubt_of_both() -> None:
+    def side(share: float, lo: float, hi: float) -> GateSubject:
+        return _subject(cause_shares={"python.gc": share}, cause_shares_ci95={"python.gc": (lo, hi)})
+
+    gate = parse_gate("cause:python.gc<=baseline*1.1")
+    new = side(0.30, 0.29, 0.31)
+    assert evaluate(gate, new, side(0.25, 0.24, 0.26)).passed is False
+    assert evaluate(gate, new, side(0.25, 0.10, 0.40)).passed is None, "the baseline may as well have been 0.3"
+    assert evaluate(gate, new, side(0.40, 0.38, 0.42)).passed is True
+
+
+@pytest.mark.parametrize(
+    ("text", "requests", "passed", "more"),
+    [
+        ("p99.9<20ms", 300, None, 3389),
+        ("p99.9<20ms", 3000, True, None),
+        ("p99.9<170ms", 300, True, None),
+        ("p99.9<10ms", 300, False, None),
+        ("p99.9<15ms", 300, None, 3389),
+        ("p99.9<14ms", 3000, None, 9000),
+        ("p99.95>20ms", 300, None, 7078),
+        ("p99<20ms", 300, True, None),
+        ("mean<16ms", 300, True, None),
+    ],
+)
+def test_a_percentile_beyond_the_slowest_request_passes_nothing(
+    text: str, requests: int, passed: bool | None, more: int | None
+) -> None:
+    """Of 300 requests three in four show none of the slowest 1 in 1,000, and each shows the figure lower."""
+    keys = (*LATENCY_KEYS, "p99_95")
+    run = _subject(
+        latency_ms={**dict.fromkeys(keys, 13.0), "max": 13.6},
+        latency_ci95_ms=dict.fromkeys(keys, (11.0, 15.0)),
+        requests={"ok": requests},
+    )
+
+    result = evaluate(parse_gate(text), run)
+
+    assert (result.passed, result.more_requests) == (passed, more), result.reason
+
+
+def test_pauses_that_a_short_run_did_not_meet_are_not_ruled_out() -> None:
+    """GIVEN a pause of 100 ms in 1 of 500 requests; THEN no run of 300 passes `p99.9<50ms`; half of them met none."""
+    unmet = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        paused = rng.random(300) < 0.002
+        latencies = (10 * rng.lognormal(0, 0.1, 300) + 100 * paused) * 1e6
+        run = _subject(
+            latency_ms=summarize_ms(latencies),
+            latency_ci95_ms=summary_intervals_ms(latencies, seed=0, replicates=50),
+            requests={"ok": 300},
+        )
+        assert evaluate(parse_gate("p99.9<50ms"), run).passed is not True
+        unmet += not paused.any()
+    assert unmet > 20
 
 
 def test_error_rates_against_a_baseline() -> None:
@@ -364,3 +486,176 @@ def test_exit_codes(outcomes: list[bool | None], code: int) -> None:
     results = [GateResult(gate=gate, value=1.0, limit=1.0, passed=passed, reason="") for passed in outcomes]
 
     assert exit_code(results) == code
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("p99.9", "p99_9"), ("p97", "p97"), ("throughput", "throughput"), ("cause:observer", None)]
+)
+def test_metrics_by_their_names(name: str, key: str | None) -> None:
+    assert parse_metric(name) == (key or name)
+
+
+@pytest.mark.parametrize("name", ["", "p100", "p99<1ms", "cause:gc", "latency", "\x1b[31m"])
+def test_a_metric_that_is_none_is_one_line(name: str) -> None:
+    with pytest.raises(InputError, match=r"^--metric .*found .*expected") as caught:
+        parse_metric(name)
+    assert caught.value.message.isprintable()
+
+
+def test_how_long_more_requests_take_at_the_traffic_s_rate() -> None:
+    # 50 ok a second of 1,000: 3,000 more take a minute; with half of them lost, they come twice as fast.
+    result = evaluate(parse_gate("p99<110ms"), _subject())
+    half = evaluate(parse_gate("p99<110ms"), _subject(requests={"ok": 500, "shed": 500}))
+
+    assert result.more_requests == 3000 and result.more_minutes == pytest.approx(1.0)
+    assert half.more_minutes == pytest.approx(0.5)
+    assert "(60 s at this traffic's rate)" in result.reason
+    assert result.to_json()["more_minutes"] == pytest.approx(1.0)
+    assert evaluate(parse_gate("p99<110ms"), _subject(throughput_rps=None)).more_minutes is None
+
+
+def test_rounds_of_both_arms_decide_a_ratio() -> None:
+    ratio = RatioEstimate(value=0.97, lo=0.93, hi=1.01, decision=(0.85, 1.12), rounds=3, spread=0.05)
+    new = _subject(ratio={"p99": ratio})
+
+    result = evaluate(parse_gate("p99<=baseline*1.05"), new, _subject())
+
+    assert result.passed is None
+    assert "more rounds of both" in result.reason and "decided at 0.5 % by 85 ms to 112 ms" in result.reason
+    assert result.more_requests is not None and result.more_minutes is not None
+    # Both arms are replayed: a request of each takes twice the time of one.
+    assert result.more_minutes == pytest.approx(2 * result.more_requests / 50 / 60)
+
+
+def test_an_open_bound_leaves_a_gate_undecided() -> None:
+    ratio = RatioEstimate(value=0.5, lo=0.4, hi=0.6, decision=(0.3, float("inf")), rounds=1, spread=0.1)
+
+    result = evaluate(parse_gate("p99<baseline"), _subject(ratio={"p99": ratio}), _subject())
+
+    assert result.passed is None and "by 30 ms to no bound" in result.reason
+
+
+def _past(*values: float) -> Past:
+    figures = [{**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": value} for value in values]
+    return Past(runs=tuple(_subject(latency_ms=latency_ms) for latency_ms in figures))
+
+
+STEADY = (100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0, 101.0, 99.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "passed"),
+    [
+        (100.0, "p99<history*1.1", True),
+        (104.0, "p99<history*1.1", True),
+        (110.0, "p99<history*1.1", None),
+        (120.0, "p99<history*1.1", False),
+        (100.0, "p99<history+10ms", True),
+        (80.0, "p99<history", True),
+        (100.0, "p99<history", None),
+        (130.0, "p99<history", False),
+    ],
+)
+def test_the_history_decides_where_its_own_spread_lets_it(value: float, text: str, passed: bool | None) -> None:
+    figures = {**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": value}
+    run = _subject(latency_ms=figures, latency_ci95_ms={"p99": (value * 0.99, value * 1.01)})
+
+    result = evaluate(parse_gate(text), run, past=_past(*STEADY))
+
+    assert result.passed is passed, result.reason
+    assert "median 100 ms of the last 10 runs" in result.reason
+
+
+def test_runs_that_differ_by_themselves_decide_less() -> None:
+    run = _subject(latency_ci95_ms={"p99": (99.5, 100.5)})
+    restless = [value + 20 * (-1) ** k for k, value in enumerate(STEADY)]
+
+    assert evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY)).passed is True
+    result = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*restless))
+    assert result.passed is None
+    assert "runs of an unchanged service differ by up to a factor of 1." in result.reason
+    assert result.more_requests is not None and result.more_minutes is not None
+    assert f"about {result.more_requests} more requests in every run" in result.reason
+    on_the_limit = evaluate(parse_gate("p99<history"), run, past=_past(*restless))
+    assert on_the_limit.passed is None and on_the_limit.more_requests is None
+    assert "compare with a baseline measured beside it" in on_the_limit.reason
+
+
+def test_what_other_requests_would_have_shown_is_no_doubt_beside_runs_of_the_same_ones() -> None:
+    run = _subject(latency_ci95_ms={"p99": (60.0, 160.0)})
+
+    assert evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY)).passed is True
+
+
+@pytest.mark.parametrize("runs", range(FEWEST_RUNS))
+def test_too_few_runs_say_how_many_are_missing(runs: int) -> None:
+    result = evaluate(parse_gate("p99<history*9"), _subject(), past=_past(*STEADY[:runs]))
+
+    assert result.passed is None and result.limit is None
+    assert result.more_runs == FEWEST_RUNS - runs
+    assert f"{FEWEST_RUNS - runs} more needed" in result.reason
+    assert exit_code([result]) == 3
+
+
+def test_more_runs_are_asked_for_where_they_would_tell() -> None:
+    run = _subject(latency_ms={**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": 106.5}, latency_ci95_ms={})
+
+    few = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY[:FEWEST_RUNS]))
+    many = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY))
+
+    assert few.passed is None and few.more_runs is not None and "in the history would tell" in few.reason
+    assert many.passed is True
+
+
+def test_a_history_that_is_off_says_so() -> None:
+    result = evaluate(parse_gate("p99<history*1.1"), _subject(), past=Past(missing="there is no history /x"))
+
+    assert result.passed is None and "there is no history /x" in result.reason and result.more_runs is None
+
+
+def test_survivors_and_failed_runs_do_not_pass_against_the_history() -> None:
+    gate = parse_gate("p99<history*1.1")
+    fast = {"latency_ms": dict.fromkeys(LATENCY_KEYS, 5.0), "latency_ci95_ms": {}}
+
+    lost = evaluate(gate, _subject(requests={"ok": 900, "shed": 100}, **fast), past=_past(*STEADY))
+    none = evaluate(gate, _subject(requests={"ok": 0, "error": 100}, **fast), past=_past(*STEADY))
+
+    assert lost.passed is None and "than in the history" in lost.reason
+    assert none.passed is False
+
+
+def test_figures_that_are_not_latencies_against_the_history() -> None:
+    def past(**changes: Any) -> Past:
+        return Past(runs=tuple(_subject(**changes) for _ in range(6)))
+
+    exact = past(accuracy=0.9)
+    assert evaluate(parse_gate("accuracy>=history-0.01"), _subject(accuracy=0.895), past=exact).passed is True
+    assert evaluate(parse_gate("accuracy>=history-0.01"), _subject(accuracy=0.88), past=exact).passed is False
+    assert evaluate(parse_gate("throughput>=history*0.9"), _subject(throughput_rps=40.0), past=past()).passed is False
+    steady = past(requests={"ok": 1000})
+    assert evaluate(parse_gate("error_rate<=history"), _subject(requests={"ok": 1000}), past=steady).passed is True
+    bad = _subject(requests={"ok": 900, "error": 100})
+    assert evaluate(parse_gate("error_rate<=history"), bad, past=steady).passed is False
+    shares = past(cause_shares={"python.gc": 0.1}, unexplained_share=0.1)
+    run = _subject(
+        cause_shares={"python.gc": 0.5}, cause_shares_ci95={"python.gc": (0.4, 0.6)}, unexplained_share=0.1
+    )
+    assert evaluate(parse_gate("cause:python.gc<history+10%"), run, past=shares).passed is False
+    assert evaluate(parse_gate("unexplained_share<=history+10%"), run, past=shares).passed is True
+
+
+def test_a_percentile_that_older_runs_do_not_have_is_not_made_up() -> None:
+    run = _subject(latency_ms={**dict.fromkeys(LATENCY_KEYS, 100.0), "p97_25": 100.0})
+
+    result = evaluate(parse_gate("p97.25<history*2"), run, past=_past(*STEADY))
+
+    assert result.passed is None and "0 of them with p97.25" in result.reason
+
+
+def test_a_gate_on_the_history_needs_one() -> None:
+    gate = parse_gate("p99<history")
+    with pytest.raises(InputError, match="no history here"):
+        check_gates([gate], baseline=True, accuracy=True, causes=True)
+    with pytest.raises(InputError, match="no history here"):
+        evaluate(gate, _subject())
+    check_gates([gate], baseline=False, accuracy=False, causes=False, history=True)
