@@ -13,7 +13,6 @@ from latfix.cli.options import (
     DurationOption,
     GateOption,
     JsonOption,
-    JsonTarget,
     LimitOption,
     MapOption,
     OutOption,
@@ -29,6 +28,8 @@ from latfix.cli.options import (
     check_seed,
     load_traffic,
 )
+from latfix.cli.outputs import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.recording import HistoryOption
 
 
 def diagnose(
@@ -50,11 +51,15 @@ def diagnose(
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
     ] = None,
+    history: HistoryOption = None,
     skip_bad_lines: SkipOption = False,
     request: RequestOption = None,
     slowest: SlowestOption = None,
     out: OutOption = None,
     json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
 ) -> int:
     """Replay recorded traffic against a workload and attribute the latency of slow requests to causes."""
     from latfix.cli.conclude import check_percentile, conclude, diagnosed, parse_gates
@@ -76,19 +81,21 @@ def diagnose(
     check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
-    gates = parse_gates(gate, baseline)
     spec = load_spec(workload, traffic=traffic)
     settings = spec.settings
     fixes: tuple[str, ...] = ()
     if plan is not None:
         applied = read_plan(plan)
+        if strange := applied.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
         settings = settings.with_overrides(applied.settings())
         fixes = tuple(fix.id for fix in applied.fixes)
     settings = settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, options)
     drill_down.check_size(len(schedule))
     drill_down.check(schedule)
-    target = JsonTarget.open(json_file)
+    gates = parse_gates(gate, baseline, history)
+    outputs = Outputs.open("diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out or default_folder(spec.name, "diagnose"))
     replay = Replay(
         spec=spec,
@@ -99,11 +106,19 @@ def diagnose(
         fixes=fixes,
     )
     interrupted = False
-    try:
-        record = replay_with_progress(folder, replay)
-    except Interrupted as stopped:
-        record, interrupted = stopped.record, True
-    diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
-    return conclude(
-        record, diagnosis, target, gates, workload=workload, interrupted=interrupted, drill_down=drill_down
-    )
+    with outputs.in_any_case(spec.name, gates.texts):
+        try:
+            record = replay_with_progress(folder, replay)
+        except Interrupted as stopped:
+            record, interrupted = stopped.record, True
+        diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
+        return conclude(
+            record,
+            diagnosis,
+            outputs,
+            gates,
+            seed=seed,
+            workload=workload,
+            interrupted=interrupted,
+            drill_down=drill_down,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
     from latfix.traffic.model import Traffic
 
 WorkloadArgument = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="A workload's folder, or the name of a sample.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="A workload's folder, a model file with --traffic, or the name of a sample.",
+        show_default=False,
+    ),
 ]
 TrafficOption = Annotated[
     Path | None, typer.Option("--traffic", help="Recorded traffic to replay instead of the workload's own.")
@@ -156,16 +162,7 @@ class JsonTarget:
         :raises InputError: it cannot.
         """
         if where is not None and where != "-":
-            path = Path(where)
-            try:
-                if not _is_device(path):
-                    existed = path.exists()
-                    with path.open("ab"):
-                        pass
-                    if not existed:
-                        path.unlink()
-            except OSError as error:
-                raise cls._refusal(where, error) from error
+            see_that_it_can_be_written("--json", where)
         return cls(where)
 
     def write(self, document: Mapping[str, Any]) -> None:
@@ -179,17 +176,42 @@ class JsonTarget:
 
         path = Path(self.where)
         try:
-            if _is_device(path):  # a pipe or /dev/null takes the text; a new file must not take its place
+            if is_device(path):  # a pipe or /dev/null takes the text; a new file must not take its place
                 path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
             else:
                 write_json(path, document)
         except OSError as error:
-            raise self._refusal(self.where, error) from error
-
-    @staticmethod
-    def _refusal(where: str, error: OSError) -> InputError:
-        return InputError(f"--json: cannot write {where} ({error.strerror}); name another file")
+            raise _refusal("--json", self.where, error) from error
 
 
-def _is_device(path: Path) -> bool:
+def see_that_it_can_be_written(option: str, where: str) -> None:
+    """Look whether a file can be written, and leave it as it was.
+
+    :raises InputError: it cannot, or it is a database, such as a history; the line names the option.
+    """
+    path = Path(where)
+    try:
+        if not is_device(path):
+            existed = path.exists()
+            with path.open("ab"):
+                pass
+            if not existed:
+                path.unlink()
+            elif os.access(path, os.R_OK) and _is_database(path):
+                raise InputError(f"{option}: found a database in {where}, which it would replace; name another file")
+    except OSError as error:
+        raise _refusal(option, where, error) from error
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+
+
+def is_device(path: Path) -> bool:
+    """Whether a path is neither file nor folder: a pipe or ``/dev/null`` takes text, and is never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _refusal(option: str, where: str, error: OSError) -> InputError:
+    return InputError(f"{option}: cannot write {where} ({error.strerror}); name another file")

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from latfix.cli.drill_down import DrillDown, RequestOption, SlowestOption
-from latfix.cli.options import GateOption, JsonOption, JsonTarget, OutOption, SeedOption, check_seed
+from latfix.cli.options import GateOption, JsonOption, OutOption, SeedOption, check_seed
+from latfix.cli.outputs import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
 
 
 def report(
@@ -20,11 +21,18 @@ def report(
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
     ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option("--history", metavar="FILE", help="The history that gates compare with; nothing is recorded."),
+    ] = None,
     seed: SeedOption = 0,
     request: RequestOption = None,
     slowest: SlowestOption = None,
     out: OutOption = None,
     json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
 ) -> int:
     """Diagnose a recorded run again, also one that was killed, and write its report."""
     from latfix.cli.conclude import check_percentile, conclude, diagnosed, parse_gates
@@ -34,10 +42,11 @@ def report(
     check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
-    gates = parse_gates(gate, baseline)
+    gates = parse_gates(gate, baseline, history, record=False)
     record = open_record(run)
     drill_down.check_record(record)
-    target = JsonTarget.open(json_file)
+    outputs = Outputs.open("report", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out) if out is not None else run
-    diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
-    return conclude(record, diagnosis, target, gates, folder=folder, drill_down=drill_down)
+    with outputs.in_any_case(str(record.meta.get("workload", "")), gates.texts):
+        diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
+        return conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)

@@ -45,7 +45,8 @@ class Curve:
     latency_ms: Floats
 
 
-def _draw(name: str, label: str, height: float, rows: int, plot: Callable[[Figure, list[Axes]], None]) -> Html:
+def draw(name: str, label: str, height: float, rows: int, plot: Callable[[Figure, list[Axes]], None]) -> Html:
+    """A figure of so many panels as SVG, drawn by ``plot``; ``height`` in inches of a page ten wide."""
     from matplotlib.figure import Figure
 
     with drawing_style():
@@ -100,7 +101,7 @@ def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Html:
         _number_axis(panels[-1].xaxis)
 
     label = "Latency of requests by scheduled arrival, with p50 and p99 of each window of time"
-    return _draw(name, label, 2.9 * len(arms) + 0.3, len(arms), plot)
+    return draw(name, label, 2.9 * len(arms) + 0.3, len(arms), plot)
 
 
 def _scatter(axes: Axes, arm: Arrivals) -> None:
@@ -149,7 +150,7 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Html:
         if len(curves) > 1:
             axes.legend(loc="upper left")
 
-    return _draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
+    return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
 
 
 def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Html:
@@ -178,7 +179,7 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Html:
         if used:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=8, handlelength=0.9, columnspacing=1.1)
 
-    return _draw(name, "Mean milliseconds in each stage by group of requests", 0.42 * len(groups) + 1.2, 1, plot)
+    return draw(name, "Mean milliseconds in each stage by group of requests", 0.42 * len(groups) + 1.2, 1, plot)
 
 
 def cause_bars(name: str, rows: Sequence[CauseRow]) -> Html:
@@ -220,7 +221,7 @@ def cause_bars(name: str, rows: Sequence[CauseRow]) -> Html:
                 axes.barh(np.nan, np.nan, color=INK[role], label=words)
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=0.9, borderaxespad=0.1)
 
-    return _draw(name, "Milliseconds of the tail's excess by cause", 0.36 * len(rows) + 1.1, 1, plot)
+    return draw(name, "Milliseconds of the tail's excess by cause", 0.36 * len(rows) + 1.1, 1, plot)
 
 
 def _shows_relief(rows: Sequence[CauseRow]) -> bool:
@@ -244,7 +245,7 @@ def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floa
             _number_axis(axes.yaxis)
         _number_axis(bottom.xaxis)
 
-    return _draw(name, "Arrivals a second and requests in flight over time", 3.4, 2, plot)
+    return draw(name, "Arrivals a second and requests in flight over time", 3.4, 2, plot)
 
 
 def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, str]]) -> Html:
@@ -281,4 +282,4 @@ def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, str]]) -> Html:
         axes.set_xticks([], minor=True)
         axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
 
-    return _draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
+    return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)

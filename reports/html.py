@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from latfix import __version__
 from latfix.comparison import Comparison
 from latfix.diagnosis import Diagnosis
-from latfix.errors import InputError
 from latfix.figures import count
 from latfix.record import RunRecord
 from latfix.reports.change import Change, comparison_change, items, pairing_words, read_change
 from latfix.reports.change_sections import arms_section, change_cards, change_section, gates_section, steps_section
 from latfix.reports.commands import optimize_command, replay_command, workload_argument
-from latfix.reports.markup import Content, Html, element, escaped, joined, section
+from latfix.reports.markup import Content, Html, element, joined, section
 from latfix.reports.method_sections import definitions_section, machine_details, method_section
+from latfix.reports.page import write_page
 from latfix.reports.run_sections import (
     advice_section,
     causes_section,
@@ -32,6 +26,7 @@ from latfix.reports.run_sections import (
     traffic_section,
 )
 from latfix.reports.vocabulary import Severity, change_severity, diagnosis_severity, verdict_words
+from latfix.reports.waterfall import ablation_section, read_shares
 from latfix.reports.window_sections import windows_section
 
 
@@ -63,7 +58,7 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, com
             if anchor != "windows" or over_time is not None
         ),
     ]
-    _write(
+    write_page(
         path,
         kind="latfix diagnosis",
         heading=diagnosis.workload,
@@ -96,7 +91,8 @@ def write_optimization_report(
         _contents(_present(document, diagnosis, before, after)),
         change_section(change),
     ]
-    for part in (gates_section(document), steps_section(document), arms_section(change, before, after)):
+    sections = (gates_section, ablation_section, steps_section)
+    for part in (*(make(document) for make in sections), arms_section(change, before, after)):
         if part is not None:
             main.append(part)
     if document.get("plan"):
@@ -107,7 +103,7 @@ def write_optimization_report(
         main.append(causes_section(diagnosis))
     main.append(_machines([("before", before), ("after", after)]))
     main.append(definitions_section())
-    _write(
+    write_page(
         path,
         kind="latfix optimization",
         heading=str(document.get("workload", "")),
@@ -136,7 +132,7 @@ def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord,
         main.append(arms)
     main += [_machines([(change.before.label, base), (change.after.label, new)]), definitions_section()]
     heading = str(new.meta.get("workload") or base.meta.get("workload") or "comparison")
-    _write(path, kind="latfix comparison", heading=heading, facts=_facts("", new), main=main)
+    write_page(path, kind="latfix comparison", heading=heading, facts=_facts("", new), main=main)
 
 
 def _verdict(sentence: str, severity: Severity) -> Html:
@@ -169,6 +165,7 @@ _TITLES = {
     "method": "How it was measured",
     "change": "Before and after",
     "gates": "Gates",
+    "ablation": "What each fix gave",
     "steps": "What was tried",
     "arms": "Both replays",
     "plan": "Plan",
@@ -189,6 +186,7 @@ def _present(
     there = {
         "change": True,
         "gates": bool(items(document.get("gates"))),
+        "ablation": bool(read_shares(document, "p99")),
         "steps": bool(items(document.get("steps"))),
         "arms": drawn,
         "plan": bool(document.get("plan")),
@@ -228,32 +226,3 @@ def _facts(device: str, record: RunRecord | None) -> Html:
         if record.partial:
             parts.append("partial run")
     return joined([" · ".join(parts)])
-
-
-@cache
-def _template(name: str) -> str:
-    return resources.files("latfix.reports.templates").joinpath(name).read_text(encoding="utf-8")
-
-
-def _write(path: Path, *, kind: str, heading: str, facts: Html, main: Sequence[Content]) -> None:
-    page = Template(_template("page.html")).substitute(
-        version=escaped(__version__),
-        title=escaped(f"{heading}: {kind}", limit=120),
-        style=_template("style.css").strip(),
-        kind=escaped(kind),
-        heading=escaped(heading, limit=200),
-        facts=facts.text,
-        main="\n".join(part.text if isinstance(part, Html) else escaped(part) for part in main),
-    )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(
-            f"{path}: found that it cannot be written ({error.strerror or error}); expected a writable file; "
-            "pass --out with a folder that can be written"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 import latfix
 from latfix.cli import app as module
@@ -18,7 +19,10 @@ from latfix.errors import InputError, RunnerError
 
 Cli = Callable[..., tuple[int, str, str]]
 
-HEAVY = ("torch", "pandas", "matplotlib", "pyarrow")
+COMMANDS = (
+    *("diagnose", "optimize", "compare", "sweep", "report", "selftest", "init", "backends", "history", "traffic"),
+)
+HEAVY = ("torch", "pandas", "numpy", "matplotlib", "pyarrow", "sqlite3")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "diagnose --help", "optimize --help", "traffic --help"])
@@ -41,8 +45,17 @@ def test_version(cli: Cli) -> None:
 def test_help_names_every_command(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
-    for command in ("diagnose", "optimize", "compare", "report", "traffic", "init"):
-        assert command in out
+    known = typer.main.get_command(module.app)
+    assert isinstance(known, TyperGroup)
+    assert list(known.commands) == list(COMMANDS), "a new command belongs here"
+    assert all(f" {command} " in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_what_it_does(command: str, cli: Cli) -> None:
+    code, out, err = cli(command, "--help")
+    assert (code, err) == (0, "")
+    assert f" {command} " in out and "--help" in out
 
 
 @pytest.mark.parametrize(

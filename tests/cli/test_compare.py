@@ -21,7 +21,7 @@ from latfix.record import finalize
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import save_schedule
 
-N = 400
+N = 2000
 
 
 def _run(folder: Path, seed: int, scale: float = 1.0, *, complete: bool = True, cut: int = 0, **meta: Any) -> Path:
@@ -96,6 +96,27 @@ def test_gates_become_the_exit_code(tmp_path: Path, gates: list[str], expected: 
 
     assert code == expected
     assert all(gate in " ".join(shown.split()) for gate in gates)
+
+
+def test_rounds_decide_what_one_pair_cannot(tmp_path: Path) -> None:
+    gate = ("--gate", "p95<=baseline*1.05")
+    rounds = [_run(tmp_path / f"{arm}{k}", 10 * k + arm) for k in range(5) for arm in (1, 2)]
+
+    one, _ = _invoke(*rounds[:2], *gate)
+    five, shown = _invoke(*rounds, *gate, "--json", "-")
+
+    assert (one, five) == (3, 0), shown
+    document = json.loads(shown)
+    assert document["rounds"] == 5 and document["after"]["requests"]["ok"] == 5 * N
+
+
+def test_pairs_are_whole_and_count_once(tmp_path: Path) -> None:
+    runs = [_run(tmp_path / name, k) for k, name in enumerate("abcd")]
+
+    with pytest.raises(InputError, match="c: found a run without its counterpart"):
+        _invoke(*runs[:3])
+    with pytest.raises(InputError, match="a run that an earlier pair has"):
+        _invoke(*runs[:2], runs[2], tmp_path / "x" / ".." / "a")
 
 
 def test_json_on_standard_output_stands_alone(tmp_path: Path) -> None:
