@@ -46,6 +46,11 @@ class PlannedFix:
     reason: str = ""
     verified: str = ""
 
+    def __post_init__(self) -> None:
+        # As a plan file has them: TOML knows lists only.
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
+        object.__setattr__(self, "settings", plain)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -64,16 +69,24 @@ class Plan:
     created: str = ""
     latfix: str = ""
 
+    def strange_to(self, workload: str) -> str:
+        """That the plan was made for another workload, in a sentence; empty where it was not."""
+        if self.workload == workload:
+            return ""
+        return f"The plan was made for {self.workload!r}, not for {workload!r}: what it promises was measured there."
+
     def settings(self) -> dict[str, Any]:
         """All changes together, for :meth:`latfix.settings.RunnerSettings.with_overrides`; later ones win."""
         merged: dict[str, Any] = {}
-        env: dict[str, str] = {}
         for fix in self.fixes:
-            env.update(fix.settings.get("env", {}))
             merged.update(fix.settings)
-        if env:
-            merged["env"] = env
+        if "env" in merged:
+            merged["env"] = self.environment()
         return merged
+
+    def environment(self) -> dict[str, str]:
+        """Variables that a process must be started with for the plan to act whole; later fixes win."""
+        return {name: text for fix in self.fixes for name, text in fix.settings.get("env", {}).items()}
 
 
 def plan_text(plan: Plan) -> str:
@@ -84,6 +97,7 @@ def plan_text(plan: Plan) -> str:
     lines = [
         toml_comment(f"A plan for {plan.workload}: settings that latfix changed, measured and kept."),
         "# latfix diagnose WORKLOAD --plan plan.toml replays it. Remove a [[fix]] to undo it.",
+        '# In a service: latfix.load_runner("WORKLOAD", plan="plan.toml").',
         f"schema = {toml_text(PLAN_SCHEMA)}",
         f"workload = {toml_text(plan.workload)}",
         f"latfix = {toml_text(plan.latfix)}",
@@ -100,9 +114,10 @@ def plan_text(plan: Plan) -> str:
         plain = {key: value for key, value in fix.settings.items() if key != "env"}
         if fix.settings:
             lines += ["[fix.settings]", *toml_lines(plain)]
-        if fix.settings.get("env"):
+        if "env" in fix.settings:
             pairs = [f"{toml_key(name)} = {toml_value(text)}" for name, text in fix.settings["env"].items()]
-            lines.append(f"env = {{ {', '.join(pairs)} }}")
+            lines += ["# Acts in a process started with it: python -m latfix.runners.launch plan.toml COMMAND"]
+            lines += [f"env = {{ {', '.join(pairs)} }}" if pairs else "env = {}"]
     return "\n".join(lines) + "\n"
 
 
@@ -128,8 +143,12 @@ def read_plan(path: Path) -> Plan:
 
     :raises InputError: there is none, or something in it is wrong; with the line.
     """
-    file = path / PLAN_FILE if path.is_dir() else path
-    if not file.exists():
+    try:
+        file = path / PLAN_FILE if path.is_dir() else path
+        there = file.exists()
+    except OSError as error:
+        raise InputError(f"{path}: found a path that cannot be read ({error.strerror}); expected a plan") from error
+    if not there:
         raise InputError(
             f"{file}: found no such file; expected a plan; latfix optimize WORKLOAD --out DIR writes one"
         )

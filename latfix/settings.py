@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-Precision = Literal["default", "bf16", "int8_dynamic"]
+Precision = Literal["default", "bf16", "int8_dynamic", "int8_weight_only"]
 Compile = Literal["off", "dynamic"]
+Backend = Literal["torch", "onnxruntime", "openvino"]
+MemoryFormat = Literal["default", "channels_last"]
+Attention = Literal["default", "math", "flash"]
 BatchOrder = Literal["arrival", "length"]
+Batching = Literal["fixed", "adaptive", "continuous"]
+Schedule = Literal["arrival", "shortest", "work_per_byte"]
+Admission = Literal["all", "limit", "deadline"]
 GarbageCollection = Literal["default", "freeze"]
+Pinning = Literal["off", "workers", "locality"]
+HugePages = Literal["default", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +41,36 @@ class RunnerSettings:
     warmup_shapes: int = 0
     seed: int = 0
     precision: Precision = "default"
+    keep_precision: tuple[str, ...] = ()
     compile: Compile = "off"
+    backend: Backend = "torch"
+    memory_format: MemoryFormat = "default"
+    attention: Attention = "default"
+    inference_mode: bool = False
+    batching: Batching = "fixed"
+    target_ms: float = 0.0
+    window_least_ms: float = 10.0
+    window_most_ms: float = 100.0
     batch_order: BatchOrder = "arrival"
     batch_key: str = ""
+    schedule: Schedule = "arrival"
+    ageing_ms: float = 0.0
+    admission: Admission = "all"
+    memory_limit_mb: int = 0
     buffer_pool: bool = False
     gc: GarbageCollection = "default"
+    pin: Pinning = "off"
+    nice: int = 0
+    prefault_mb: int = 0
+    huge_pages: HugePages = "default"
+    keep_warm_ms: float = 0.0
+    lock_memory: bool = False
+    hot_rows: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # From TOML and JSON it comes as a list.
+        object.__setattr__(self, "keep_precision", tuple(self.keep_precision))
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunnerSettings:
         """These settings with some fields replaced; ``env`` is merged, not replaced."""
@@ -50,6 +82,7 @@ class RunnerSettings:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for ``run.json`` and for the runner's process."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["keep_precision"] = list(self.keep_precision)
         values["env"] = dict(self.env)
         return values
 

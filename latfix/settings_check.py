@@ -15,7 +15,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 from latfix.errors import InputError, input_error
-from latfix.settings import BatchOrder, Compile, GarbageCollection, Precision
+from latfix.settings import (
+    Admission,
+    Attention,
+    Backend,
+    Batching,
+    BatchOrder,
+    Compile,
+    GarbageCollection,
+    HugePages,
+    MemoryFormat,
+    Pinning,
+    Precision,
+    Schedule,
+)
 
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -89,6 +102,15 @@ class _FeatureName:
 
 
 @dataclass(frozen=True, slots=True)
+class _ModuleNames:
+    def describe(self) -> str:
+        return 'a list of module names, as in ["encoder.layers.0.linear1"]'
+
+    def check(self, value: object) -> bool:
+        return isinstance(value, list) and all(isinstance(name, str) and name.isprintable() for name in value)
+
+
+@dataclass(frozen=True, slots=True)
 class _Environment:
     def describe(self) -> str:
         return 'a table of texts by variable name, as in { OMP_WAIT_POLICY = "PASSIVE" }'
@@ -102,7 +124,7 @@ class _Environment:
         )
 
 
-_Rule = _Whole | _Number | _OneOf | _Flag | _Device | _FeatureName | _Environment
+_Rule = _Whole | _Number | _OneOf | _Flag | _Device | _FeatureName | _ModuleNames | _Environment
 
 #: One rule for each field of RunnerSettings; a test compares the two.
 RUNNER_RULES: Mapping[str, _Rule] = {
@@ -119,11 +141,31 @@ RUNNER_RULES: Mapping[str, _Rule] = {
     "warmup_shapes": _Whole(0, 1_000_000),
     "seed": _Whole(0, 2**63 - 1),
     "precision": _OneOf(get_args(Precision)),
+    "keep_precision": _ModuleNames(),
     "compile": _OneOf(get_args(Compile)),
+    "backend": _OneOf(get_args(Backend)),
+    "memory_format": _OneOf(get_args(MemoryFormat)),
+    "attention": _OneOf(get_args(Attention)),
+    "inference_mode": _Flag(),
+    "batching": _OneOf(get_args(Batching)),
+    "target_ms": _Number(0, 86_400_000),
+    "window_least_ms": _Number(0, 60_000),
+    "window_most_ms": _Number(0, 60_000),
     "batch_order": _OneOf(get_args(BatchOrder)),
     "batch_key": _FeatureName(),
+    "schedule": _OneOf(get_args(Schedule)),
+    "ageing_ms": _Number(0, 86_400_000),
+    "admission": _OneOf(get_args(Admission)),
+    "memory_limit_mb": _Whole(0, 2**31 - 1),
     "buffer_pool": _Flag(),
     "gc": _OneOf(get_args(GarbageCollection)),
+    "pin": _OneOf(get_args(Pinning)),
+    "nice": _Whole(-20, 19),
+    "prefault_mb": _Whole(0, 2**31 - 1),
+    "huge_pages": _OneOf(get_args(HugePages)),
+    "keep_warm_ms": _Number(0, 3_600_000),
+    "lock_memory": _Flag(),
+    "hot_rows": _Whole(0, 2**31 - 1),
     "env": _Environment(),
 }
 OBJECTIVE_RULES: Mapping[str, _Rule] = {

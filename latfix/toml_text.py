@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-TomlValue = str | int | float | bool
+TomlValue = str | int | float | bool | Sequence[str]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
@@ -25,7 +25,9 @@ def toml_value(value: TomlValue) -> str:
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
-    raise ValueError(f"{value!r} has no place in a plan; expected a text, a finite number or a truth value")
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return f"[{', '.join(toml_text(item) for item in value)}]"
+    raise ValueError(f"{value!r} has no place in a plan; expected a text, texts, a finite number or a truth value")
 
 
 def toml_text(text: str) -> str:

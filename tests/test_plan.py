@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latfix.errors import InputError
 from latfix.plan import MEASURED_KEYS, Plan, PlannedFix, plan_text, read_plan, write_plan
-from latfix.settings import RunnerSettings
+from latfix.settings import (
+    Admission,
+    Attention,
+    Backend,
+    Batching,
+    BatchOrder,
+    Compile,
+    GarbageCollection,
+    HugePages,
+    MemoryFormat,
+    Pinning,
+    Precision,
+    RunnerSettings,
+    Schedule,
+)
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 PLAN = Plan(
@@ -36,24 +52,63 @@ PLAN = Plan(
 )
 
 
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12).filter(str.isprintable)
+MILLISECONDS = st.floats(0, 60_000) | st.integers(0, 60_000)
+#: A strategy for each field of RunnerSettings: anything that its rule lets through.
+VALUES: dict[str, st.SearchStrategy[object]] = {
+    "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
+    "max_batch_size": st.integers(1, 4096),
+    "batch_window_ms": MILLISECONDS,
+    "workers": st.integers(1, 256),
+    "shared_model": st.booleans(),
+    "prepare_threads": st.integers(1, 256),
+    "intra_op_threads": st.integers(0, 1024),
+    "max_queue": st.integers(0, 2**31 - 1),
+    "timeout_ms": st.floats(0, 86_400_000),
+    "warmup_requests": st.integers(0, 1_000_000),
+    "warmup_shapes": st.integers(0, 1_000_000),
+    "seed": st.integers(0, 2**63 - 1),
+    "precision": st.sampled_from(get_args(Precision)),
+    "keep_precision": st.lists(NAMES, max_size=4),
+    "compile": st.sampled_from(get_args(Compile)),
+    "backend": st.sampled_from(get_args(Backend)),
+    "memory_format": st.sampled_from(get_args(MemoryFormat)),
+    "attention": st.sampled_from(get_args(Attention)),
+    "inference_mode": st.booleans(),
+    "batching": st.sampled_from(get_args(Batching)),
+    "target_ms": st.floats(0, 86_400_000),
+    "window_least_ms": MILLISECONDS,
+    "window_most_ms": MILLISECONDS,
+    "batch_order": st.sampled_from(get_args(BatchOrder)),
+    "batch_key": NAMES,
+    "schedule": st.sampled_from(get_args(Schedule)),
+    "ageing_ms": st.floats(0, 86_400_000),
+    "admission": st.sampled_from(get_args(Admission)),
+    "memory_limit_mb": st.integers(0, 2**31 - 1),
+    "buffer_pool": st.booleans(),
+    "gc": st.sampled_from(get_args(GarbageCollection)),
+    "pin": st.sampled_from(get_args(Pinning)),
+    "nice": st.integers(-20, 19),
+    "prefault_mb": st.integers(0, 2**31 - 1),
+    "huge_pages": st.sampled_from(get_args(HugePages)),
+    "keep_warm_ms": st.floats(0, 3_600_000),
+    "lock_memory": st.booleans(),
+    "hot_rows": st.integers(0, 2**31 - 1),
+    "env": st.dictionaries(
+        st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True),
+        TEXT.filter(lambda text: "\0" not in text),
+        max_size=3,
+    ),
+}
+
+
+def test_every_setting_has_values_to_try() -> None:
+    assert set(VALUES) == {f.name for f in fields(RunnerSettings)}
+
+
 def _settings() -> st.SearchStrategy[dict[str, object]]:
-    return st.fixed_dictionaries(
-        {},
-        optional={
-            "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
-            "max_batch_size": st.integers(1, 4096),
-            "batch_window_ms": st.floats(0, 60_000),
-            "seed": st.integers(0, 2**63 - 1),
-            "buffer_pool": st.booleans(),
-            "precision": st.sampled_from(["default", "bf16", "int8_dynamic"]),
-            "env": st.dictionaries(
-                st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True),
-                TEXT.filter(lambda text: "\0" not in text),
-                min_size=1,
-                max_size=3,
-            ),
-        },
-    )
+    some = st.fixed_dictionaries({}, optional=dict(VALUES))
+    return some | st.fixed_dictionaries(VALUES)
 
 
 FIXES = st.lists(
@@ -78,15 +133,105 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(PLANS)
 def test_what_is_written_is_read(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.toml"
         write_plan(plan, path)
 
-        assert read_plan(path) == plan
+        read = read_plan(path)
+        assert read == plan
         assert [entry.name for entry in Path(folder).iterdir()] == ["plan.toml"]
+    started = RunnerSettings(env={"KEPT": "1"})
+    assert started.with_overrides(read.settings()) == started.with_overrides(plan.settings())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.fixed_dictionaries(VALUES))
+def test_settings_survive_a_plan_whole(values: dict[str, Any]) -> None:
+    """As the runner holds them, tuples included; as a plan has them; and back."""
+    wanted = RunnerSettings(**values)
+    changed = {f.name: getattr(wanted, f.name) for f in fields(wanted)}
+    plan = Plan(workload="w", fixes=(PlannedFix(id="a.b", settings=changed),))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.toml"
+        write_plan(plan, path)
+        assert RunnerSettings().with_overrides(read_plan(path).settings()) == wanted
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional=dict(VALUES)), min_size=2, max_size=4))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_of_two_fixes_the_later_wins(changes: list[dict[str, Any]]) -> None:
+    plan = Plan(workload="w", fixes=tuple(PlannedFix(id=f"a.b{k}", settings=c) for k, c in enumerate(changes)))
+    step_by_step = RunnerSettings()
+    for change in changes:
+        step_by_step = step_by_step.with_overrides(change)
+
+    assert RunnerSettings().with_overrides(plan.settings()) == step_by_step
+    assert plan.environment() == step_by_step.env
+
+
+#: As version 0.1.0 wrote it, before plans knew lists and comments on what they set.
+OLD = """\
+# A plan for ranker: settings that latfix changed, measured and kept.
+# latfix diagnose WORKLOAD --plan plan.toml replays it. Remove a [[fix]] to undo it.
+schema = "latfix.plan/1"
+workload = "ranker"
+latfix = "0.1.0"
+created = "2026-01-02T03:04:05+00:00"
+
+# Where it was measured; elsewhere, measure again.
+[machine]
+cpu = "some core"
+cores = 2
+
+# Before and after, from the final interleaved replay.
+[measured]
+p99_before_ms = 812.0
+p99_ratio = 0.25
+
+[[fix]]
+id = "quantize.int8_dynamic"
+reason = "p99 x0.31 [0.28, 0.36]"
+[fix.settings]
+precision = "int8_dynamic"
+
+[[fix]]
+id = "memory.allocator"
+[fix.settings]
+env = { GLIBC_TUNABLES = "glibc.malloc.mmap_max=0" }
+"""
+
+
+def test_old_plans_are_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(OLD)
+
+    plan = read_plan(path)
+
+    assert plan.settings() == {
+        "precision": "int8_dynamic",
+        "env": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"},
+    }
+    assert plan.environment() == {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}
+    assert (plan.workload, plan.measured["p99_ratio"], plan.machine["cores"]) == ("ranker", 0.25, 2)
+    assert [fix.reason for fix in plan.fixes] == ["p99 x0.31 [0.28, 0.36]", ""]
+    write_plan(plan, tmp_path / "again.toml")
+    assert read_plan(tmp_path / "again.toml") == plan
+
+
+def test_a_list_in_a_plan_is_a_list_of_texts(tmp_path: Path) -> None:
+    names = ("encoder.layers.0", 'odd "name"', "ünïcode")
+    plan = Plan(workload="w", fixes=(PlannedFix(id="a.b", settings={"keep_precision": names}),))
+    assert plan.settings()["keep_precision"] == list(names)
+    write_plan(plan, tmp_path / "plan.toml")
+
+    assert "keep_precision = [" in (tmp_path / "plan.toml").read_text()
+    assert read_plan(tmp_path / "plan.toml") == plan
+    (tmp_path / "plan.toml").write_text(HEAD + FIX + "[fix.settings]\nkeep_precision = [1]\n")
+    with pytest.raises(InputError, match=r"plan\.toml:6: found keep_precision = \[1\]; expected a list of module"):
+        read_plan(tmp_path / "plan.toml")
 
 
 def test_later_fixes_win_and_environments_are_merged() -> None:
@@ -107,6 +252,7 @@ def test_a_plan_is_readable() -> None:
     assert text.startswith("# A plan for ranker")
     assert 'id = "gc.freeze"\n[fix.settings]\ngc = "freeze"\n' in text
     assert 'env = { OMP_WAIT_POLICY = "PASSIVE", A = "1" }' in text
+    assert "python -m latfix.runners.launch plan.toml" in text and "latfix.load_runner" in text
     assert "p99_before_ms = 812.0\n" in text
 
 
@@ -206,5 +352,7 @@ def test_bytes_that_are_no_text_and_files_that_are_none(tmp_path: Path) -> None:
         read_plan(tmp_path / "binary.toml")
     with pytest.raises(InputError, match="found no such file; expected a plan"):
         read_plan(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="found a path that cannot be read"):
+        read_plan(tmp_path / ("x" * 300))
     with pytest.raises(InputError, match="found no such file; expected a plan"):
         read_plan(tmp_path)
