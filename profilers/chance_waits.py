@@ -60,5 +60,6 @@ def _waits(line: Line, handed: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
         ended=None,
         length=None,
         workers=replace(line.workers, window=0.0, by_length=False),
+        recorded=None,
     )
     return np.asarray(waits_at(calm, np.zeros((1, 0)))[0], dtype=np.float64)

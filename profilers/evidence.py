@@ -30,6 +30,8 @@ Number = TypeVar("Number", np.int64, np.float64)
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
 DEFAULT_MINOR_FAULT_NS = 500.0
+#: Milliseconds that a step of a model takes at most.
+_LONGEST_STEP_MS = 60_000.0
 #: Standard error of a price that was not calibrated, as a share of it.
 _UNKNOWN_PRICE = 0.5
 
@@ -62,10 +64,18 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How the runner was set, and what was calibrated on its machine."""
+    """How the runner was set, and what was calibrated on its machine.
+
+    :param window_most_ns: above ``window_ns`` where a controller moved the window between the two.
+    :param ageing_ns: in which a waiting request gained a class; 0 for never.
+    :param recorded: the queue's policy cannot be told afterwards, so that it is replayed as it was recorded.
+    """
 
     max_batch: int
     window_ns: int
+    window_most_ns: int
+    ageing_ns: int
+    recorded: bool
     workers: int
     prepare_threads: int
     by_length: bool
@@ -85,9 +95,17 @@ class Setup:
         workers = len(np.unique(batches["worker"]))
         pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
         fault = float(calibration.get("minor_fault_ns", 0.0))
+        window, most = _window_ms(settings)
+        continuous = settings.get("batching") == "continuous"
         return cls(
-            max_batch=max(int(settings.get("max_batch_size", largest)), largest, 1),
-            window_ns=max(int(float(settings.get("batch_window_ms", 0.0)) * 1e6), 0),
+            # Batched continuously, every place of a worker is a server of its own that takes one at a time.
+            max_batch=1 if continuous else max(int(settings.get("max_batch_size", largest)), largest, 1),
+            window_ns=max(int(window * 1e6), 0),
+            window_most_ns=max(int(most * 1e6), 0),
+            ageing_ns=int(float(settings.get("ageing_ms", 0.0)) * 1e6),
+            recorded=settings.get("batching", "fixed") != "fixed"
+            or settings.get("schedule", "arrival") != "arrival"
+            or int(settings.get("memory_limit_mb", 0)) > 0,
             workers=max(int(settings.get("workers", workers)), workers, 1),
             prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
             by_length=settings.get("batch_order") == "length",
@@ -97,6 +115,18 @@ class Setup:
             minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
             calibrated=fault > 0,
         )
+
+
+def _window_ms(settings: Mapping[str, Any]) -> tuple[float, float]:
+    """Between what the window lay; a request that joins others waits until the step that they are in ends."""
+    batching = settings.get("batching", "fixed")
+    if batching == "continuous":
+        return 0.0, _LONGEST_STEP_MS
+    if batching == "adaptive":
+        least = float(settings.get("window_least_ms", 0.0))
+        return least, max(float(settings.get("window_most_ms", least)), least)
+    fixed = float(settings.get("batch_window_ms", 0.0))
+    return fixed, fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,12 +297,30 @@ def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, 
     """When a batch had to close: full, or the window past; at most when it did close."""
     opened = batches["open_ns"]
     last = np.maximum(opened, members.largest(enqueue - enqueue.min(initial=0)) + enqueue.min(initial=0))
+    if setup.window_most_ns > setup.window_ns:
+        return _moved_close(batches, members, enqueue, last, setup)
     if setup.window_ns <= 0 or setup.max_batch <= 1:
         due = opened
     else:
         begun = np.where(head >= 0, enqueue[np.maximum(head, 0)] if len(enqueue) else 0, opened)
         due = np.where(batches["size"] >= setup.max_batch, last, np.maximum(opened, begun + setup.window_ns))
     return np.asarray(np.minimum(due, batches["close_ns"]), dtype=np.int64)
+
+
+def _moved_close(batches: Columns, members: Members, enqueue: Ints, last: Ints, setup: Setup) -> Ints:
+    """When a batch had to close under a window that a controller moved: what that was is not in the record.
+
+    One that closed before the least window was past was full by then. Otherwise it is taken to have been held until
+    it closed, as long as that is within the largest window: a worker that was late is then counted to the window.
+    """
+    opened, close = batches["open_ns"], batches["close_ns"]
+    latest = enqueue.max(initial=0)
+    oldest = latest - members.largest(latest - enqueue)
+    held = np.clip(
+        close, np.maximum(opened, oldest + setup.window_ns), np.maximum(opened, oldest + setup.window_most_ns)
+    )
+    due = np.where(close < np.maximum(opened, oldest + setup.window_ns), np.maximum(opened, last), held)
+    return np.asarray(np.minimum(due, close), dtype=np.int64)
 
 
 def _split(wall: Ints, cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:

@@ -16,6 +16,7 @@ from latfix.profilers.compute_model import Floats, Ints
 from latfix.profilers.evidence import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.profilers.lock_waits import one_wakeup_ns
 from latfix.profilers.queue_blame import MINUTE_NS, Blame, Line, blame_waits
+from latfix.profilers.queue_recorded import Recorded
 from latfix.profilers.queue_replay import Policy
 from latfix.profilers.reference import Reference, quiet_median
 from latfix.profilers.tail import Doubt
@@ -222,6 +223,7 @@ def _line(accounts: _Accounts) -> Line:
             window=float(setup.window_ns),
             reference=reference,
             by_length=setup.by_length,
+            ageing=float(setup.ageing_ns),
         ),
         prepare_extra=_columns(prepare),
         batch_extra=_columns(headed),
@@ -230,6 +232,18 @@ def _line(accounts: _Accounts) -> Line:
         length=rows["bucket_length"],
         # A minute, or a quarter of a run that is shorter than four.
         lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
+        recorded=_recorded(evidence) if setup.recorded else None,
+    )
+
+
+def _recorded(evidence: Evidence) -> Recorded:
+    rows, batches = evidence.rows, evidence.batches
+    return Recorded.of(
+        evidence.batch_of,
+        batches["worker"],
+        batches["open_ns"],
+        batches["close_ns"] - evidence.units["lag"].wall,
+        rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"],
     )
 
 

@@ -9,6 +9,10 @@ from its derivatives at both ends of cells of α, and exactly so where the deriv
 cell. A run of some thousand requests is given hundreds of cells; what two changes in one cell then misplace between
 causes is microseconds where pauses are milliseconds.
 
+A queue whose policy cannot be told afterwards is replayed as it was recorded
+(:mod:`latfix.profilers.queue_recorded`); that is piecewise linear too. What its order did to a wait is then in the
+part of traffic.
+
 With batches, several workers or priorities the wait also jumps, where membership or order changes, and no
 derivative tells whose doing that is. There the runner's policy is replayed with the stages scaled in small
 steps, one cause after the other in turn, and what each step adds is that cause's. More than the cause adds to the
@@ -24,8 +28,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from latfix.profilers.queue_lanes import Lanes, taken_up
-from latfix.profilers.queue_replay import Policy, Served, serve
+from latfix.profilers.queue_waits import MINUTE_NS, Line, has_classes, in_lanes, moving_waits, waits_at
+
+__all__ = ["MINUTE_NS", "Blame", "Line", "blame_waits", "capacity", "waits_at"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,36 +43,6 @@ _AT_ONCE = 2_000_000
 #: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
 _LANE_BUDGET, _SINGLE_BUDGET = 4_000_000, 600_000
 _LANE_STEPS, _SINGLE_STEPS = (8, 48), (4, 48)
-MINUTE_NS = 60e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Two queues in series: the prepare pool, then the workers.
-
-    :param handed: ``(n,)`` when each request was handed over; ``prepared`` which were prepared at all.
-    :param queued: which reached a batch; a subset of ``prepared``.
-    :param prepare_extra: ``(n, k)`` prepare beyond the reference, by cause.
-    :param batch_extra: ``(n, k)`` service of its batch beyond the reference, at the batch's head; else zero.
-    :param window_column: the cause that the batch window counts to.
-    :param ended: ``(n,)`` when the request's batch released its worker, as measured; tells where the queue ran
-        empty. ``None`` where that is not known.
-    :param length: ``(n,)`` of the inputs, for a policy by length.
-    :param lasting: nanoseconds for which a backlog must grow to be no burst's.
-    """
-
-    handed: Floats
-    prepared: Bools
-    queued: Bools
-    priority: Ints
-    prepare: Policy
-    workers: Policy
-    prepare_extra: Floats
-    batch_extra: Floats
-    window_column: int
-    ended: Floats | None = None
-    length: Ints | None = None
-    lasting: float = MINUTE_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +69,9 @@ def blame_waits(line: Line) -> Blame:
     nothing = np.zeros((1, len(active)))
     at_rest = waits_at(small, nothing)[0]
     in_order = at_rest
-    if _classes(line):
+    if has_classes(line) and line.recorded is None:
         in_order = waits_at(replace(small, priority=np.zeros_like(line.priority)), nothing)[0]
-    divided = _integrated(small) if _one_by_one(line) else _stepped(small, at_rest)
+    divided = _integrated(small) if _smooth(line) else _stepped(small, at_rest)
     propagated = np.zeros((n, columns))
     propagated[:, active] = divided
     return Blame(
@@ -104,22 +79,16 @@ def blame_waits(line: Line) -> Blame:
     )
 
 
-def waits_at(line: Line, scale: Floats) -> Floats:
-    """Every request's wait before prepare and in the queue, with each cause's part of service scaled.
-
-    :param scale: ``(p, k)`` factors of the causes' columns, a row a replay.
-    :returns: ``(p, n)`` nanoseconds.
-    """
-    if _in_lanes(line):
-        return _lane_waits(line, scale)
-    return np.stack([_single_waits(line, row) for row in scale])
-
-
 def _active(line: Line) -> Ints:
     some = np.asarray(line.prepare_extra.any(axis=0) | line.batch_extra.any(axis=0), dtype=bool)
     if line.window_column >= 0:
-        some[line.window_column] |= line.workers.window > 0
+        some[line.window_column] |= _held(line)
     return np.flatnonzero(some)
+
+
+def _held(line: Line) -> bool:
+    """Whether a timer held batches open."""
+    return line.workers.window > 0 if line.recorded is None else bool(line.recorded.hold.any())
 
 
 def _only(line: Line, columns: Ints) -> Line:
@@ -132,28 +101,20 @@ def _only(line: Line, columns: Ints) -> Line:
     )
 
 
-def _classes(line: Line) -> bool:
-    return bool(line.queued.any()) and len(np.unique(line.priority[line.queued])) > 1
-
-
-def _in_lanes(line: Line) -> bool:
-    by_length = line.workers.by_length and line.workers.max_batch > 1 and line.length is not None
-    return not by_length and not _classes(line)
-
-
-def _one_by_one(line: Line) -> bool:
+def _smooth(line: Line) -> bool:
+    """Whether waits are piecewise linear: one by one behind one worker, or in batches that stay as they were."""
     single = line.workers.workers == 1 and line.workers.max_batch == 1
     pool = line.prepare.workers == 1 or not line.prepare_extra.any()
-    return single and pool and _in_lanes(line)
+    return pool and (line.recorded is not None or (single and in_lanes(line)))
 
 
 def _integrated(line: Line) -> Floats:
     """By derivatives, cell by cell."""
     divided = np.zeros(line.prepare_extra.shape)
     cells = int(np.clip(_CELL_BUDGET / max(divided.size, 1), *_CELLS))
-    wait, moves = _moving_waits(line, 0.0)
+    wait, moves = moving_waits(line, 0.0)
     for k in range(cells):
-        later_wait, later_moves = _moving_waits(line, (k + 1) / cells)
+        later_wait, later_moves = moving_waits(line, (k + 1) / cells)
         divided += _cell(later_wait - wait, moves, later_moves, 1.0 / cells)
         wait, moves = later_wait, later_moves
     return divided
@@ -174,7 +135,7 @@ def _stepped(line: Line, at_rest: Floats) -> Floats:
     divided = np.zeros((n, kinds))
     if not kinds or not n:
         return divided
-    budget, bounds = (_LANE_BUDGET, _LANE_STEPS) if _in_lanes(line) else (_SINGLE_BUDGET, _SINGLE_STEPS)
+    budget, bounds = (_LANE_BUDGET, _LANE_STEPS) if in_lanes(line) else (_SINGLE_BUDGET, _SINGLE_STEPS)
     steps = int(np.clip(budget / (n * kinds), *bounds))
     reach = _reach(line, steps)
     jumped: Floats = np.zeros(n)
@@ -209,7 +170,8 @@ def _reach(line: Line, steps: int) -> Floats:
         cycle[order] = np.cumsum(starts)
     total: Floats = np.stack([np.bincount(cycle, weights=extra[:, k]) for k in range(kinds)], axis=1)
     if line.window_column >= 0:
-        total[:, line.window_column] += line.workers.window
+        held = line.workers.window if line.recorded is None else float(line.recorded.hold.max(initial=0.0))
+        total[:, line.window_column] += held
     return np.asarray(total[cycle] / steps, dtype=np.float64)
 
 
@@ -226,108 +188,6 @@ def _scales(step: int, steps: int, turn: Ints) -> Floats:
     for place, k in enumerate(turn):
         rows[place:, k] = (step + 1) / steps
     return rows
-
-
-def _lane_waits(line: Line, scale: Floats) -> Floats:
-    p, n = len(scale), len(line.handed)
-    wait = np.zeros((p, n))
-    ready = np.broadcast_to(line.handed, (p, n))
-    some = _chosen(line.prepared)
-    if line.prepare_extra.any() or isinstance(some, np.ndarray) or line.prepare.reference[1] > 0:
-        pool = Lanes(workers=line.prepare.workers, max_batch=1, window=np.zeros(p), reference=line.prepare.reference)
-        handed, ready = ready[:, some], np.array(ready)
-        opened, ended = _in_order(pool, handed, scale @ line.prepare_extra[some].T, None)
-        wait[:, some] += opened - handed
-        ready[:, some] = ended
-    some = _chosen(line.queued)
-    window = np.full(p, line.workers.window)
-    if line.window_column >= 0:
-        window = line.workers.window * scale[:, line.window_column]
-    queue = Lanes(
-        workers=line.workers.workers,
-        max_batch=line.workers.max_batch,
-        window=window,
-        reference=line.workers.reference,
-    )
-    over = None if line.ended is None else line.ended[some]
-    enqueued = ready[:, some]
-    opened, _ = _in_order(queue, enqueued, scale @ line.batch_extra[some].T, over)
-    wait[:, some] += np.maximum(opened - enqueued, 0.0)
-    return wait
-
-
-def _chosen(which: Bools) -> Ints | slice:
-    """Positions of some requests; all of them as a slice, which copies nothing."""
-    return slice(None) if which.all() else np.flatnonzero(which)
-
-
-def _in_order(lanes: Lanes, ready: Floats, load: Floats, over: Floats | None) -> tuple[Floats, Floats]:
-    """Serve each row in its own order of readiness."""
-    p, n = ready.shape
-    if n and bool((ready[:, 1:] >= ready[:, :-1]).all()):
-        return taken_up(lanes, ready, load, _run_empty(ready[-1], over))
-    order = np.argsort(ready, axis=1, kind="stable")
-    row = np.arange(p)[:, None]
-    sorted_ready = ready[row, order]
-    starts = _run_empty(sorted_ready[-1], None if over is None else over[order[-1]])
-    opened, ended = taken_up(lanes, sorted_ready, load[row, order], starts)
-    result = np.empty((p, n)), np.empty((p, n))
-    result[0][row, order], result[1][row, order] = opened, ended
-    return result
-
-
-def _run_empty(ready: Floats, over: Floats | None) -> Ints:
-    """Positions before which the queue was empty when measured."""
-    if over is None or not len(ready):
-        return np.zeros(1, np.int64)
-    past = np.maximum.accumulate(over)
-    return np.flatnonzero(np.concatenate([[True], past[:-1] <= ready[1:]]))
-
-
-def _single_waits(line: Line, scale: Floats) -> Floats:
-    window = line.workers.window * (scale[line.window_column] if line.window_column >= 0 else 1.0)
-    scaled = replace(
-        line,
-        prepare_extra=(line.prepare_extra @ scale)[:, None],
-        batch_extra=(line.batch_extra @ scale)[:, None],
-        workers=replace(line.workers, window=window),
-        window_column=-1,
-    )
-    return _moving_waits(scaled, 1.0)[0]
-
-
-def _moving_waits(line: Line, alpha: float) -> tuple[Floats, Floats]:
-    """Every request's wait before prepare and in the queue, and its derivative by cause."""
-    n, columns = line.prepare_extra.shape
-    wait, moves = np.zeros(n), np.zeros((n, columns))
-    ready, ready_moves = line.handed.copy(), np.zeros((n, columns))
-    some = np.flatnonzero(line.prepared)
-    pool = _serve(line.prepare, line, some, ready, ready_moves, line.prepare_extra, alpha, -1)
-    wait[some] += pool.open - ready[some]
-    moves[some] += pool.open_moves
-    ready[some], ready_moves[some] = pool.end, pool.end_moves
-    some = np.flatnonzero(line.queued)
-    queue = _serve(line.workers, line, some, ready, ready_moves, line.batch_extra, alpha, line.window_column)
-    waited = queue.open > ready[some]
-    wait[some] += np.where(waited, queue.open - ready[some], 0.0)
-    moves[some] += np.where(waited[:, None], queue.open_moves - ready_moves[some], 0.0)
-    return wait, moves
-
-
-def _serve(
-    policy: Policy,
-    line: Line,
-    some: Ints,
-    ready: Floats,
-    ready_moves: Floats,
-    extra: Floats,
-    alpha: float,
-    window_column: int,
-) -> Served:
-    # The prepare pool knows no priorities; only the workers' queue does.
-    priority = line.priority[some] if policy is line.workers else np.zeros(len(some), np.int64)
-    length = line.length[some] if line.length is not None else None
-    return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha, length)
 
 
 def _overload(line: Line, wait: Floats) -> Bools:

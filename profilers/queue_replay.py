@@ -1,7 +1,8 @@
 """A queue replayed with other service times: who starts when, and how that moves with every service time.
 
-The policy is the runner's: first come, first served within a priority; a free worker takes the head, holds
-the batch open until it is full or the head's window is past, and is busy until the batch is finished. A
+The policy is the runner's: first come, first served within a priority, or by the moment from which a request counts
+where classes gain on each other as they wait; a free worker takes the head, holds the batch open until it is full or
+the head's window is past, and is busy until the batch is finished. A
 request's start is then built from maxima and sums of service times, so that its derivative is the sum of the
 derivatives of what ran ahead of it since the worker was last idle.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,6 @@ Ints = npt.NDArray[np.int64]
 
 #: How a batch's closing moment came about: at once, by the member that filled it, by its timer.
 _AT_ONCE, _FILLED, _TIMED = 0, 1, 2
-#: By length, a member's is within this factor of the head's, or within this many elements: the batcher's bounds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Policy:
     :param reference: ``(max_batch + 1,)`` service of a batch of so many requests at reference, nanoseconds.
     :param window: nanoseconds that a batch is held open after its head came.
     :param by_length: members are those waiting whose length is closest to the head's, within bounds.
+    :param ageing: nanoseconds in which a waiting request gains a class on those that come; 0 for never.
     """
 
     workers: int
@@ -39,6 +41,7 @@ class Policy:
     window: float
     reference: Floats
     by_length: bool = False
+    ageing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,14 +153,14 @@ def _in_order(policy: Policy, when: list[float], load: Floats, window: float) ->
 def _by_priority(policy: Policy, when: list[float], load: list[float], classes: list[int], window: float) -> _Log:
     log = _Log([], [], [], [], [], [], [], [], [])
     free = [(float("-inf"), w, -1) for w in range(policy.workers)]
-    reference = policy.reference.tolist()
-    waiting: list[tuple[int, int]] = []
+    reference, key = policy.reference.tolist(), _keys(policy, when, classes)
+    waiting: list[tuple[float, int]] = []
     most, n, i = policy.max_batch, len(when), 0
     while i < n or waiting:
         idle, worker, previous = free[0]
         opened = idle if waiting or when[i] <= idle else when[i]
         while i < n and when[i] <= opened:
-            heapq.heappush(waiting, (classes[i], i))
+            heapq.heappush(waiting, (key[i], i))
             i += 1
         head = heapq.heappop(waiting)[1]
         members = [head]
@@ -183,16 +186,17 @@ def _by_length(
     policy: Policy, when: list[float], load: list[float], classes: list[int], length: list[int], window: float
 ) -> _Log:
     """As by priority, but a batch waits until enough requests are there, then takes those like its head."""
+    strict = not policy.ageing
     log = _Log([], [], [], [], [], [], [], [], [])
     free = [(float("-inf"), w, -1) for w in range(policy.workers)]
-    reference = policy.reference.tolist()
-    waiting: list[tuple[int, int]] = []
+    reference, key = policy.reference.tolist(), _keys(policy, when, classes)
+    waiting: list[tuple[float, int]] = []
     most, n, i = policy.max_batch, len(when), 0
     while i < n or waiting:
         idle, worker, previous = free[0]
         opened = idle if waiting or when[i] <= idle else when[i]
         while i < n and when[i] <= opened:
-            heapq.heappush(waiting, (classes[i], i))
+            heapq.heappush(waiting, (key[i], i))
             i += 1
         oldest = min(k for _, k in waiting)
         close, kind, closer = opened, _AT_ONCE, oldest
@@ -200,13 +204,13 @@ def _by_length(
         if window > 0 and len(waiting) < most and due > opened:
             close, kind = due, _TIMED
             while i < n and when[i] <= due and len(waiting) < most:
-                heapq.heappush(waiting, (classes[i], i))
+                heapq.heappush(waiting, (key[i], i))
                 i += 1
             if len(waiting) >= most:
                 close, kind, closer = when[i - 1], _FILLED, i - 1
         head = heapq.heappop(waiting)[1]
         mates = (item for item in waiting if alike(length[item[1]], length[head]))
-        near = sorted(mates, key=lambda item: (item[0], abs(length[item[1]] - length[head]), item[1]))[: most - 1]
+        near = sorted(mates, key=partial(_nearness, length, head, strict))[: most - 1]
         if near:
             taken = {k for _, k in near}
             waiting = [item for item in waiting if item[1] not in taken]
@@ -218,6 +222,19 @@ def _by_length(
         log.member.extend(members)
         _append(log, first, worker, previous, oldest, opened, kind, closer, end)
     return log
+
+
+def _keys(policy: Policy, when: list[float], classes: list[int]) -> list[float]:
+    """What requests leave by, the smallest first: their class, or the moment from which they count."""
+    if not policy.ageing:
+        return [float(rank) for rank in classes]
+    return [at + rank * policy.ageing for at, rank in zip(when, classes, strict=True)]
+
+
+def _nearness(length: list[int], head: int, strict: bool, item: tuple[float, int]) -> tuple[float, int, int]:
+    """What members of a batch by length are chosen by; with ageing, classes play no part in it."""
+    key, k = item
+    return key if strict else 0.0, abs(length[k] - length[head]), k
 
 
 def _append(

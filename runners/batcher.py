@@ -1,61 +1,70 @@
-"""The priority queue between prepare threads and workers, and the batcher that empties it."""
+"""The queue between prepare threads and workers, and the batcher that empties it."""
 
 from __future__ import annotations
 
-import heapq
+import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from latfix.buckets import alike
 from latfix.request import Request
+from latfix.runners.backlog import Backlog, Ordering, Waiting
+
+#: Lengths beyond are taken for this one: the record has 64 bits for them.
+_LONGEST = 1 << 62
+
+__all__ = ["BatchQueue", "FixedLimits", "Formed", "Limits", "Waiting", "bucket_length"]
 
 
-@dataclass(order=True, slots=True)
-class Waiting:
-    """One prepared request in the queue, ordered by priority, then by order of arrival.
-
-    :param rank: 0 high, 1 normal, 2 low.
-    :param sequence: order of enqueueing.
-    :param slot: the recorder's slot.
-    :param enqueued_ns: when it was enqueued.
-    :param expires_ns: when its caller gives up; 0 for never.
-    :param length: its bucket length (:func:`bucket_length`).
-    :param inputs: what ``prepare`` returned.
-    """
-
-    rank: int
-    sequence: int
-    slot: int = field(compare=False)
-    enqueued_ns: int = field(compare=False)
-    expires_ns: int = field(compare=False)
-    length: int = field(compare=False)
-    inputs: Any = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formed:
-    """A batch whose membership is fixed.
+class Formed(NamedTuple):
+    """A batch whose membership is fixed; a tuple, because one is made for each batch.
 
     :param open_ns: the worker was free and the first member there.
     :param close_ns: full, or the window of the oldest member ended.
+    :param full: as many requests waited as a batch may hold; ``left`` are still waiting.
+    :param dropped: requests that there was no point in serving any more; there may be no members beside them.
     """
 
     members: list[Waiting]
     open_ns: int
     close_ns: int
+    full: bool = False
+    left: int = 0
+    dropped: tuple[Waiting, ...] = ()
+
+
+class Limits(Protocol):
+    """When a batch closes; read anew for each batch, because a controller may move it."""
+
+    @property
+    def size(self) -> int:
+        """Most requests in a batch."""
+
+    @property
+    def window_ns(self) -> int:
+        """How long the oldest request waits for company."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLimits:
+    """The limits of the settings."""
+
+    size: int
+    window_ns: int
 
 
 class BatchQueue:
     """Requests wait here for a worker.
 
-    A free worker opens a batch as soon as one request waits and closes it when ``max_batch_size`` requests
-    wait or the window of the oldest has ended, whichever is first; ``window_ns`` counts from the oldest
-    one's enqueueing, so a request that has waited longer than the window leaves at once.
+    A free worker opens a batch as soon as one request waits and closes it when as many wait as a batch may hold
+    or the window of the oldest has ended, whichever is first; the window counts from the oldest one's enqueueing,
+    so a request that has waited longer than the window leaves at once.
 
     :param by_length: members are chosen among those waiting by closeness in length to the head.
+    :param limits: in place of ``max_batch_size`` and ``window_ns``, where something moves them.
+    :param doomed: says at a moment of a request whether there is no point in serving it any more.
     :param clock: for tests on simulated time.
     """
 
@@ -65,30 +74,48 @@ class BatchQueue:
         max_batch_size: int,
         window_ns: int,
         by_length: bool = False,
+        ordering: Ordering | None = None,
+        memory_limit: int = 0,
+        limits: Limits | None = None,
+        doomed: Callable[[Waiting, int], bool] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._max = max_batch_size
-        self._window_ns = window_ns
-        self._by_length = by_length
+        self._limits: Limits = limits or FixedLimits(max_batch_size, window_ns)
+        self._doomed = doomed
         self._clock = clock
-        self._heap: list[Waiting] = []
-        self._sequence = 0
+        self._backlog = Backlog(ordering=ordering, by_length=by_length, memory_limit=memory_limit)
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
         # One worker forms a batch at a time; the others wait for their turn here, not for requests.
         self._forming = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._backlog)
 
     def put(
-        self, *, rank: int, slot: int, enqueued_ns: int, expires_ns: int = 0, length: int = 0, inputs: Any = None
+        self,
+        *,
+        rank: int,
+        slot: int,
+        enqueued_ns: int,
+        expires_ns: int = 0,
+        length: int = 0,
+        inputs: Any = None,
+        share: float = 1.0,
+        memory: int = 0,
     ) -> None:
-        """Enqueue a prepared request."""
+        """Enqueue a prepared request; see :meth:`latfix.runners.backlog.Backlog.push`."""
         with self._changed:
-            item = Waiting(rank, self._sequence, slot, enqueued_ns, expires_ns, length, inputs)
-            self._sequence += 1
-            heapq.heappush(self._heap, item)
+            self._backlog.push(
+                rank=rank,
+                slot=slot,
+                enqueued_ns=enqueued_ns,
+                expires_ns=expires_ns,
+                length=length,
+                inputs=inputs,
+                share=share,
+                memory=memory,
+            )
             self._changed.notify()
 
     def close(self) -> None:
@@ -99,42 +126,67 @@ class BatchQueue:
 
     def take(self, free_ns: int) -> Formed | None:
         """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed."""
+        backlog = self._backlog
         with self._forming, self._changed:
-            while not self._heap:
+            while not len(backlog):
                 if self._closed:
                     return None
                 self._changed.wait()
+            most, window_ns = self._limits.size, self._limits.window_ns
             # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
-            waiting = self._heap if len(self._heap) < self._max else self._heap[:1]
-            oldest = min(item.enqueued_ns for item in waiting)
+            oldest = backlog.oldest_ns() if len(backlog) < most else backlog.head_ns()
             open_ns = max(free_ns, oldest)
-            leaves_ns = oldest + self._window_ns
-            while len(self._heap) < self._max and not self._closed:
+            leaves_ns = oldest + window_ns
+            while len(backlog) < most and not self._closed:
                 left = leaves_ns - self._clock()
                 if left <= 0:
                     break
                 self._changed.wait(left / 1e9)
-            members = self._pop()
-            return Formed(members=members, open_ns=open_ns, close_ns=self._clock())
+            full = len(backlog) >= most
+            close_ns = self._clock()
+            if self._doomed is None:
+                members, dropped = backlog.pop(most)
+            else:
+                hopeless = self._doomed
+                members, dropped = backlog.pop(most, lambda item: hopeless(item, close_ns))
+            return Formed(
+                members=members,
+                open_ns=open_ns,
+                close_ns=close_ns,
+                full=full,
+                left=len(backlog),
+                dropped=tuple(dropped),
+            )
 
-    def _pop(self) -> list[Waiting]:
-        if not self._by_length or len(self._heap) <= 1 or self._max == 1:
-            return [heapq.heappop(self._heap) for _ in range(min(self._max, len(self._heap)))]
-        head = heapq.heappop(self._heap)
-        near = sorted(
-            (item for item in self._heap if alike(item.length, head.length)),
-            key=lambda item: (item.rank, abs(item.length - head.length), item.sequence),
-        )[: self._max - 1]
-        taken = {item.sequence for item in near}
-        self._heap = [item for item in self._heap if item.sequence not in taken]
-        heapq.heapify(self._heap)
-        return [head, *near]
+    def take_at_once(self, most: int) -> Formed | None:
+        """Up to ``most`` requests that wait now, for a worker that has room beside what it is working on.
+
+        ``None`` where none waits or another worker is forming a batch.
+        """
+        if not len(self._backlog) or not self._forming.acquire(blocking=False):
+            return None
+        try:
+            with self._changed:
+                if not len(self._backlog):
+                    return None
+                now = self._clock()
+                hopeless = self._doomed
+                doomed = None if hopeless is None else (lambda item: hopeless(item, now))
+                members, dropped = self._backlog.pop(most, doomed)
+                left = len(self._backlog)
+                return Formed(members=members, open_ns=now, close_ns=now, left=left, dropped=tuple(dropped))
+        finally:
+            self._forming.release()
 
 
 def bucket_length(request: Request, key: str, elements: int) -> int:
     """What a request goes by where batches are ordered by length.
 
-    :param key: a numeric feature; the elements of its inputs where that is empty or the request lacks it.
+    :param key: a numeric feature; the elements of its inputs where that is empty, or the request lacks it or has no
+        finite number there.
     """
     value = request.features.get(key) if key else None
-    return round(value) if isinstance(value, int | float) else elements
+    # An integer may be too large for a float to be asked whether it is finite.
+    if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        return elements
+    return round(min(max(value, -_LONGEST), _LONGEST))

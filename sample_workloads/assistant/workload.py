@@ -36,9 +36,17 @@ def _neighbor(name: str) -> ModuleType:
 
 language = _neighbor("language")
 network = _neighbor("network")
+stepping = _neighbor("stepping")
 
 DEFAULT_PROMPT = 64
 DEFAULT_NEW = 16
+
+
+class SteppedAssistant(stepping.Stepping, network.Assistant):  # type: ignore[misc, name-defined]
+    """The network, which can also be served in steps."""
+
+    prompt_step = network.PROMPT_STEP
+    cache_step = network.CACHE_STEP
 
 
 class AssistantWorkload(Workload):
@@ -51,7 +59,7 @@ class AssistantWorkload(Workload):
 
     def load(self, device: str) -> torch.nn.Module:
         """The network with its trained weights (kept as float16, used as float32)."""
-        model = network.Assistant()
+        model = SteppedAssistant()
         weights = load_file(HERE / "model.safetensors", device="cpu")
         model.decoder.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
         loaded: torch.nn.Module = model.to(device).eval()

@@ -1,0 +1,89 @@
+"""What ran in a worker's calls of its model: counted in the thread that serves, while it serves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+class Tally(threading.local):
+    """Runs of what stands in for a model's own operators, each thread's on its own.
+
+    A compiled graph or a converted model is made to count itself here, so that a model that silently runs
+    its own operators again cannot be taken for one that was replaced.
+    """
+
+    runs = 0
+    ns = 0
+
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which from now on is counted and timed here whenever it runs."""
+
+        def counted(*args: Any) -> Any:
+            start = time.perf_counter_ns()
+            try:
+                return function(*args)
+            finally:
+                self.runs += 1
+                self.ns += time.perf_counter_ns() - start
+
+        return counted
+
+
+#: A thread's tally, runs and nanoseconds, and its clock before a call. A tuple: one is made for each batch.
+Reading = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Calls:
+    """A worker's batches since its engine was made.
+
+    :param tally: of what replaces the model's own operators; ``None`` where nothing does.
+    :param batches: calls of the model that returned.
+    :param replaced: those in which a compiled graph or a converted model ran.
+    :param inference: those that ran in ``torch.inference_mode``.
+    :param compute_ns: length of all calls; ``replaced_ns`` is the part spent inside of what replaces operators.
+    """
+
+    tally: Tally | None = None
+    batches: int = 0
+    replaced: int = 0
+    inference: int = 0
+    compute_ns: int = 0
+    replaced_ns: int = 0
+
+    def begin(self) -> Reading:
+        """Take a reading before a call."""
+        tally = self.tally
+        if tally is None:
+            return 0, 0, time.perf_counter_ns()
+        return tally.runs, tally.ns, time.perf_counter_ns()
+
+    def end(self, before: Reading, *, inference: bool) -> None:
+        """Account for the call since ``before``, in the same thread."""
+        runs, ns, at_ns = before
+        self.batches += 1
+        self.inference += inference
+        self.compute_ns += time.perf_counter_ns() - at_ns
+        if self.tally is not None:
+            self.replaced += self.tally.runs > runs
+            self.replaced_ns += self.tally.ns - ns
+
+    def reset(self) -> None:
+        """Forget all batches: another replay begins."""
+        self.batches = self.replaced = self.inference = self.compute_ns = self.replaced_ns = 0
+
+
+def summary(every: Iterable[Calls]) -> dict[str, Any]:
+    """All workers' batches together, as evidence for ``verify`` of the fixes."""
+    calls = list(every)
+    compute = sum(one.compute_ns for one in calls)
+    return {
+        "batches_run": sum(one.batches for one in calls),
+        "batches_replaced": sum(one.replaced for one in calls),
+        "batches_inference": sum(one.inference for one in calls),
+        "replaced_share": round(sum(one.replaced_ns for one in calls) / compute, 4) if compute else 0.0,
+    }

@@ -1,0 +1,225 @@
+"""What a request will cost, learned from the batches that a service runs: compute time and memory by length.
+
+Sums of what was seen, older batches weighing less and less, are all that is kept, so that learning from a batch takes
+microseconds. Until enough is known, and where length does not tell, every request is expected to cost the same: an
+order by expected work is then the order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from dataclasses import dataclass
+
+#: A batch weighs half of what a new one does after 64 more of them.
+_DECAY = 0.5 ** (1 / 64)
+#: Batches before anything is predicted from length.
+_ENOUGH = 12
+#: A slope counts where it is at least so many of its standard errors from zero.
+_TELLS = 3.0
+#: A time is believed up to so many mean deviations above what was expected: the rest is a pause, not the input's.
+_CLIP = 5.0
+#: And to this part of what was expected in any case, so that a service that never varied may become slower.
+_AT_LEAST = 0.25
+#: And among the first ones, up to so many times their median.
+_COLD = 3.0
+
+
+class _Mean:
+    """A mean in which older values weigh less and less."""
+
+    __slots__ = ("_count", "value")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self._count += 1
+        self.value += max(1.0 - _DECAY, 1.0 / self._count) * (value - self.value)
+
+
+class _Fit:
+    """Time as a straight line in the size of a batch and one more quantity, from decayed sums."""
+
+    __slots__ = ("n", "x", "xx", "xy", "y", "yy", "z", "zx", "zy", "zz")
+
+    def __init__(self) -> None:
+        self.n = self.x = self.y = self.z = 0.0
+        self.xx = self.xy = self.yy = self.zx = self.zy = self.zz = 0.0
+
+    def add(self, size: float, x: float, y: float) -> None:
+        keep = _DECAY
+        self.n = keep * self.n + 1.0
+        self.x, self.y, self.z = keep * self.x + x, keep * self.y + y, keep * self.z + size
+        self.xx, self.xy, self.yy = keep * self.xx + x * x, keep * self.xy + x * y, keep * self.yy + y * y
+        self.zx, self.zy = keep * self.zx + size * x, keep * self.zy + size * y
+        self.zz = keep * self.zz + size * size
+
+    def line(self) -> Line:
+        """The line; without a slope where ``x`` tells nothing beyond what the size tells."""
+        n = max(self.n, 1e-9)
+        sxx, syy, szz = self.xx - self.x**2 / n, self.yy - self.y**2 / n, self.zz - self.z**2 / n
+        sxy, szx, szy = self.xy - self.x * self.y / n, self.zx - self.z * self.x / n, self.zy - self.z * self.y / n
+        by_size = szz > 1e-9 * self.zz
+        alone = szy / szz if by_size else 0.0
+        flat = Line((self.y - alone * self.z) / n, alone, 0.0, 0.0)
+        # What size does not account for, of x and of y (Frisch and Waugh 1933).
+        rxx, rxy, ryy = sxx, sxy, syy
+        if by_size:
+            rxx, rxy, ryy = sxx - szx**2 / szz, sxy - szx * szy / szz, syy - szy**2 / szz
+        if self.n < _ENOUGH or rxx <= 1e-9 * self.xx or ryy <= 1e-12 * self.yy:
+            return flat
+        r2, slope = min(rxy * rxy / (rxx * ryy), 1.0), rxy / rxx
+        # Student's t of a correlation: r * sqrt(degrees of freedom / (1 - r2)).
+        telling = math.sqrt(r2 * max(self.n - 3.0, 0.0) / max(1.0 - r2, 1e-9)) >= _TELLS
+        if slope <= 0.0 or not telling:
+            return flat
+        each = (szy - slope * szx) / szz if by_size else 0.0
+        return Line((self.y - each * self.z - slope * self.x) / n, each, slope, r2)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``height + each * size + slope * x``; ``explained`` is the share of what size leaves that ``x`` tells."""
+
+    height: float
+    each: float
+    slope: float
+    explained: float
+
+    def at(self, size: float, x: float) -> float:
+        """The time, never negative."""
+        return max(self.height + self.each * size + self.slope * x, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is learned of a batch.
+
+    :param longest: the largest bucket length in it; ``total`` the sum of all.
+    :param elements: of all its members' inputs, padding not included.
+    :param compute_ns: how long it computed.
+    :param busy_ns: how long it held its worker, batching and finishing included.
+    :param backlog: requests were left waiting when it was formed.
+    """
+
+    size: int
+    longest: int
+    total: int
+    elements: int
+    compute_ns: int
+    busy_ns: int
+    backlog: bool = False
+
+
+class WorkEstimate:
+    """How long requests will compute and how much memory they will need, by bucket length.
+
+    A batch takes as long as its longest member decides (token by token) or as all of it padded to that one
+    (matrix products); which of the two tells more is found out. All methods may be called by any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._early: list[Batch] = []
+        self._longest, self._padded = _Fit(), _Fit()
+        self._length, self._brought = _Mean(), _Mean()
+        self._busy, self._spread, self._each, self._pressed = _Mean(), _Mean(), _Mean(), _Mean()
+        self._deviation, self._beside = _Mean(), _Mean()
+        self._memory = self._elements = 0.0
+        self.batches = 0
+        #: Compute time of a batch by its size and its longest member, or by its padded length, whichever tells more.
+        self.line = Line(0.0, 0.0, 0.0, 0.0)
+        self._by_padded = False
+
+    def learn(self, batch: Batch) -> None:
+        """Take in a batch."""
+        with self._lock:
+            self.batches += 1
+            if self.batches > _ENOUGH:
+                self._take(batch, self._believed(batch))
+                return
+            self._early.append(batch)
+            if self.batches == _ENOUGH:
+                # A service's first batches may have compiled or faulted its memory in: none counts for more than
+                # a few of the others.
+                usual = _COLD * statistics.median(early.compute_ns for early in self._early)
+                for early in self._early:
+                    self._take(early, min(float(early.compute_ns), usual))
+                self._early.clear()
+
+    def _take(self, batch: Batch, compute_ns: float) -> None:
+        size, longest = batch.size, float(batch.longest)
+        self._longest.add(size, longest, compute_ns)
+        self._padded.add(size, size * longest, compute_ns)
+        self._length.add(batch.total / size)
+        self._brought.add(batch.elements / size)
+        by_longest, by_padded = self._longest.line(), self._padded.line()
+        self._by_padded = by_padded.explained > by_longest.explained
+        self.line = by_padded if self._by_padded else by_longest
+        busy = batch.busy_ns - batch.compute_ns + compute_ns
+        self._busy.add(busy)
+        self._beside.add(max(batch.busy_ns - batch.compute_ns, 0))
+        self._each.add(busy / size)
+        if batch.backlog:
+            self._pressed.add(busy / size)
+        self._spread.add(abs(busy - self._busy.value))
+        expected = self.batch_compute_ns(size, batch.longest)
+        self._deviation.add(abs(compute_ns - expected))
+
+    def batch_compute_ns(self, size: int, longest: int) -> float:
+        """Expected compute time of a batch; 0 before the first dozen."""
+        return self.line.at(size, size * longest if self._by_padded else longest)
+
+    def _believed(self, batch: Batch) -> float:
+        expected = self.batch_compute_ns(batch.size, batch.longest)
+        return min(float(batch.compute_ns), expected + self._reach(expected))
+
+    def _reach(self, expected: float) -> float:
+        return max(_CLIP * self._deviation.value, _AT_LEAST * expected)
+
+    def learn_memory(self, elements: int, need_bytes: int) -> None:
+        """Take in what a batch of so many elements, padding included, needed at most."""
+        with self._lock:
+            self._memory = _DECAY * self._memory + max(need_bytes, 0)
+            self._elements = _DECAY * self._elements + elements
+
+    def compute_ns(self, length: float) -> float:
+        """Expected compute time of a request alone; 0 before the first dozen batches."""
+        return self.line.at(1, length)
+
+    def share(self, length: int) -> float:
+        """Expected compute time over that of a request of typical length; 1 where length does not tell."""
+        typical = self.compute_ns(self._length.value)
+        return self.compute_ns(length) / typical if self.line.slope > 0.0 and typical > 0.0 else 1.0
+
+    def memory_bytes(self, elements: int) -> int:
+        """Bytes that a request of so many elements is predicted to need; 0 before the first batch."""
+        return int(self._memory / self._elements * elements) if self._elements > 0 else 0
+
+    def sparseness(self, length: int, elements: int) -> float:
+        """How many times less a request computes for each byte of its memory than a typical one does."""
+        work, typical = self.share(length), self._brought.value
+        return elements / typical / work if work > 0.0 and typical > 0.0 else 1.0
+
+    @property
+    def each_ns(self) -> float:
+        """How long a worker is held for each request on average where others wait; 0 before a dozen batches."""
+        return self._pressed.value or self._each.value
+
+    @property
+    def batch_ns(self) -> float:
+        """How long a batch holds its worker, on average; 0 before the first dozen batches."""
+        return self._busy.value
+
+    @property
+    def beside_ns(self) -> float:
+        """Of that, what is no compute: batching and finishing."""
+        return self._beside.value
+
+    @property
+    def batch_spread_ns(self) -> float:
+        """The mean deviation of that."""
+        return self._spread.value

@@ -1,0 +1,153 @@
+"""Admission on simulated time: a limit that follows latency, deadlines that cannot be met, and honest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfix.runners.admission import ConcurrencyLimit, DeadlineCheck
+from latfix.runners.batcher import FixedLimits
+from latfix.runners.estimates import Batch, WorkEstimate
+from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch, SimulatedQueue
+
+MS = 1_000_000
+Offer = Callable[..., list[Offered]]
+SIZE = 4
+
+
+def service(members: Sequence[Offered]) -> int:
+    """Four at once take twice as long as one: 200 a second at most."""
+    return int((6.67 + 3.33 * len(members)) * MS)
+
+
+def _limited(traffic: list[Offered], limit: ConcurrencyLimit) -> Simulated:
+    def observe(batch: SimulatedBatch, inside: int) -> None:
+        for slot in batch.members:
+            limit.observe(batch.end_ns - traffic[slot].arrival_ns, inside)
+
+    def admit(_now: int, _one: Offered, inside: int) -> bool:
+        return not limit.refuses(inside)
+
+    return SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0), admission=admit, observe=observe).run(traffic)
+
+
+def _p99_ms(run: Simulated) -> float:
+    return float(np.percentile(run.latency_ns(), 99)) / MS
+
+
+def test_under_overload_those_let_in_are_served_quickly_and_no_capacity_is_lost(offer: Offer) -> None:
+    traffic = offer((40.0, 360.0), seed=1)
+    limit = ConcurrencyLimit(least=2 * SIZE)
+    run = _limited(traffic, limit)
+    answered = len(run.latency_ns())
+    assert answered + len(run.refused) == len(traffic), "everybody is served or counted"
+    assert limit.shed == len(run.refused) > 0.3 * len(traffic)
+    assert answered / 40.0 > 0.95 * 200.0
+    assert _p99_ms(run) < 250.0
+    assert _p99_ms(SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)) > 10_000.0
+
+
+def test_a_load_that_fits_is_let_in(offer: Offer) -> None:
+    for rate, seed in ((20.0, 2), (80.0, 3), (120.0, 4)):
+        traffic = offer((60.0, rate), seed=seed)
+        run = _limited(traffic, ConcurrencyLimit(least=2 * SIZE))
+        assert len(run.refused) <= 0.005 * len(traffic)
+
+
+def test_the_limit_recovers_after_a_burst_and_does_not_swing(offer: Offer) -> None:
+    traffic = offer((20.0, 80.0), (10.0, 600.0), (40.0, 80.0), seed=5)
+    limit = ConcurrencyLimit(least=2 * SIZE)
+    run = _limited(traffic, limit)
+    refused = np.array([traffic[slot].arrival_ns / 1e9 for slot in run.refused])
+    assert np.count_nonzero((refused > 20) & (refused < 30.5)) > 0.9 * len(refused) > 1000
+    assert limit.lowest >= 2 * SIZE
+
+
+def test_a_ceiling_holds(offer: Offer) -> None:
+    limit = ConcurrencyLimit(least=2 * SIZE, most=5)
+    _limited(offer((10.0, 300.0), seed=6), limit)
+    assert limit.highest <= 5
+
+
+def test_a_limit_that_is_not_used_does_not_grow() -> None:
+    limit = ConcurrencyLimit(least=8)
+    for _ in range(5000):
+        limit.observe(10 * MS, 2)
+    assert limit.limit == 16
+
+
+def _by_deadline(traffic: list[Offered], *, check: DeadlineCheck, estimate: WorkEstimate) -> Simulated:
+    def observe(batch: SimulatedBatch, _inside: int) -> None:
+        size, busy = len(batch.members), batch.end_ns - batch.close_ns
+        estimate.learn(Batch(size, 1, size, size, busy, busy, batch.left > 0))
+
+    def admit(now: int, one: Offered, inside: int) -> bool:
+        return not check.refuses(now, one.expires_ns, inside)
+
+    return SimulatedQueue(
+        service=service,
+        limits=FixedLimits(SIZE, 0),
+        admission=admit,
+        observe=observe,
+        doomed=lambda item, now: check.hopeless(now, item.expires_ns),
+    ).run(traffic)
+
+
+def _in_time(run: Simulated, traffic: list[Offered]) -> int:
+    expires = np.array([one.expires_ns or 1 << 62 for one in traffic])
+    return int(np.count_nonzero((run.end_ns >= 0) & (run.end_ns <= expires)))
+
+
+def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody(offer: Offer) -> None:
+    traffic = offer((30.0, 320.0), seed=7, deadline_ms=150.0)
+    estimate = WorkEstimate()
+    check = DeadlineCheck(estimate, workers=1)
+    run = _by_deadline(traffic, check=check, estimate=estimate)
+    everybody = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
+    assert _in_time(run, traffic) > 0.9 * 200 * 30
+    assert _in_time(everybody, traffic) < 0.1 * _in_time(run, traffic)
+    # Nearly all that were let in are in time, and whoever was not is counted.
+    served = int(np.count_nonzero(run.end_ns >= 0))
+    assert _in_time(run, traffic) > 0.9 * served
+    assert check.refused == len(run.refused) and check.dropped == len(run.dropped)
+    assert served + check.refused + check.dropped == len(traffic)
+
+
+def test_who_has_no_deadline_is_never_shed(offer: Offer) -> None:
+    traffic = offer((10.0, 400.0), seed=8, deadline_ms=100.0)
+    traffic = [replace(one, expires_ns=0) if k % 3 == 0 else one for k, one in enumerate(traffic)]
+    estimate = WorkEstimate()
+    run = _by_deadline(traffic, check=DeadlineCheck(estimate, workers=1), estimate=estimate)
+    assert run.refused and not [slot for slot in (*run.refused, *run.dropped) if not traffic[slot].expires_ns]
+
+
+def test_a_load_that_fits_is_not_shed_by_deadline(offer: Offer) -> None:
+    traffic = offer((60.0, 90.0), seed=9, deadline_ms=200.0)
+    estimate = WorkEstimate()
+    run = _by_deadline(traffic, check=DeadlineCheck(estimate, workers=1), estimate=estimate)
+    everybody = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
+    assert len(run.refused) + len(run.dropped) <= 0.01 * len(traffic)
+    assert _in_time(run, traffic) >= _in_time(everybody, traffic) - 0.01 * len(traffic)
+
+
+def test_an_estimate_that_is_far_too_high_is_put_right(offer: Offer) -> None:
+    estimate = WorkEstimate()
+    for _ in range(50):
+        estimate.learn(Batch(1, 1, 1, 1, 5000 * MS, 5000 * MS))
+    traffic = offer((60.0, 60.0), seed=10, deadline_ms=200.0)
+    run = _by_deadline(traffic, check=DeadlineCheck(estimate, workers=1), estimate=estimate)
+    late = np.array([traffic[slot].arrival_ns > 50e9 for slot in (*run.refused, *run.dropped)])
+    assert np.count_nonzero(late) < 0.05 * 10 * 60
+
+
+@pytest.mark.parametrize("inside", [0, 3])
+def test_an_empty_service_always_tries(inside: int) -> None:
+    estimate = WorkEstimate()
+    for _ in range(12):
+        estimate.learn(Batch(1, 1, 1, 1, 50 * MS, 50 * MS))
+    check = DeadlineCheck(estimate, workers=1)
+    assert check.refuses(0, 10 * MS, inside) == (inside > 0)
+    assert not check.hopeless(20 * MS, 10 * MS), "late already: that is a timeout"

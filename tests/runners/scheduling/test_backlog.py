@@ -1,0 +1,195 @@
+"""The order in which requests leave: classes, ageing, expected work, memory; on simulated time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latfix.runners.backlog import MOST_SHARES, Backlog, Ordering, Waiting
+from latfix.runners.simulated_queue import Offered, Simulated, SimulatedQueue
+from latfix.settings import Schedule
+
+MS = 1_000_000
+
+
+def _pushed(backlog: Backlog, *items: tuple[int, int, float]) -> Backlog:
+    """Requests given as class, moment and share."""
+    for slot, (rank, at, share) in enumerate(items):
+        backlog.push(rank=rank, slot=slot, enqueued_ns=at, share=share)
+    return backlog
+
+
+def _order(backlog: Backlog) -> list[int]:
+    return [backlog.pop(1)[0][0].slot for _ in range(len(backlog))]
+
+
+def test_without_ageing_a_class_always_comes_first() -> None:
+    backlog = _pushed(Backlog(), (2, 0, 1), (1, 5, 1), (0, 1_000_000, 1), (1, 2, 1))
+    assert _order(backlog) == [2, 1, 3, 0]
+
+
+def test_a_request_gains_a_class_each_interval() -> None:
+    ageing = Ordering(ageing_ns=100)
+    # A low request at 0 is passed by what comes before 200 and is high, or before 100 and is normal.
+    backlog = _pushed(Backlog(ordering=ageing), (2, 0, 1), (0, 199, 1), (0, 201, 1), (1, 99, 1), (1, 101, 1))
+    assert _order(backlog) == [1, 3, 0, 2, 4]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2000)), min_size=2, max_size=30),
+    st.integers(1, 500),
+)
+def test_after_two_intervals_nobody_who_comes_later_goes_first(items: list[tuple[int, int]], ageing: int) -> None:
+    backlog = Backlog(ordering=Ordering(ageing_ns=ageing))
+    for slot, (rank, at) in enumerate(items):
+        backlog.push(rank=rank, slot=slot, enqueued_ns=at)
+    order = _order(backlog)
+    for first, then in itertools.combinations(order, 2):
+        (rank_first, at_first), (rank_then, at_then) = items[first], items[then]
+        assert at_first <= at_then + 2 * ageing
+        if rank_first == rank_then:
+            assert at_first <= at_then
+
+
+@pytest.mark.parametrize("schedule", ["shortest", "work_per_byte"])
+def test_work_decides_within_a_class_and_nobody_is_passed_for_long(schedule: Schedule) -> None:
+    strict = _pushed(
+        Backlog(ordering=Ordering(schedule=schedule)), (1, 0, 3.0), (1, 1, 0.5), (0, 2, 9.0), (1, 3, 0.5)
+    )
+    assert _order(strict) == [2, 1, 3, 0]
+    aged = Backlog(ordering=Ordering(schedule=schedule, ageing_ns=100))
+    # The longest counts as having come MOST_SHARES intervals later, however long it is.
+    _pushed(aged, (0, 0, 50.0), (0, 399, 0.0), (0, 401, 0.0), (0, 350, 1.0))
+    assert MOST_SHARES == 4.0
+    assert _order(aged) == [1, 0, 2, 3]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.sampled_from(["shortest", "work_per_byte"]))
+def test_equal_work_leaves_in_order_of_arrival(times: list[int], schedule: Schedule) -> None:
+    times = sorted(times)
+    backlog = _pushed(Backlog(ordering=Ordering(schedule=schedule, ageing_ns=77)), *((1, at, 1.0) for at in times))
+    assert _order(backlog) == list(range(len(times)))
+
+
+def test_a_batch_stays_within_its_memory_and_the_large_one_is_next() -> None:
+    backlog = Backlog(memory_limit=100)
+    for slot, memory in enumerate([30, 90, 30, 30, 30, 500, 20]):
+        backlog.push(rank=1, slot=slot, enqueued_ns=slot, memory=memory)
+    batches = []
+    while len(backlog):
+        batches.append([item.slot for item in backlog.pop(8)[0]])
+    # Padded to its largest: three of 30 fit, with one of 20 a fourth would make 120.
+    assert batches == [[0, 2, 3], [1], [4, 6], [5]]
+
+
+def test_memory_limits_batches_by_length_too() -> None:
+    backlog = Backlog(by_length=True, memory_limit=100)
+    for slot in range(5):
+        backlog.push(rank=1, slot=slot, enqueued_ns=slot, length=50, memory=40)
+    assert [item.slot for item in backlog.pop(8)[0]] == [0, 1]
+    assert [item.slot for item in backlog.pop(8)[0]] == [2, 3]
+
+
+@pytest.mark.parametrize("by_length", [False, True])
+def test_what_is_doomed_is_dropped(by_length: bool) -> None:
+    backlog = Backlog(by_length=by_length)
+    for slot in range(6):
+        backlog.push(rank=1, slot=slot, enqueued_ns=slot, length=10)
+    members, dropped = backlog.pop(2, lambda item: item.slot in (0, 2))
+    assert [item.slot for item in members] == [1, 3]
+    assert {item.slot for item in dropped} <= {0, 2} and dropped[0].slot == 0
+    left = len(backlog)
+    members, dropped = backlog.pop(8, lambda _: True)
+    assert (len(members), len(dropped), len(backlog)) == (0, left, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.floats(0, 9), st.integers(0, 60)), max_size=30),
+    st.sampled_from(["arrival", "shortest", "work_per_byte"]),
+    st.sampled_from([0, 7]),
+    st.booleans(),
+    st.sampled_from([0, 100]),
+    st.integers(1, 6),
+)
+def test_everybody_leaves_once(
+    items: list[tuple[int, int, float, int]],
+    schedule: Schedule,
+    ageing: int,
+    by_length: bool,
+    limit: int,
+    most: int,
+) -> None:
+    ordering = Ordering(schedule=schedule, ageing_ns=ageing)
+    backlog = Backlog(ordering=ordering, by_length=by_length, memory_limit=limit)
+    for slot, (rank, at, share, memory) in enumerate(items):
+        backlog.push(rank=rank, slot=slot, enqueued_ns=at, length=memory, share=share, memory=memory)
+    left: list[Waiting] = []
+    while len(backlog):
+        members, dropped = backlog.pop(most)
+        assert 1 <= len(members) <= most and not dropped
+        if limit and len(members) > 1:
+            assert len(members) * max(item.memory for item in members) <= limit
+        left += members
+    assert sorted(item.slot for item in left) == list(range(len(items)))
+
+
+def _served(traffic: Sequence[Offered], ordering: Ordering, each_ms: float = 10.0) -> Simulated:
+    def service(members: Sequence[Offered]) -> int:
+        return int(sum(one.length for one in members) * each_ms * MS)
+
+    return SimulatedQueue(service=service, backlog=Backlog(ordering=ordering)).run(traffic)
+
+
+def _wait_ms(run: Simulated, traffic: Sequence[Offered], rank: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    some = np.array([one.rank == rank for one in traffic])
+    return np.asarray((run.taken_ns - run.arrival_ns)[some] / MS, dtype=np.float64)
+
+
+def test_low_never_starves_under_permanent_overload_by_high(offer: Callable[..., list[Offered]]) -> None:
+    # GIVEN high requests that alone are more than the service can do, and a few low ones, all the time
+    traffic = offer((40, 115.0), ranks=(0.92, 0.0, 0.08), seed=3)
+    ageing = Ordering(ageing_ns=500 * MS)
+    strict, aged = _served(traffic, Ordering()), _served(traffic, ageing)
+    # THEN without ageing low requests wait for the end; with it they wait for little more than what comes within two
+    # intervals, beyond what a queue in order of arrival has them wait
+    in_order = _served([replace(one, rank=1) for one in traffic], Ordering())
+    waited_in_order = in_order.taken_ns - in_order.arrival_ns
+    low = np.array([one.rank == 2 for one in traffic])
+    early = np.array([one.arrival_ns < 10e9 for one in traffic])
+    assert (strict.taken_ns[low & early] >= max(one.arrival_ns for one in traffic)).any()
+    over = (aged.taken_ns - aged.arrival_ns)[low] - waited_in_order[low]
+    assert over.max() <= 1.5 * 2 * 500 * MS
+    # AND high ones keep an advantage
+    assert np.median(_wait_ms(aged, traffic, 0)) < np.median(_wait_ms(aged, traffic, 2)) - 300
+
+
+def test_shortest_first_serves_the_many_without_ruining_the_tail(offer: Callable[..., list[Offered]]) -> None:
+    # GIVEN one request in ten as long as ten others, at 85 % of what the service can do
+    def lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.where(rng.random(n) < 0.1, 10, 1).astype(np.int64)
+
+    traffic = offer((120, 44.0), lengths=lengths, seed=5)
+    mean = float(np.mean([one.length for one in traffic]))
+    traffic = [replace(one, share=one.length / mean) for one in traffic]
+    in_order = _served(traffic, Ordering()).latency_ns()
+    strict = _served(traffic, Ordering(schedule="shortest")).latency_ns()
+    aged = _served(traffic, Ordering(schedule="shortest", ageing_ns=60 * MS)).latency_ns()
+    assert strict.mean() < 0.75 * in_order.mean()
+    assert aged.mean() < 0.9 * in_order.mean()
+    # THEN ageing bounds what the long ones pay for it
+    assert aged.max() <= in_order.max() + MOST_SHARES * 60 * MS + 200 * MS
+    assert np.percentile(aged, 99) < 1.05 * np.percentile(in_order, 99)
+    assert np.percentile(strict, 99.5) > np.percentile(aged, 99.5)
+
+
+def test_shortest_with_alike_requests_is_the_order_of_arrival(offer: Callable[..., list[Offered]]) -> None:
+    traffic = offer((20, 95.0), seed=6)
+    in_order = _served(traffic, Ordering())
+    aged = _served(traffic, Ordering(schedule="shortest", ageing_ns=50 * MS))
+    assert (in_order.end_ns == aged.end_ns).all()

@@ -1,0 +1,112 @@
+"""The diagnosis of runs whose policy it cannot replay: every nanosecond booked, little of it unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.attribution import diagnose
+from latfix.record import RunRecord
+from latfix.runners.adaptive_batching import BatchController, Seen
+from latfix.runners.backlog import Backlog, Ordering
+from latfix.runners.batcher import FixedLimits, Limits
+from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.settings import RunnerSettings
+
+MS = 1_000_000
+PAUSE = 60 * MS
+Offer = Callable[..., list[Offered]]
+Recorded = Callable[..., RunRecord]
+
+
+def _lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return rng.integers(20, 400, n).astype(np.int64)
+
+
+def _run(traffic: list[Offered], backlog: Backlog, limits: Limits, pauses: dict[int, int], **more: Any) -> Simulated:
+    order = {id(one): slot for slot, one in enumerate(traffic)}
+
+    def service(members: Sequence[Offered]) -> int:
+        longest = max(one.length for one in members)
+        paused = sum(pauses.get(order[id(one)], 0) for one in members)
+        return int((3.0 + 0.5 * len(members) + 0.01 * len(members) * longest) * MS) + paused
+
+    return SimulatedQueue(service=service, backlog=backlog, limits=limits, **more).run(traffic)
+
+
+def _pauses(traffic: list[Offered], seed: int = 5) -> dict[int, int]:
+    rng = np.random.default_rng(seed)
+    return {int(slot): PAUSE for slot in rng.choice(len(traffic), len(traffic) // 60, replace=False)}
+
+
+def _policies(traffic: list[Offered]) -> dict[str, tuple[dict[str, Any], Backlog, Limits, dict[str, Any]]]:
+    controller = BatchController(most=4, least_window_ns=2 * MS, most_window_ns=50 * MS, target_ns=60 * MS)
+
+    def observe(batch: SimulatedBatch, _inside: int) -> None:
+        latencies = [batch.end_ns - traffic[slot].arrival_ns for slot in batch.members]
+        controller.observe(
+            Seen(len(latencies), batch.free_ns, batch.close_ns, batch.end_ns, batch.full, batch.left, latencies)
+        )
+
+    shortest = Backlog(ordering=Ordering(schedule="shortest", ageing_ns=40 * MS))
+    return {
+        "shortest": ({"schedule": "shortest", "ageing_ms": 40.0}, shortest, FixedLimits(1, 0), {}),
+        "shortest in batches": (
+            {"schedule": "shortest", "ageing_ms": 40.0, "max_batch_size": 4},
+            Backlog(ordering=Ordering(schedule="shortest", ageing_ns=40 * MS)),
+            FixedLimits(4, 0),
+            {},
+        ),
+        "ageing": ({"ageing_ms": 30.0}, Backlog(ordering=Ordering(ageing_ns=30 * MS)), FixedLimits(1, 0), {}),
+        "adaptive": (
+            {
+                "batching": "adaptive",
+                "max_batch_size": 4,
+                "window_least_ms": 2.0,
+                "window_most_ms": 50.0,
+                "target_ms": 60.0,
+            },
+            Backlog(),
+            controller,
+            {"observe": observe},
+        ),
+    }
+
+
+@pytest.mark.parametrize("policy", ["shortest", "shortest in batches", "ageing", "adaptive"])
+def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, policy: str) -> None:
+    traffic = offer((20.0, 75.0), lengths=_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
+    traffic = [
+        Offered(arrival_ns=one.arrival_ns, rank=one.rank, length=one.length, share=one.length / 200)
+        for one in traffic
+    ]
+    pauses = _pauses(traffic)
+    changed, backlog, limits, more = _policies(traffic)[policy]
+    run = _run(traffic, backlog, limits, pauses, **more)
+    record = recorded(traffic, run, RunnerSettings(**changed), pauses=pauses)
+    found = diagnose(record, bootstrap=20)
+    assert found.ledger.conservation_error_ns() == 0
+    share = {cause.cause: cause.tail_share for cause in found.causes}
+    assert abs(share.get("unexplained", 0.0)) < 0.1
+    assert found.verdict == "host.contention"
+    contention = next(cause for cause in found.causes if cause.cause == "host.contention")
+    assert contention.propagated_ms > 0 and contention.tail_share > 0.4
+
+
+def test_a_moved_window_is_the_windows_doing(offer: Offer, recorded: Recorded) -> None:
+    # GIVEN a service that held every batch for 30 ms though its settings name another window
+    traffic = offer((20.0, 12.0), lengths=_lengths, seed=6)
+    changed: dict[str, Any] = {
+        "batching": "adaptive",
+        "max_batch_size": 4,
+        "window_least_ms": 2.0,
+        "window_most_ms": 50.0,
+    }
+    run = _run(traffic, Backlog(), FixedLimits(4, 30 * MS), {})
+    found = diagnose(recorded(traffic, run, RunnerSettings(**changed)), bootstrap=50)
+    entries = {cause.cause: cause.own_ms for cause in found.causes}
+    assert entries["batching.window"] == pytest.approx(30.0, abs=6.0)
+    assert abs(entries.get("host.contention", 0.0)) < 3.0

@@ -1,0 +1,389 @@
+"""The fixes of batching, order and admission: when they apply, what they compute, and that their evidence tells."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.diagnosis import Diagnosis, Ledger
+from latfix.plan import Plan, PlannedFix, plan_text
+from latfix.profilers.causes import CAUSES
+from latfix.record import RunRecord
+from latfix.runners.backlog import Backlog, Ordering
+from latfix.runners.batcher import FixedLimits
+from latfix.runners.fixes import (
+    admit_limit,
+    admit_shed,
+    batch_adaptive,
+    batch_bucket,
+    batch_continuous,
+    host_workers,
+    schedule_memory_aware,
+    schedule_priority,
+    schedule_shortest_expected,
+)
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.queue_evidence import Waits, choose_ageing_ms, learned, losses, overtaking
+from latfix.runners.simulated_queue import Offered, Simulated, SimulatedQueue
+from latfix.settings import RunnerSettings
+from latfix.settings_check import validate_settings
+
+MS = 1_000_000
+Offer = Callable[..., list[Offered]]
+Recorded = Callable[..., RunRecord]
+FIXES: tuple[Fix, ...] = (
+    batch_adaptive.FIX,
+    schedule_priority.FIX,
+    schedule_shortest_expected.FIX,
+    schedule_memory_aware.FIX,
+    admit_limit.FIX,
+    admit_shed.FIX,
+)
+BEFORE = RunnerSettings(max_batch_size=4, batch_window_ms=20.0)
+
+
+def _lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.where(rng.random(n) < 0.15, rng.integers(300, 500, n), rng.integers(20, 60, n)).astype(np.int64)
+
+
+def _service(members: Sequence[Offered]) -> int:
+    longest = max(one.length for one in members)
+    return int((2.0 + 0.05 * len(members) * longest) * MS)
+
+
+def _queue(settings: RunnerSettings) -> SimulatedQueue:
+    ordering = Ordering(schedule=settings.schedule, ageing_ns=int(settings.ageing_ms * MS))
+    return SimulatedQueue(
+        service=_service,
+        limits=FixedLimits(settings.max_batch_size, int(settings.batch_window_ms * MS)),
+        backlog=Backlog(ordering=ordering),
+    )
+
+
+@pytest.fixture
+def traffic(offer: Offer) -> list[Offered]:
+    """Classes, lengths that differ, deadlines, and more of it than fits for a while."""
+    made = offer(
+        (10.0, 60.0), (5.0, 170.0), (15.0, 60.0), ranks=(0.3, 0.4, 0.3), lengths=_lengths, seed=2, deadline_ms=600.0
+    )
+    return [replace(one, share=one.length / 100.0) for one in made]
+
+
+@pytest.fixture
+def baseline(traffic: list[Offered], recorded: Recorded) -> RunRecord:
+    record = recorded(traffic, _queue(BEFORE).run(traffic), BEFORE)
+    grown = np.zeros(len(record.batches["size"]), dtype=np.int64)
+    grown[:20] = 16 << 20
+    record.batches["compute_resident_bytes"] = grown
+    return record
+
+
+def _context(record: RunRecord, settings: RunnerSettings = BEFORE) -> Context:
+    none = np.zeros(0, dtype=np.int64)
+    ledger = Ledger(
+        request=none,
+        latency_ns=none,
+        reference_ns=0,
+        causes=(),
+        own_ns=none.reshape(0, 0),
+        propagated_ns=none.reshape(0, 0),
+        classes=(),
+    )
+    tables = ("requests", "latency_ms", "latency_ci95_ms", "stages_ms", "dispatch_ms", "overhead")
+    empty: dict[str, Any] = {name: {} for name in tables}
+    numbers = dict.fromkeys(("excess_ms", "reference_ms", "unexplained_ms", "throughput_rps"), 0.0)
+    diagnosis = Diagnosis(
+        workload="w",
+        device="cpu",
+        verdict="steady",
+        sentence="",
+        percentile=99.0,
+        causes=(),
+        ledger=ledger,
+        **empty,
+        **numbers,  # type: ignore[arg-type]
+    )
+    return Context(settings=settings, record=record, diagnosis=diagnosis, default_collate=True, cores=2)
+
+
+@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
+def test_a_fix_applies_changes_settings_that_a_plan_keeps_and_then_applies_no_more(
+    fix: Fix, baseline: RunRecord, tmp_path: Path
+) -> None:
+    assert fix.obstacle(_context(baseline)) == ""
+    change = fix.change(_context(baseline))
+    settings = BEFORE.with_overrides(change)
+    assert settings != BEFORE
+    text = plan_text(Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=change),)))
+    table = tomllib.loads(text)["fix"][0]["settings"]
+    read = validate_settings(table, file=tmp_path / "plan.toml", text=text, table_name="fix.settings")
+    assert BEFORE.with_overrides(read) == settings
+    assert "already" in fix.obstacle(_context(baseline, settings))
+
+
+@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
+def test_what_a_fix_treats_is_a_cause(fix: Fix) -> None:
+    assert set(fix.treats) <= {cause.id for cause in CAUSES}
+    assert 0 < fix.relief <= 1 and fix.risk and fix.title
+
+
+def _calm(offer: Offer, recorded: Recorded, **more: Any) -> RunRecord:
+    traffic = offer((20.0, 5.0), seed=3, **more)
+    return recorded(traffic, _queue(BEFORE).run(traffic), replace(BEFORE, batch_window_ms=0.0))
+
+
+@pytest.mark.parametrize(
+    ("fix", "words"),
+    [
+        (schedule_priority.FIX, "one priority"),
+        (schedule_shortest_expected.FIX, "hardly anybody waits"),
+        (schedule_memory_aware.FIX, "alike"),
+        (admit_limit.FIX, "0 of"),
+        (admit_shed.FIX, "no request has a deadline"),
+    ],
+    ids=lambda value: value.id if isinstance(value, Fix) else None,
+)
+def test_a_fix_says_why_it_does_not_apply(fix: Fix, words: str, offer: Offer, recorded: Recorded) -> None:
+    assert words in fix.obstacle(_context(_calm(offer, recorded)))
+
+
+def test_more_reasons_with_their_figures(
+    baseline: RunRecord, traffic: list[Offered], offer: Offer, recorded: Recorded
+) -> None:
+    single = replace(BEFORE, max_batch_size=1)
+    assert "one by one" in batch_adaptive.FIX.obstacle(_context(baseline, single))
+    assert "one by one" in schedule_memory_aware.FIX.obstacle(_context(baseline, single))
+    calm = _calm(offer, recorded, ranks=(0.5, 0.5))
+    assert "no class waits much longer" in schedule_priority.FIX.obstacle(_context(calm))
+    late = _calm(offer, recorded, deadline_ms=5_000.0)
+    assert "only 0 of" in admit_shed.FIX.obstacle(_context(late))
+    alike = [replace(one, length=50) for one in traffic]
+    same = recorded(alike, _queue(BEFORE).run(alike), BEFORE)
+    assert "length tells only" in schedule_shortest_expected.FIX.obstacle(_context(same))
+    rng = np.random.default_rng(0)
+    same.requests["bucket_length"] = same.requests["input_elements"] = rng.integers(1, 500, len(traffic))
+    assert "length tells only" in schedule_shortest_expected.FIX.obstacle(_context(same))
+    small = replace(
+        baseline, batches={**baseline.batches, "compute_resident_bytes": np.zeros_like(baseline.batches["size"])}
+    )
+    assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(small))
+
+
+def test_memory_and_continuous_batches_exclude_each_other(baseline: RunRecord) -> None:
+    continuous = replace(BEFORE, batching="continuous")
+    assert "continuous" in schedule_memory_aware.FIX.obstacle(_context(baseline, continuous))
+    notes = {
+        "kind": np.array(["note"], dtype=object),
+        "detail": np.array([{"steps": True}], dtype=object),
+    }
+    steps = replace(baseline, events={**baseline.events, **notes})
+    assert batch_continuous.FIX.obstacle(_context(steps)) == ""
+    assert "64 MB" in batch_continuous.FIX.obstacle(_context(steps, replace(BEFORE, memory_limit_mb=64)))
+
+
+def test_lengths_that_no_feature_tells_are_those_of_the_inputs(baseline: RunRecord) -> None:
+    """As the engine has it: a request without the feature goes by its inputs, not by nothing."""
+    column = np.full(len(baseline.traffic.ids), 7.0)
+    column[3] = np.nan
+    told = replace(baseline, traffic=replace(baseline.traffic, features={"tokens": column}))
+    found = batch_bucket._by_key(told, "tokens").requests["bucket_length"]
+    assert found[2] == 7 and found[3] == told.requests["input_elements"][3] > 0
+
+
+def test_places_of_continuous_batches_are_no_workers(baseline: RunRecord) -> None:
+    """Eight places of one worker beside sixteen of two: one busy worker more, however many places were in use."""
+
+    def run(workers: int, places: Sequence[int]) -> RunRecord:
+        settings = {"batching": "continuous", "max_batch_size": 8, "workers": workers}
+        batches = {**baseline.batches, "worker": np.resize(np.array(places), len(baseline.batches["worker"]))}
+        return replace(baseline, meta={**baseline.meta, "settings": settings}, batches=batches)
+
+    one, two = run(1, range(8)), run(2, (0, 1, 8))
+    assert _verified(host_workers.FIX, two, one).evidence.startswith("2 workers ran")
+    assert _verified(host_workers.FIX, two, one).effective
+    assert not _verified(host_workers.FIX, one, one).effective
+
+
+def test_the_limit_that_only_sheds_is_refused(offer: Offer, recorded: Recorded) -> None:
+    """Where nobody was lost, whatever admission sheds would be a loss."""
+    traffic = offer((10.0, 60.0), (5.0, 170.0), lengths=_lengths, seed=2)
+    slow = recorded(traffic, _queue(BEFORE).run(traffic), BEFORE)
+    assert float(np.percentile(slow.requests["latency_ns"], 99)) > 500 * MS
+    assert "would be lost on top" in admit_limit.FIX.obstacle(_context(slow))
+
+
+def test_values_come_from_the_record(baseline: RunRecord) -> None:
+    stated = replace(baseline, meta={**baseline.meta, "objective": {"percentile": 99, "slo_ms": 250.0}})
+    assert batch_adaptive.FIX.change(_context(stated)) == {
+        "batching": "adaptive",
+        "target_ms": 250.0,
+        "window_least_ms": 10.0,
+        "window_most_ms": 100.0,
+    }
+    computed = batch_adaptive.FIX.change(_context(baseline, replace(BEFORE, batch_window_ms=2.0)))
+    own = float(np.median(baseline.requests["compute_ns"])) / MS
+    assert computed["target_ms"] == pytest.approx(2 * own, rel=0.3) and computed["window_least_ms"] == 2.0
+    waits = Waits.of(baseline)
+    median = float(np.median(waits.wait[waits.wait > 0])) / MS
+    ageing = schedule_priority.FIX.change(_context(baseline))["ageing_ms"]
+    assert 0.2 * median <= ageing <= 32.1 * median
+
+
+def test_the_ageing_that_is_chosen_is_near_the_best_of_those_tried(
+    traffic: list[Offered], baseline: RunRecord
+) -> None:
+    def p99(ageing_ms: float) -> float:
+        run = _queue(replace(BEFORE, schedule="shortest", ageing_ms=ageing_ms)).run(traffic)
+        return float(np.percentile(run.latency_ns(), 99))
+
+    chosen = choose_ageing_ms(baseline, BEFORE, "shortest")
+    tried = [p99(ms) for ms in (1.0, 20.0, 80.0, 320.0, 1280.0)]
+    assert p99(chosen) <= 1.2 * min(tried)
+    assert p99(chosen) < float(np.percentile(_queue(BEFORE).run(traffic).latency_ns(), 99)) * 1.1
+
+
+def _verified(fix: Fix, run: RunRecord, without: RunRecord) -> Verified:
+    return fix.verify(Applied(evidence={}, record=run, without=without))
+
+
+def _applied(fix: Fix, traffic: list[Offered], baseline: RunRecord, recorded: Recorded) -> RunRecord:
+    settings = BEFORE.with_overrides(fix.change(_context(baseline)))
+    return recorded(traffic, _queue(settings).run(traffic), settings, series={"runner.work_explained": [0.0, 0.9]})
+
+
+@pytest.mark.parametrize("fix", [schedule_priority.FIX, schedule_shortest_expected.FIX], ids=lambda fix: fix.id)
+def test_orders_are_verified_by_who_overtook_whom(
+    fix: Fix, traffic: list[Offered], baseline: RunRecord, recorded: Recorded
+) -> None:
+    changed = _applied(fix, traffic, baseline, recorded)
+    assert _verified(fix, changed, baseline).effective
+    idle = replace(baseline, meta=changed.meta)  # the settings say so and the run does not
+    refuted = _verified(fix, idle, baseline)
+    assert not refuted.effective and "without" in refuted.evidence
+
+
+def test_overtaking_is_counted_by_hand() -> None:
+    # Order of coming 0 1 2 3, taken up: 0 at once, then 3, 2, 1. Classes: 1 is high, the others normal.
+    waits = Waits(
+        rank=np.array([1, 0, 1, 1]),
+        length=np.array([5, 5, 9, 4]),
+        elements=np.array([5, 5, 9, 4]),
+        enqueued=np.array([0, 10, 20, 30]),
+        taken=np.array([0, 300, 200, 100]),
+        latency=np.array([1, 1, 1, 1]),
+        first=np.array([True, True, False, True]),
+    )
+    seen = overtaking(waits)
+    assert (seen.lower_first, seen.same_class, seen.shorter) == (2, 1, 1)
+    # By length, whoever came later than others of its batch may be there for its likeness: 2 is not looked at.
+    seen = overtaking(waits, by_length=True)
+    assert (seen.lower_first, seen.same_class, seen.shorter) == (1, 1, 1)
+
+
+def test_the_shortest_first_is_seen_beside_batches_by_length(offer: Offer, recorded: Recorded) -> None:
+    """Tried together, as gentle fixes are: likeness overtakes too, and must not be held against the order."""
+    few = np.array([10, 20, 40, 200])
+    traffic = offer((3.0, 60.0), (2.0, 250.0), (10.0, 60.0), lengths=lambda rng, n: rng.choice(few, n), seed=8)
+    traffic = [replace(one, share=one.length / 70.0) for one in traffic]
+    baseline = recorded(traffic, _queue(BEFORE).run(traffic), BEFORE)
+    settings = replace(BEFORE, schedule="shortest", ageing_ms=4.0, batch_order="length")
+    queue = _queue(settings)
+    queue.backlog = Backlog(ordering=Ordering(schedule="shortest", ageing_ns=4 * MS), by_length=True)
+    both = recorded(traffic, queue.run(traffic), settings, series={"runner.work_explained": [0.0, 0.9]})
+    plain = overtaking(Waits.of(both))
+    assert plain.shorter < 0.9 * plain.same_class
+    assert _verified(schedule_shortest_expected.FIX, both, baseline).effective
+    # Batches by length alone do not pass for it.
+    queue = _queue(BEFORE)
+    queue.backlog = Backlog(by_length=True)
+    like = recorded(traffic, queue.run(traffic), settings)
+    assert not _verified(schedule_shortest_expected.FIX, like, baseline).effective
+
+
+def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord) -> None:
+    fix, settings = batch_adaptive.FIX, baseline.meta["settings"]
+    moved = {"runner.batch_limit": [4.0, 3.0, 2.0], "runner.window_ms": [10.0, 12.0]}
+    still = {"runner.batch_limit": [4.0, 4.0], "runner.window_ms": [20.0, 20.0]}
+
+    def run(series: dict[str, list[float]]) -> RunRecord:
+        names = [name for name, values in series.items() for _ in values]
+        samples = {
+            "t_ns": np.arange(len(names)),
+            "series": np.array(names, dtype=object),
+            "value": np.array([value for values in series.values() for value in values], dtype=np.float64),
+        }
+        return replace(baseline, samples=samples)
+
+    assert settings["max_batch_size"] == 4 and settings["batch_window_ms"] == 20.0
+    assert "from 2 to 4" in _verified(fix, run(moved), baseline).evidence
+    assert _verified(fix, run(moved), baseline).effective
+    assert not _verified(fix, run(still), baseline).effective
+    assert not _verified(fix, baseline, baseline).effective
+
+
+@pytest.mark.parametrize(
+    ("fix", "series"),
+    [
+        (admit_limit.FIX, {"runner.concurrency_limit": [8.0, 12.0], "runner.shed_at_limit": [0.0, 9.0]}),
+        (admit_shed.FIX, {"runner.refused_by_deadline": [0.0, 9.0], "runner.dropped_by_deadline": [0.0, 0.0]}),
+    ],
+    ids=lambda value: value.id if isinstance(value, Fix) else None,
+)
+def test_what_was_shed_is_said_beside_what_was_lost_without(
+    fix: Fix, series: dict[str, list[float]], traffic: list[Offered], baseline: RunRecord, recorded: Recorded
+) -> None:
+    settings = BEFORE.with_overrides(fix.change(_context(baseline)))
+    run = _queue(BEFORE)
+    run.admission = lambda _now, one, _inside: one.arrival_ns % 10 > 0
+    shedding = recorded(traffic, run.run(traffic), settings, series=series)
+    found = _verified(fix, shedding, baseline)
+    lost, total, counts = losses(shedding)
+    assert 0 < counts["shed"] <= lost < total == len(traffic)
+    assert found.effective
+    assert f"{counts['shed']} of {total} requests" in found.evidence and "without: 0 of" in found.evidence
+    nobody = recorded(traffic, _queue(BEFORE).run(traffic), settings, series=series)
+    assert not _verified(fix, nobody, baseline).effective
+    assert not _verified(fix, baseline, baseline).effective, "no policy of the kind was there"
+
+
+def test_memory_is_verified_by_the_batches_that_ran(
+    traffic: list[Offered], baseline: RunRecord, recorded: Recorded
+) -> None:
+    fix = schedule_memory_aware.FIX
+    change = fix.change(_context(baseline))
+    assert change["schedule"] == "work_per_byte" and change["memory_limit_mb"] >= 1 and change["ageing_ms"] > 0
+    settings = BEFORE.with_overrides(change)
+    each = 20 * (16 << 20) / float(baseline.batches["padded_elements"].mean())
+    limited = [replace(one, memory=int(each * one.length)) for one in traffic]
+    run = SimulatedQueue(
+        service=_service,
+        limits=FixedLimits(4, 20 * MS),
+        backlog=Backlog(memory_limit=settings.memory_limit_mb << 20),
+    ).run(limited)
+    series = {"runner.bytes_per_element": [0.0, each]}
+    changed = recorded(limited, run, settings, series=series)
+    assert _verified(fix, changed, baseline).effective
+    unmeasured = recorded(limited, run, settings, series={"runner.bytes_per_element": [0.0, 0.0]})
+    assert "could not be measured" in _verified(fix, unmeasured, baseline).evidence
+    unlimited = recorded(limited, _queue(BEFORE).run(limited), settings, series=series)
+    assert not _verified(fix, unlimited, baseline).effective
+
+
+def test_what_a_record_teaches_is_what_its_service_does(baseline: RunRecord) -> None:
+    estimate = learned(baseline)
+    assert estimate.line.explained > 0.5
+    one = Offered(arrival_ns=0, length=400)
+    assert estimate.batch_compute_ns(1, 400) == pytest.approx(_service([one]), rel=0.3)
+
+
+def test_a_run_without_requests_hinders_nothing(recorded: Recorded) -> None:
+    nobody = np.zeros(0, dtype=np.int64)
+    empty = recorded([], Simulated(nobody, nobody, nobody), BEFORE)
+    for fix in FIXES:
+        assert fix.obstacle(_context(empty))
