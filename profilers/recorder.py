@@ -52,10 +52,13 @@ FLUSH_INTERVAL_S = 0.5
 
 
 class EventLog:
-    """Events of all threads, in memory until the next flush. Appending is atomic and takes a microsecond."""
+    """Events of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
 
-    def __init__(self) -> None:
-        self._rows: deque[tuple[int, int, str, int, int, int, Mapping[str, Any]]] = deque()
+    :param most: keep the latest so many only, where nobody may ever flush; ``None`` keeps all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._rows: deque[tuple[int, int, str, int, int, int, Mapping[str, Any]]] = deque(maxlen=most)
 
     def add(
         self,

@@ -6,6 +6,7 @@ User code may print; standard output and error go to ``runner.log`` in the run's
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import queue
@@ -23,8 +24,10 @@ from latfix.record import SCHEDULE
 from latfix.runners.accuracy import evaluate, save_outputs
 from latfix.runners.adapter import describe
 from latfix.runners.model import pool_applies
+from latfix.runners.pace import measure_pace
 from latfix.runners.protocol import LineReader, LineWriter
 from latfix.runners.recording import RecordedReplay, usable_cores, vars_of
+from latfix.runners.sensitivity import measure as measure_sensitivity
 from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.model import Traffic
@@ -102,12 +105,49 @@ class Child:
         """The accuracy: the adapter's own score, or agreement with saved outputs of the original."""
         traffic = self._schedule(command)
         self._warm(traffic)
-        reference = command.get("reference")
-        return vars_of(evaluate(self._service, traffic, self._home / reference if reference else None))
+        reference, save = command.get("reference"), command.get("save")
+        measured = evaluate(
+            self._service,
+            traffic,
+            self._home / reference if reference else None,
+            max_drop=command.get("max_drop"),
+            save=self._home / save if save else None,
+        )
+        return vars_of(measured)
 
     def do_outputs(self, command: dict[str, Any]) -> dict[str, Any]:
         """Save this service's outputs on a sample of the schedule, for others to agree with."""
         return {"saved": save_outputs(self._service, self._schedule(command), self._home / command["file"])}
+
+    def do_facts(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What there is to change in the model: the evidence of the service as it is, and its layers' times."""
+        return {"facts": self._service.facts(self._schedule(command))}
+
+    def do_sensitivity(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Which layers must keep their precision; in services of its own, after which this process is of no use."""
+        found = measure_sensitivity(
+            self._service.folder,
+            self._service.entry,
+            self._service.settings,
+            self._schedule(command),
+            precision=command["precision"],
+            max_drop=command["max_drop"],
+            budget_s=command["budget_s"],
+        )
+        return {"sensitivity": found.to_json()}
+
+    def do_pace(self, command: dict[str, Any]) -> dict[str, Any]:
+        """How fast the service computes some batches; see :mod:`latfix.runners.pace`."""
+        traffic = self._schedule(command)
+        self._warm(traffic)
+        told: dict[str, Any] = {}
+        for name, workers in (("alone", 1), ("together", self._service.settings.workers)):
+            if name == "together" and workers == 1:
+                told[name] = told["alone"]
+                continue
+            pace = measure_pace(self._service, traffic, command["batches"], command["seconds"], workers=workers)
+            told[name] = [value if math.isfinite(value) else None for value in pace]
+        return told
 
     def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:
         """Replay the schedule in ``folder`` and record into it."""

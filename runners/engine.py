@@ -1,4 +1,4 @@
-"""The service under test: admission, prepare threads, priority queue, batcher, workers.
+"""The service under test: admission, prepare threads, queue, batcher, workers.
 
 The same engine serves a replay, the evaluation of accuracy and a user's own program. Each boundary between
 stages is one reading of the clock, taken by the thread that crosses it.
@@ -11,12 +11,18 @@ import threading
 import time
 from collections.abc import Callable
 
+from latfix.errors import RunnerError
 from latfix.profilers.host import CgroupThrottle, PoolDelays, ProcessMemory, ThreadCounters, difference
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import PRIORITIES, Request
 from latfix.runners.adapter import USER_ERRORS, describe, elements_and_length, tensors_of
-from latfix.runners.batcher import BatchQueue, bucket_length
+from latfix.runners.batcher import BatchQueue, Waiting, bucket_length
 from latfix.runners.collector import IdleCollector
+from latfix.runners.continuous import SteppingWorker, steps_of
+from latfix.runners.keep_warm import IdleGate
+from latfix.runners.operator_threads import limit_operator_threads
+from latfix.runners.placement import Places
+from latfix.runners.steering import Steering, ordering_of
 from latfix.runners.worker import ModelInstance, Outcome, Worker
 from latfix.settings import RunnerSettings
 from latfix.spans import SpanRecord, collect_spans
@@ -24,6 +30,13 @@ from latfix.stages import Status
 from latfix.workload import Workload
 
 OnDone = Callable[[int, Outcome], None]
+
+#: How long threads that have nothing to do are given to end.
+_STOP_S = 5.0
+
+
+#: A limit that nobody will live to see is none: 31 years, which nanoseconds in 64 bits can hold.
+_FOR_EVER_MS = 1e12
 
 
 class Engine:
@@ -33,7 +46,9 @@ class Engine:
     :param recorder: where the stamps go.
     :param request_of: the request in a slot.
     :param collector: collects garbage between batches, where the automatic collector is off.
-    :param on_done: called on a worker's or prepare thread's own time, once for each request.
+    :param on_done: called on a worker's or prepare thread's own time, once for each request, after the
+        last that is written to its slot.
+    :param given_up: says of a slot whether nobody waits for its answer any more; then it is dropped from the queue.
     """
 
     def __init__(
@@ -47,6 +62,7 @@ class Engine:
         request_of: Callable[[int], Request],
         on_done: OnDone | None = None,
         collector: IdleCollector | None = None,
+        given_up: Callable[[int], bool] | None = None,
     ) -> None:
         self.adapter = adapter
         self.settings = settings
@@ -58,12 +74,24 @@ class Engine:
         self.memory = ProcessMemory()
         self._on_done = on_done
         self._collector = collector
+        self._given_up = given_up
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self.steering = Steering.of(settings, instances[0].device)
         self.queue = BatchQueue(
             max_batch_size=settings.max_batch_size,
-            window_ns=int(settings.batch_window_ms * 1e6),
+            # Whoever comes later joins between two steps: there is nothing to wait for.
+            window_ns=0 if settings.batching == "continuous" else int(settings.batch_window_ms * 1e6),
             by_length=settings.batch_order == "length",
+            ordering=ordering_of(settings),
+            memory_limit=settings.memory_limit_mb << 20,
+            limits=self.steering.limits if self.steering is not None else None,
+            doomed=_either(
+                self.steering.hopeless if self.steering is not None and self.steering.deadlines else None, given_up
+            ),
         )
+        #: Through which workers wait for requests where they keep themselves warm meanwhile.
+        self.gate = IdleGate(self.queue, lambda: self._pending) if settings.keep_warm_ms > 0 else None
+        self.places = Places(settings)
         self._pending = 0
         self._pending_lock = threading.Lock()
         self.idle = threading.Event()
@@ -72,14 +100,26 @@ class Engine:
             threading.Thread(target=self._prepare_loop, args=(k,), name=f"latfix-prepare-{k}", daemon=True)
             for k in range(settings.prepare_threads)
         ]
-        self.workers = [Worker(k, self, instance) for k, instance in enumerate(instances)]
+        kind = SteppingWorker if settings.batching == "continuous" else Worker
+        self.workers: list[Worker] = [kind(k, self, instance) for k, instance in enumerate(instances)]
+        self._steps = steps_of(instances[0].model) is not None
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads.
+
+        :raises RunnerError: a worker could not be set up; none runs then.
+        """
+        if self._steps:
+            detail = {"message": "the model works in steps: batch.continuous applies", "steps": True}
+            self.events.add("note", time.perf_counter_ns(), 0, detail=detail)
         for thread in self._prepare_threads:
             thread.start()
-        for worker in self.workers:
-            worker.start()
+        try:
+            for worker in self.workers:
+                worker.start()
+        except RunnerError:
+            self.abandon(_STOP_S)
+            raise
 
     @property
     def in_flight(self) -> int:
@@ -91,28 +131,49 @@ class Engine:
         workers = [worker.native_id for worker in self.workers]
         return {"worker": workers, "prepare": [thread.native_id or 0 for thread in self._prepare_threads]}
 
+    def ended_threads(self) -> list[str]:
+        """Names of threads that have ended. Before :meth:`shutdown` they have died, and what they held never ends."""
+        alive = {thread.native_id for thread in threading.enumerate()}
+        every = ((role, k, native) for role, ids in self.thread_ids().items() for k, native in enumerate(ids))
+        return [f"latfix-{role}-{k}" for role, k, native in every if native not in alive]
+
     def load(self) -> dict[str, float]:
-        """Requests in the queue and inside the service, now."""
-        return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending}
+        """Requests in the queue and inside the service, now, and the state of what steers it."""
+        steered = self.steering.series() if self.steering is not None else {}
+        return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending, **steered}
 
     def submit(self, slot: int) -> None:
-        """Admit a request: it ends ``shed`` at once where ``max_queue`` requests are already inside."""
+        """Admit a request, or end it at once.
+
+        It is ``shed`` where ``max_queue`` requests are already inside, and where the policy of admission says so.
+        """
         recorder = self.recorder
         recorder.handed[slot] = now = time.perf_counter_ns()
+        expires = 0
+        if self.steering is not None and self.steering.deadlines is not None:
+            expires = self.expires_ns(slot, self.request_of(slot))
         with self._pending_lock:
-            full = 0 < self.settings.max_queue <= self._pending
-            if not full:
+            refused = ""
+            if 0 < self.settings.max_queue <= self._pending:
+                refused = "the queue was full"
+            elif self.steering is not None:
+                refused = self.steering.refusal(now, expires, self._pending)
+            if not refused:
                 self._pending += 1
                 self.idle.clear()
-        if full:
+        if refused:
             recorder.request_done(slot, Status.SHED, now)
             if self._on_done is not None:
-                self._on_done(slot, Outcome(Status.SHED, None, "shed: the queue was full"))
+                self._on_done(slot, Outcome(Status.SHED, None, f"shed: {refused}"))
             return
         self._inbox.put(slot)
 
     def done(self, slot: int, outcome: Outcome, end_ns: int) -> None:
         """A request ended; called by the thread that ended it."""
+        if self.steering is not None:
+            served = outcome.status in (Status.OK, Status.TIMEOUT) and self.recorder.batch_id[slot] >= 0
+            if served:
+                self.steering.ended(end_ns - self.recorder.handed[slot], self._pending)
         self.recorder.request_done(slot, outcome.status, end_ns)
         if outcome.status == Status.ERROR:
             self.events.add(
@@ -132,14 +193,22 @@ class Engine:
                 self.idle.set()
 
     def between_batches(self) -> None:
-        """A worker finished a batch: the moment for work that would otherwise delay a request."""
+        """A worker finished a batch, or a step of one: the moment for work that would otherwise delay a request."""
         if self._collector is not None:
             self._collector.between_batches(idle=self._pending == 0)
 
     def expires_ns(self, slot: int, request: Request) -> int:
         """When the request's caller gives up, on the clock of the stamps; 0 for never."""
         limit_ms = request.deadline_ms if request.deadline_ms is not None else self.settings.timeout_ms
-        return int(self.recorder.scheduled_ns[slot]) + int(limit_ms * 1e6) if limit_ms else 0
+        if not limit_ms or not limit_ms < _FOR_EVER_MS:
+            return 0
+        return int(self.recorder.scheduled_ns[slot]) + int(limit_ms * 1e6)
+
+    def why_dropped(self, item: Waiting) -> str:
+        """Why there was no point in serving a request whose turn had come."""
+        if self._given_up is not None and self._given_up(item.slot):
+            return "nobody waits for it"
+        return "it could not have been answered by its deadline"
 
     def drain(self, stop: threading.Event | None = None, timeout_s: float | None = None) -> bool:
         """Wait until every admitted request ended; ``stop`` or the timeout ends the waiting early."""
@@ -157,26 +226,46 @@ class Engine:
             self._inbox.put(None)
         for thread in self._prepare_threads:
             thread.join()
-        self.queue.close()
+        self._close_queue()
         for worker in self.workers:
             worker.join()
+        self._close_files()
+
+    def abandon(self, timeout_s: float) -> bool:
+        """End the threads without serving what waits; whether they ended in time, which the model decides."""
+        deadline = time.monotonic() + timeout_s
+        for _ in self._prepare_threads:
+            self._inbox.put(None)
+        self._close_queue()
+        threads = sum(len(ids) for ids in self.thread_ids().values())
+        while len(self.ended_threads()) < threads:
+            while len(self.queue):
+                self.queue.take(0)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        self._close_files()
+        return True
+
+    def _close_files(self) -> None:
         self.memory.close()
+        if self.steering is not None:
+            self.steering.close()
+
+    def _close_queue(self) -> None:
+        self.queue.close()
+        if self.gate is not None:
+            self.gate.close()
 
     def _prepare_loop(self, number: int) -> None:
         counters = ThreadCounters()
         self.recorder.counters.append(counters)
         spans: list[SpanRecord] = []
         collect_spans(spans)
-        self._framework_threads()
+        limit_operator_threads(self.settings, self.places.prepare(number))
         while (slot := self._inbox.get()) is not None:
             self._prepare(slot, number, counters, spans)
         counters.close()
-
-    def _framework_threads(self) -> None:
-        if self.settings.intra_op_threads:
-            import torch
-
-            torch.set_num_threads(self.settings.intra_op_threads)
 
     def _prepare(self, slot: int, number: int, counters: ThreadCounters, spans: list[SpanRecord]) -> None:
         recorder = self.recorder
@@ -185,6 +274,10 @@ class Engine:
         before, recorder.prepare_wake[slot] = counters.wake()
         recorder.prepare_thread[slot] = number
         request = self.request_of(slot)
+        if request.priority not in PRIORITIES:  # a program's own Request may hold anything
+            message = f"priority is {request.priority!r}; expected high, normal or low"
+            self.done(slot, Outcome(Status.ERROR, None, message), start)
+            return
         expires = self.expires_ns(slot, request)
         if expires and start > expires:
             self.done(slot, Outcome(Status.TIMEOUT, None, "deadline passed before prepare"), start)
@@ -208,6 +301,7 @@ class Engine:
         recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)
         if spans:
             recorder.prepare_span[slot] = self.log_spans(spans, slot, "prepare")
+        share, bytes_needed = self.steering.place(bucket, elements) if self.steering is not None else (1.0, 0)
         recorder.enqueued[slot] = now = time.perf_counter_ns()
         self.queue.put(
             rank=PRIORITIES.index(request.priority),
@@ -216,7 +310,11 @@ class Engine:
             expires_ns=expires,
             length=bucket,
             inputs=inputs,
+            share=share,
+            memory=bytes_needed,
         )
+        if self.gate is not None:
+            self.gate.work_came()
 
     def log_spans(self, spans: list[SpanRecord], slot: int, stage: str) -> int:
         """Log this thread's spans as events and empty the list; returns their total length."""
@@ -234,3 +332,12 @@ class Engine:
             )
         spans.clear()
         return total
+
+
+def _either(
+    doomed: Callable[[Waiting, int], bool] | None, given_up: Callable[[int], bool] | None
+) -> Callable[[Waiting, int], bool] | None:
+    """One question of the queue for two reasons to drop a request; none where there are none."""
+    if given_up is None:
+        return doomed
+    return lambda item, now_ns: given_up(item.slot) or (doomed is not None and doomed(item, now_ns))

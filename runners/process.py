@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
+from latfix.runners.process_setup import process_environment
 from latfix.runners.protocol import STALL_S, LineReader, LineWriter
 from latfix.settings import RunnerSettings
 
@@ -40,7 +41,7 @@ class RunnerProcess:
 
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
         self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.as_dict()}
-        self._env = {**os.environ, **settings.env, "PYTHONUNBUFFERED": "1"}
+        self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LineReader | None = None

@@ -34,6 +34,7 @@ from latfix.runners.adapter import describe
 from latfix.runners.engine import Engine
 from latfix.runners.protocol import STALL_S, LineWriter
 from latfix.runners.replay import give_priority_back, replay, take_priority
+from latfix.runners.run_facts import RunFacts
 from latfix.runners.service import Service
 from latfix.traffic.model import Traffic
 
@@ -72,12 +73,14 @@ class RecordedReplay:
         compiled = service.compiles.count
         calibration = unit_costs().flat()
         engine = service.engine(recorder, self._request_of)
+        facts = RunFacts(service, engine)
         pauses = GcPauses(service.events)
         service.events.drain(0)  # what happened while loading is no event of this run
         lock = LockProbe(self._samples)
         self._probe_lines["gil"] = f"gil: wait for the interpreter lock, every {PERIOD_S * 1000:g} ms"
         with contextlib.ExitStack() as stack:
             deaths = stack.enter_context(ThreadDeaths(self._stop))
+            stack.enter_context(engine.places.aside())
             engine.start()
             self._warm_up(engine)
             deaths.check()
@@ -88,7 +91,7 @@ class RecordedReplay:
             for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
                 self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
             with pauses, self._samplers(engine, nvml) as samplers, lock:
-                cost = self._measured(engine)
+                cost = self._measured(engine, facts)
             deaths.check()
         return {
             "state": "interrupted" if self._stop.is_set() else "complete",
@@ -110,6 +113,7 @@ class RecordedReplay:
             "sent": cost["sent"],
             "t0_ns": recorder.t0_ns,
             "warmup": vars_of(service.warmup),
+            **facts.found,
         }
 
     def _request_of(self, slot: int) -> Any:
@@ -163,8 +167,9 @@ class RecordedReplay:
         ):
             yield [first, second]
 
-    def _measured(self, engine: Engine) -> dict[str, Any]:
+    def _measured(self, engine: Engine, facts: RunFacts) -> dict[str, Any]:
         recorder, traffic, warmup = self._recorder, self._traffic, self._warmup
+        facts.begin()
         start = time.perf_counter_ns() + _LEAD_IN_NS
         recorder.t0_ns = start - int(traffic.start_s * 1e9)
         recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
@@ -177,6 +182,7 @@ class RecordedReplay:
                 status.sent_all = True
                 replayer_ns = time.thread_time_ns() - began
                 engine.drain(self._stop)
+            facts.end()
             interrupted = self._stop.is_set()
             if not interrupted:
                 engine.shutdown()

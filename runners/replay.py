@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,23 @@ import numpy.typing as npt
 #: these bounds.
 LEAST_SPIN_NS = 40_000
 MOST_SPIN_NS = 250_000
-_PR_SET_TIMERSLACK = 29
+_PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 
-def sharpen_timer() -> None:
-    """Ask Linux to wake this thread without its usual 50 µs of slack; elsewhere nothing changes."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+@contextlib.contextmanager
+def sharp_timer() -> Iterator[None]:
+    """Have Linux wake this thread without its usual 50 µs of slack meanwhile; elsewhere nothing changes."""
+    if sys.platform != "linux":
+        yield
+        return
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    before = prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
+    prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_TIMERSLACK, max(before, 0), 0, 0, 0)  # 0 is the default, where it could not be read
 
 
 def take_priority() -> str:
@@ -79,13 +89,13 @@ def replay(
     :param stop: checked while waiting; set, it ends the replay early.
     :returns: how many requests were handed over.
     """
-    sharpen_timer()
-    for k, due in enumerate(scheduled_ns.tolist()):
-        while due - time.perf_counter_ns() > longest_sleep_ns:
-            if stop.wait(longest_sleep_ns / 2e9):
+    with sharp_timer():
+        for k, due in enumerate(scheduled_ns.tolist()):
+            while due - time.perf_counter_ns() > longest_sleep_ns:
+                if stop.wait(longest_sleep_ns / 2e9):
+                    return k
+            if stop.is_set():
                 return k
-        if stop.is_set():
-            return k
-        wait_until(due)
-        hand_over(k)
+            wait_until(due)
+            hand_over(k)
     return len(scheduled_ns)

@@ -6,38 +6,45 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from latfix.errors import RunnerError
 from latfix.profilers.compile_events import CompileEvents
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Request
-from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, move, tensors_of
+from latfix.runners.adapter import (
+    USER_ERRORS,
+    call_model,
+    check_inputs,
+    describe,
+    move,
+)
+from latfix.runners.calls import summary
+from latfix.runners.census import Census, census
 from latfix.runners.collector import IdleCollector
+from latfix.runners.compiled import compiler_evidence
 from latfix.runners.engine import Engine, OnDone
-from latfix.runners.model import KernelCensus, LoadedModels, census, load_models
-from latfix.runners.worker import Outcome
+from latfix.runners.hot_rows import attach_hot_rows
+from latfix.runners.layer_times import linear_ms
+from latfix.runners.model import LoadedModels, convert_models, load_models
+from latfix.runners.model_home import bring_home
+from latfix.runners.process_setup import ProcessSetup
+from latfix.runners.steering import check_key, check_policies
+from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, representative, run_once, sizes_to_run
+from latfix.runners.worker import ModelInstance, Outcome
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.model import Traffic
 
-#: Requests looked at to find the shapes that traffic has, for warming up.
-_SHAPE_SAMPLE = 96
-
-
-@dataclass(slots=True)
-class Warmup:
-    """What warming up did: batches run, shapes seen, seconds, and compilations among them."""
-
-    batches: int = 0
-    shapes: int = 0
-    seconds: float = 0.0
-    compilations: int = 0
-    compile_s: float = 0.0
+#: Sizes of inputs that a model is converted with, and compared on.
+_CONVERTED_SIZES = 4
+#: Sizes of inputs that a compiled model is warmed up on where the settings name no number.
+_COMPILED_SIZES = 4
+#: How long the lookups of embedding tables are watched before the first request.
+_LEARNING_S = 5.0
 
 
 @dataclass(slots=True)
@@ -46,6 +53,7 @@ class Service:
 
     :param folder: the workload's folder.
     :param entry: ``file:Class`` of its adapter.
+    :raises InputError: settings that contradict each other.
     """
 
     folder: Path
@@ -56,6 +64,11 @@ class Service:
     compiles: CompileEvents = field(init=False)
     collector: IdleCollector | None = None
     warmup: Warmup = field(default_factory=Warmup)
+    process: ProcessSetup = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_policies(self.settings)
+        self.process = ProcessSetup(self.settings)
 
     def load(self) -> None:
         """Load the model instances.
@@ -63,60 +76,108 @@ class Service:
         :raises RunnerError: the adapter or its model failed.
         """
         self.compiles = CompileEvents(self.events)
+        self.process.before_load()
         self.models = load_models(self.folder, self.entry, self.settings)
+        if self.settings.pin == "locality":
+            bring_home(self.models.instances, self.settings)
+        attach_hot_rows(self.models.instances, self.settings)
         self.compiles.attach()
 
     def warm_shapes(self, traffic: Traffic) -> None:
         """Run every model instance on the shapes that traffic will bring, smallest to largest.
 
-        Shapes are the quantiles of the inputs' size in a sample of the traffic, its largest included, each at
-        batch sizes 1, 2, 4, … up to the largest allowed.
+        Shapes are those in a sample of the traffic, evenly over their sizes where there are more than the settings
+        name, the smallest and the largest included; each at batch sizes 1, 2, 4, … up to the largest, and at those
+        between where they are few and it does not take long.
 
-        :raises RunnerError: the model failed on one of them.
+        Before that, a model that another backend is to run is converted, with batches of the traffic's inputs.
+
+        :raises InputError: the traffic lacks what the settings or a model file need of it.
+        :raises RunnerError: the model failed on one of them, or cannot be converted.
         """
-        wanted = self.settings.warmup_shapes
-        if not wanted or not len(traffic):
+        if not len(traffic):
             return
-        import torch
-
+        check_key(self.settings, traffic)
+        check_inputs(self.models.adapter, traffic)
+        self._convert(traffic)
+        self._learn_rows(traffic)
+        # What is not compiled now never is: requests must not wait for a compiler.
+        wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if self.settings.compile != "off" else 0)
+        if self.settings.keep_warm_ms and not wanted:
+            self._keep_smallest(self._representative(traffic, 1))
+        if not wanted:
+            return
         started = time.perf_counter()
         inputs = self._representative(traffic, wanted)
-        sizes = _doubling(self.settings.max_batch_size)
-        for instance in _distinct(self.models.instances):
-            with torch.no_grad():
-                for value in inputs:
-                    for size in sizes:
-                        batch = instance.collate([value] * size)
-                        instance.first_time(tensors_of(batch))
-                        try:
-                            call_model(instance.model, move(batch, instance.device, instance.dtype))
-                        except USER_ERRORS as error:
-                            raise RunnerError(
-                                f"warming up with a batch of {size} raised {describe(error)}"
-                            ) from error
-                        self.compiles.attach()
-                        self.warmup.batches += 1
+        self._keep_smallest(inputs)
+        for instance in self.models.distinct():
+            as_worker(self.settings, partial(self._run_sizes, instance, inputs))
         self.warmup.shapes += len(inputs)
         self.warmup.seconds += time.perf_counter() - started
 
+    def _keep_smallest(self, inputs: Sequence[Any]) -> None:
+        """Have workers warm themselves with the first of ``inputs``, which are in the order of their sizes."""
+        for instance in self.models.instances:
+            instance.resident = inputs[0] if inputs else None
+
+    def _run_sizes(self, instance: ModelInstance, inputs: Sequence[Any]) -> None:
+        with instance.guard():
+            for value, size in sizes_to_run(inputs, self.settings.max_batch_size):
+                run_once(instance, value, size)
+                self.compiles.attach()
+                self.warmup.batches += 1
+
     def _representative(self, traffic: Traffic, wanted: int) -> list[Any]:
-        """Prepared inputs at the quantiles of size in a sample of the traffic."""
-        picks = np.unique(np.linspace(0, len(traffic) - 1, min(_SHAPE_SAMPLE, len(traffic))).astype(int))
-        prepared: list[tuple[int, Any]] = []
-        for pick in picks:
-            try:
-                value = self.models.adapter.prepare(traffic.request(int(pick)))
-            except USER_ERRORS:  # a request that fails is reported when it is replayed
-                continue
-            prepared.append((elements_and_length(tensors_of(value), 0)[0], value))
-        prepared.sort(key=lambda pair: pair[0])
-        if not prepared:
-            return []
-        ranks = np.unique(np.linspace(0, len(prepared) - 1, wanted).round().astype(int))
-        return [prepared[rank][1] for rank in ranks]
+        return representative(self.models.adapter, traffic, wanted)
+
+    def _convert(self, traffic: Traffic) -> None:
+        """Have the backend run the models, if it is not torch and does not yet."""
+        if self.settings.backend == "torch" or self.models.conversions:
+            return
+        inputs = self._representative(traffic, _CONVERTED_SIZES)
+        if not inputs:
+            raise RunnerError(f"backend = {self.settings.backend!r}: no request could be prepared to convert with")
+        most, adapter = self.settings.max_batch_size, self.models.adapter
+        sizes = sorted({1, min(2, most), most})
+        try:
+            # Requests that differ: a conversion that mixes the rows of a batch must show.
+            batches = [
+                adapter.collate([inputs[(k + other) % len(inputs)] for other in range(size)])
+                for k in range(len(inputs))
+                for size in sizes
+            ]
+        except USER_ERRORS as error:
+            raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
+        convert_models(self.models, batches, self.settings)
+
+    def _learn_rows(self, traffic: Traffic) -> None:
+        """See which rows of embedding tables a sample of the traffic looks up."""
+        if not any(instance.hot is not None for instance in self.models.instances):
+            return
+        inputs = [value for _, value in prepared_sample(self.models.adapter, traffic)]
+
+        def learn(instance: ModelInstance) -> None:
+            hot, until = instance.hot, time.perf_counter() + _LEARNING_S
+            assert hot is not None, "those without were left out"
+            with instance.guard(), hot.learning():
+                for value in inputs:
+                    try:
+                        batch = move(instance.collate([value]), instance.device, instance.dtype)
+                        call_model(hot.model, batch)
+                    except USER_ERRORS:  # a request that fails is reported when it is replayed
+                        continue
+                    if time.perf_counter() > until:
+                        return
+
+        for instance in self.models.distinct():
+            if instance.hot is not None:
+                as_worker(self.settings, partial(learn, instance))
 
     def protect(self) -> None:
-        """After warm-up: no compilation in a request's path from here on; an unseen shape runs uncompiled."""
+        """After warm-up: no compilation in a request's path from here on; an unseen shape runs uncompiled.
+
+        Memory is settled last, when all that stays is there.
+        """
         self.warmup.compilations = self.compiles.count
         self.warmup.compile_s = self.compiles.total_ns / 1e9
         if self.settings.compile != "off":
@@ -126,6 +187,11 @@ class Service:
         if self.settings.gc == "freeze" and self.collector is None:
             self.collector = IdleCollector()
             self.collector.install()
+        if self.settings.compile == "off":
+            for instance in self.models.distinct():
+                if instance.hot is not None:
+                    instance.hot.watch()  # without traffic to learn from, by the first requests
+        self.process.before_requests()
 
     def engine(
         self,
@@ -133,8 +199,18 @@ class Service:
         request_of: Callable[[int], Request],
         on_done: OnDone | None = None,
         settings: RunnerSettings | None = None,
+        given_up: Callable[[int], bool] | None = None,
     ) -> Engine:
-        """A new engine over the loaded instances, with the service's own settings unless others are given."""
+        """A new engine over the loaded instances, with the service's own settings unless others are given.
+
+        :raises RunnerError: another backend is to run the models, and no traffic was there to convert them with.
+        """
+        if self.settings.backend != "torch" and not self.models.conversions:
+            raise RunnerError(
+                f"backend = {self.settings.backend!r}: the model is not converted yet; warm_shapes() comes first"
+            )
+        for instance in self.models.instances:
+            instance.calls.reset()
         return Engine(
             adapter=self.models.adapter,
             instances=self.models.instances,
@@ -144,7 +220,19 @@ class Service:
             request_of=request_of,
             on_done=on_done,
             collector=self.collector,
+            given_up=given_up,
         )
+
+    def release(self) -> None:
+        """Give back what the settings changed for the whole process: its collector, the compiler's stance."""
+        self.compiles.detach()
+        if self.settings.compile != "off":
+            import torch
+
+            torch.compiler.set_stance("default")
+        if self.collector is not None:
+            self.collector.remove()
+            self.collector = None
 
     def predict(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Outcome]:
         """Run requests through the engine as fast as it takes them; outcomes in the same order.
@@ -162,7 +250,9 @@ class Service:
             room.release()
 
         patient = [replace(request, deadline_ms=None) for request in requests]
-        unlimited = self.settings.with_overrides({"timeout_ms": 0.0, "max_queue": 0})
+        unlimited = self.settings.with_overrides(
+            {"timeout_ms": 0.0, "max_queue": 0, "admission": "all", "keep_warm_ms": 0.0, "warmup_shapes": 0}
+        )
         engine = self.engine(recorder, patient.__getitem__, on_done, unlimited)
         engine.start()
         for slot in range(len(requests)):
@@ -174,7 +264,11 @@ class Service:
         return outcomes
 
     def evidence(self, traffic: Traffic) -> dict[str, Any]:
-        """What can be seen of the settings in the loaded service, for ``verify`` of the fixes."""
+        """What can be seen of the settings in the loaded service, for ``verify`` of the fixes.
+
+        What batches were is counted by the workers of the last engine, the last replay's where it is asked
+        for after one; modules, kernels, dtypes and layouts are those of one more forward pass.
+        """
         import torch
 
         found: dict[str, Any] = {
@@ -190,37 +284,49 @@ class Service:
             "gc_enabled": gc.isenabled(),
             "gc_frozen": gc.get_freeze_count(),
             "evaluates": self.models.adapter.has_evaluate(),
+            "relaid": self.models.relaid,
+            "compile_parts": self._has_parts(),
+            "conversions": self.models.conversions,
+            **summary(instance.calls for instance in self.models.instances),
         }
-        counted = self._census(traffic)
-        if counted is not None:
-            found["modules"] = dict(counted.modules)
-            found["dtypes"] = dict(counted.dtypes)
+        if self.settings.compile != "off":
+            found |= compiler_evidence(self.models.graphs)
+        seen = self._census(traffic)
+        return found if seen is None else found | asdict(seen)
+
+    def facts(self, traffic: Traffic) -> dict[str, Any]:
+        """What there is to change in the model: :meth:`evidence`, and what its linear layers take in each precision.
+
+        ``linear_ms`` is of a middling request alone; it is left out where the layers are not the model's own any
+        more, or none is there.
+        """
+        found = self.evidence(traffic)
+        settings = self.settings
+        plain = settings.compile == "off" and settings.backend == "torch" and settings.precision == "default"
+        inputs = self._representative(traffic, 1)
+        if plain and inputs and self.models.device == "cpu":
+            instance = self.models.instances[0]
+            try:
+                with instance.guard():
+                    found["linear_ms"] = linear_ms(instance.model, instance.collate(inputs[:1]))
+            except USER_ERRORS:  # the replay reports the failure with its request
+                return found
         return found
 
-    def _census(self, traffic: Traffic) -> KernelCensus | None:
-        if self.settings.compile != "off" or not len(traffic):
-            return None  # hooks on a compiled model would recompile it
+    def _has_parts(self) -> bool:
+        """Whether the model is a Python loop around parts of it that it names."""
+        return getattr(self.models.instances[0].model, "compile_parts", None) is not None
+
+    def _census(self, traffic: Traffic) -> Census | None:
         inputs = self._representative(traffic, 1)
         if not inputs:
             return None
         instance = self.models.instances[0]
+        # Hooks on a compiled model would compile it again, and a converted one has no modules.
+        plain = self.settings.compile == "off" and self.settings.backend == "torch"
         try:
-            return census(instance, instance.collate(inputs[:1]))
+            with instance.guard():
+                batch = instance.collate(inputs[:1])
+            return census(instance, batch, self.settings.keep_precision if plain else (), hooks=plain)
         except USER_ERRORS:  # the replay reports the failure with its request
             return None
-
-
-def _distinct(instances: list[Any]) -> list[Any]:
-    seen: dict[int, Any] = {}
-    for instance in instances:
-        seen.setdefault(id(instance.model), instance)
-    return list(seen.values())
-
-
-def _doubling(most: int) -> list[int]:
-    sizes = [1]
-    while sizes[-1] * 2 <= most:
-        sizes.append(sizes[-1] * 2)
-    if sizes[-1] != most:
-        sizes.append(most)
-    return sizes

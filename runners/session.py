@@ -17,7 +17,7 @@ from latfix.errors import InputError, LatfixError
 from latfix.record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize, write_json
 from latfix.runners.process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
-from latfix.spec import WorkloadSpec
+from latfix.spec import WorkloadSpec, traffic_arguments
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import save_schedule
 
@@ -204,6 +204,7 @@ def _first_meta(replay: Replay) -> dict[str, Any]:
         "seed": replay.seed,
         "scheduled": len(traffic),
         "traffic": dict(traffic.metadata),
+        "traffic_arguments": traffic_arguments(spec, traffic.metadata.get("mapping", {})),
         "traffic_sha256": schedule_digest(traffic),
         "versions": versions(),
         "started": _now(),

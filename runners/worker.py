@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from latfix.profilers.host import Account, PoolDelays, ThreadCounters, difference
+from latfix.errors import RunnerError
+from latfix.profilers.host import ThreadCounters, difference
 from latfix.runners.adapter import (
     USER_ERRORS,
-    call_model,
     describe,
     elements_and_length,
     move,
@@ -20,6 +21,13 @@ from latfix.runners.adapter import (
 )
 from latfix.runners.batcher import Formed, Waiting
 from latfix.runners.buffers import BufferPool
+from latfix.runners.calls import Calls
+from latfix.runners.compute import Ran, compute_on_cuda, compute_on_host
+from latfix.runners.delays import Delays
+from latfix.runners.hot_rows import HotRows
+from latfix.runners.keep_warm import Keeper
+from latfix.runners.operator_threads import limit_operator_threads
+from latfix.runners.steering import Ended
 from latfix.spans import SpanRecord, collect_spans
 from latfix.stages import Status
 from latfix.workload import Workload
@@ -43,6 +51,11 @@ class ModelInstance:
     :param collate: makes a batch; the adapter's, or a pool's.
     :param seen: shapes of batches that it has run.
     :param pool: whose ``collate`` that is, where there is one.
+    :param inference: batches run in ``torch.inference_mode`` instead of ``torch.no_grad``.
+    :param set_up: called in each thread that is going to call the model.
+    :param calls: what its worker's batches were.
+    :param resident: what ``prepare`` returned for a small request, for the worker to run on its own.
+    :param hot: rows of its embedding tables that are kept in the caches, where that is asked for.
     """
 
     adapter: Workload
@@ -52,6 +65,23 @@ class ModelInstance:
     collate: Collate
     seen: set[tuple[Any, ...]]
     pool: BufferPool | None = None
+    inference: bool = False
+    set_up: Callable[[], None] | None = None
+    calls: Calls = field(default_factory=Calls)
+    resident: Any = None
+    hot: HotRows | None = None
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """The mode that every batch runs in, at warm-up and when it is looked at as in requests.
+
+        Tensors made in one mode have other dispatch keys than those of the other: a compiled graph would be
+        compiled again for them, and a pool's buffers could not be written to.
+        """
+        import torch
+
+        if self.set_up is not None:
+            self.set_up()
+        return torch.inference_mode() if self.inference else torch.no_grad()
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
         """Whether no batch of these shapes has run here before; remembers them."""
@@ -71,16 +101,6 @@ class Outcome:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """A batch that ran; ``process_ns`` and ``spent`` are the process's and the thread's counters at its end."""
-
-    outputs: list[Any]
-    end_ns: int
-    process_ns: int
-    spent: Account
-
-
 class Worker:
     """Takes batches as long as there are any, on a thread of its own.
 
@@ -96,9 +116,12 @@ class Worker:
         self._own_finish = type(instance.adapter).finish is not Workload.finish
         self._counters: ThreadCounters
         self._stream: Any = None
-        self._batches = 0
-        self._throttled = 0
-        self._pool: PoolDelays | None = None
+        self._delays: Delays
+        self._ready, self._failure = threading.Event(), ""
+        self._in_inference_mode: Callable[[], bool]
+        self.keeper = Keeper(engine.settings, instance, number)
+        #: Threads that its operators run on; 0 before it has started.
+        self.operator_threads = 0
 
     @property
     def native_id(self) -> int:
@@ -111,51 +134,91 @@ class Worker:
         return self._instance.device
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; returns when it stands before the queue.
+
+        :raises RunnerError: it could not be set up.
+        """
         self._thread.start()
+        self._ready.wait()
+        if self._failure:
+            raise RunnerError(f"worker {self.number} could not be set up: {self._failure}")
 
     def join(self) -> None:
         """Wait for the thread's end."""
         self._thread.join()
 
     def _run(self) -> None:
-        import torch
-
-        settings = self._engine.settings
-        if settings.intra_op_threads:
-            torch.set_num_threads(settings.intra_op_threads)
-        if torch.get_num_threads() > 1 and self._instance.device == "cpu":
-            self._pool = self._engine.pool
-        if self._instance.device != "cpu":
-            self._stream = torch.cuda.Stream(self._instance.device)  # type: ignore[no-untyped-call]
-        self._counters = ThreadCounters()
-        self._engine.recorder.counters.append(self._counters)
-        collect_spans(self._spans)
-        self._throttled = self._engine.throttle.throttled_ns()
+        try:
+            self._set_up()
+        except USER_ERRORS as error:  # whoever starts the worker is told
+            self._failure = describe(error)
+            return
+        finally:
+            self._ready.set()
+        queue, gate = self._engine.queue, self._engine.gate
         free = time.perf_counter_ns()
-        with torch.no_grad():
-            while (formed := self._engine.queue.take(free)) is not None:
+        with self._instance.guard():
+            while True:
+                formed, free = self.keeper.next(queue, gate, free)
+                if formed is None:
+                    break
                 free = self._serve(formed, free)
+                if gate is not None:
+                    self.keeper.learn(formed.members, self._engine.recorder.input_elements)
                 self._engine.between_batches()
         self._counters.close()
 
+    def _set_up(self) -> None:
+        """Take the thread's place before its first operator: the framework's pool threads inherit it."""
+        import torch
+
+        cores = self._engine.places.worker(self.number)
+        self.operator_threads = limit_operator_threads(self._engine.settings, cores)
+        pooled = self.operator_threads > 1 and self._instance.device == "cpu"
+        self._delays = Delays(self._engine.throttle, self._engine.pool if pooled else None)
+        if self._instance.device != "cpu":
+            self._stream = torch.cuda.Stream(self._instance.device)  # type: ignore[no-untyped-call]
+        self._in_inference_mode = torch.is_inference_mode_enabled
+        self._counters = ThreadCounters()
+        self._engine.recorder.counters.append(self._counters)
+        collect_spans(self._spans)
+        with self._instance.guard():
+            self.keeper.settle(self._stream, self._counters)
+
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Run a batch and finish its members; returns when the worker was free again."""
-        live = []
-        for member in formed.members:
-            if member.expires_ns and formed.close_ns > member.expires_ns:
-                self._engine.recorder.taken[member.slot] = max(formed.open_ns, member.enqueued_ns)
-                self._end(member, Status.TIMEOUT, "deadline passed in the queue", formed.close_ns)
-            else:
-                live.append(member)
+        live = self._living(formed)
         if not live:
             return time.perf_counter_ns()
         batch_id = self._open(live, formed.open_ns, formed.close_ns, free_ns, retried=False)
+        steering = self._engine.steering
+        peak = steering.peak if steering is not None else None
+        if peak is not None:
+            peak.begin()
         try:
             ran = self._execute(batch_id, live)
         except USER_ERRORS as error:
             return self._retry(batch_id, live, error)
-        return self._finish(batch_id, live, ran)
+        need = peak.need_bytes() if peak is not None else 0
+        end = self._finish(batch_id, live, ran)
+        if steering is not None:
+            steering.served(Ended(formed, live, batch_id, free_ns, end, need), self._engine.recorder)
+        return end
+
+    def _living(self, formed: Formed) -> list[Waiting]:
+        """Members that are still worth serving; the others end here."""
+        taken = self._engine.recorder.taken
+        for member in formed.dropped:
+            taken[member.slot] = max(formed.open_ns, member.enqueued_ns)
+            self._end(member, Status.SHED, f"shed: {self._engine.why_dropped(member)}", formed.close_ns)
+        live = []
+        for member in formed.members:
+            if member.expires_ns and formed.close_ns > member.expires_ns:
+                taken[member.slot] = max(formed.open_ns, member.enqueued_ns)
+                self._end(member, Status.TIMEOUT, "deadline passed in the queue", formed.close_ns)
+            else:
+                live.append(member)
+        return live
 
     def _retry(self, batch_id: int, members: list[Waiting], error: BaseException) -> int:
         """A batch failed: run its members one by one, so that only the guilty one fails."""
@@ -202,7 +265,7 @@ class Worker:
         recorder.batch_values(batch_id, values)
         return batch_id
 
-    def _execute(self, batch_id: int, members: list[Waiting]) -> _Ran:
+    def _execute(self, batch_id: int, members: list[Waiting]) -> Ran:
         recorder = self._engine.recorder
         counters = self._counters
         memory = self._engine.memory
@@ -213,7 +276,7 @@ class Worker:
         elements, length = elements_and_length(tensors, 1)
         if self._stream is None and self._instance.dtype is not None:
             batch = move(batch, "cpu", self._instance.dtype)
-        pool = self._pool.read() if self._pool is not None else {}
+        self._delays.begin()
         middle, before = time.process_time_ns(), counters.snapshot()
         spent = difference(before, start)
         grown = memory.growth(opened, spent)
@@ -225,66 +288,23 @@ class Worker:
         }
         recorder.batch_values(batch_id, values)
         recorder.batch_account("collate", batch_id, (*spent, middle - opening, *grown))
-        compute = self._compute_host if self._stream is None else self._compute_cuda
-        output, end_ns = compute(batch, batch_id)
+        calls = self._instance.calls
+        reading = calls.begin()
+        if self._stream is None:
+            output, end_ns = compute_on_host(self._instance, batch, recorder.batch, batch_id)
+        else:
+            output, end_ns = compute_on_cuda(self._instance, self._stream, batch, recorder.batch, batch_id)
+        calls.end(reading, inference=self._in_inference_mode())
         after = counters.snapshot()
         spent = difference(after, before)
         process_ns = time.process_time_ns()
-        values = {"throttled_ns": self._throttle_growth(spent)}
-        if self._pool is not None:
-            values["pool_runq_ns"] = PoolDelays.largest_growth(pool, self._pool.read())
-            self._batches += 1
-            if self._batches in (1, 2, 16, 256):  # the pool appears with the first operators that use it
-                self._pool.refresh()
-        recorder.batch_values(batch_id, values)
+        recorder.batch_values(batch_id, self._delays.end(spent[1]))
         # Read whether or not it faulted, so that memory given back is seen.
         grown = memory.change(between, memory.read())
         recorder.batch_account("compute", batch_id, (*spent, process_ns - middle, *grown))
-        return _Ran(split_output(output, len(members)), end_ns, process_ns, after)
+        return Ran(split_output(output, len(members)), end_ns, process_ns, after)
 
-    def _throttle_growth(self, spent: Account) -> int:
-        """Growth of the cgroup's throttled time, read only where run-queue delay makes it worth the read."""
-        run_delay = spent[1]
-        if run_delay < 1_000_000 or not self._engine.throttle.available:
-            return 0
-        now = self._engine.throttle.throttled_ns()
-        growth, self._throttled = now - self._throttled, now
-        return growth
-
-    def _compute_host(self, batch: Any, batch_id: int) -> tuple[Any, int]:
-        stamp = self._engine.recorder.batch
-        # There is no device to copy to or from: the copy stages have no length.
-        stamp["collated_ns"][batch_id] = stamp["h2d_end_ns"][batch_id] = time.perf_counter_ns()
-        output = call_model(self._instance.model, batch)
-        stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = end = time.perf_counter_ns()
-        if self._instance.pool is not None:
-            output = self._instance.pool.release(output)
-        return output, end
-
-    def _compute_cuda(self, batch: Any, batch_id: int) -> tuple[Any, int]:
-        import torch
-
-        stamp = self._engine.recorder.batch
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]  # type: ignore[no-untyped-call]
-        stamp["collated_ns"][batch_id] = time.perf_counter_ns()
-        with torch.cuda.stream(self._stream):
-            events[0].record(self._stream)
-            inputs = move(batch, self._instance.device, self._instance.dtype)
-            events[1].record(self._stream)
-            output = call_model(self._instance.model, inputs)
-            events[2].record(self._stream)
-            host = move(output, "cpu")
-            events[3].record(self._stream)
-            self._stream.synchronize()
-        end = time.perf_counter_ns()
-        # The device's timeline is anchored to the host's clock at the synchronization that ends the batch.
-        compute_end = end - int(events[2].elapsed_time(events[3]) * 1e6)
-        stamp["h2d_end_ns"][batch_id] = compute_end - int(events[1].elapsed_time(events[2]) * 1e6)
-        stamp["compute_end_ns"][batch_id] = compute_end
-        stamp["d2h_end_ns"][batch_id] = end
-        return host, end
-
-    def _finish(self, batch_id: int, members: list[Waiting], ran: _Ran) -> int:
+    def _finish(self, batch_id: int, members: list[Waiting], ran: Ran) -> int:
         engine, recorder, counters = self._engine, self._engine.recorder, self._counters
         now, process_ns, before = ran.end_ns, ran.process_ns, ran.spent
         self._spans.clear()  # of collate or the model: no part of any member's finish

@@ -1,0 +1,72 @@
+"""What the runner's process answers when it is asked about its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.record import SCHEDULE
+from latfix.runners.guard import judge
+from latfix.runners.process import RunnerProcess
+from latfix.settings import RunnerSettings
+from latfix.traffic.model import Traffic
+from latfix.traffic.store import save_schedule
+
+WriteWorkload = Callable[..., Path]
+
+SMALL = """
+import torch
+from latfix import Request, Workload
+
+class Small(Workload):
+    def load(self, device):
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
+
+    def prepare(self, request):
+        return torch.randn(64, generator=torch.Generator().manual_seed(int(request.features["value"])))
+
+    def evaluate(self, predict):
+        outputs = predict([Request(id=str(k), arrival_s=0.0, features={"value": k}) for k in range(64)])
+        return sum(int(output.float().argmax()) == k % 4 for k, output in enumerate(outputs)) / 64
+"""
+
+
+@pytest.mark.e2e
+def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    folder = write_workload(tmp_path / "small", adapter=SMALL)
+    n = 40
+    traffic = Traffic(
+        arrival_ns=np.arange(n) * 1_000_000,
+        ids=[str(k) for k in range(n)],
+        priority=np.zeros(n, dtype=np.int8),
+        sessions=[None] * n,
+        deadline_ms=np.full(n, np.nan),
+        features={"value": np.arange(n)},
+        payloads=[None] * n,
+    )
+    save_schedule(traffic, tmp_path / SCHEDULE)
+    plain = RunnerSettings(device="cpu", intra_op_threads=1)
+    reference = str(tmp_path / "original.npz")
+    with RunnerProcess(folder, "adapter:Small", plain, tmp_path / "log") as process:
+        process.start()
+        facts = process.command("facts", folder=str(tmp_path))["facts"]
+        original = process.command("evaluate", folder=str(tmp_path), save=reference)
+        layers = process.command("sensitivity", folder=str(tmp_path), precision="bf16", max_drop=1.0, budget_s=30.0)[
+            "sensitivity"
+        ]
+    assert facts["modules"]["torch.nn.modules.linear.Linear"] == 2 and facts["linear_ms"]["default"] > 0
+    assert original["loss"] is None and 0 <= original["lo"] <= original["score"] <= original["hi"]
+    assert {name for layer in layers["layers"] for name in layer["names"]} == {"0", "2"}
+    assert layers["keep"] == {} and layers["trials"][0]["allowed"] and "2 layers changed" in layers["reason"]
+    with RunnerProcess(
+        folder, "adapter:Small", plain.with_overrides({"precision": "bf16"}), tmp_path / "log"
+    ) as process:
+        process.start()
+        changed = process.command("evaluate", folder=str(tmp_path), reference=reference, max_drop=1.0)
+    assert changed["loss"] == pytest.approx(original["score"] - changed["score"])
+    assert changed["loss_lo"] < changed["loss"] < changed["loss_hi"] and 0 < changed["deviation"] < 0.05
+    assert judge(changed, original["score"], 1.0)[0]
