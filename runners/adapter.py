@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.errors import InputError, RunnerError
+from latfix.model_content import is_model_file
 from latfix.workload import Workload
 
 if TYPE_CHECKING:
     import torch
+
+    from latfix.traffic.model import Traffic
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter fails one request
 #: only, and so does a panic in a native library, which is no ``Exception`` either.
@@ -21,11 +24,16 @@ USER_ERRORS = (BaseException,)
 
 
 def load_adapter(folder: Path, entry: str) -> Workload:
-    """An instance of the adapter that ``entry`` (``file:Class``) names in ``folder``.
+    """An instance of the adapter that ``entry`` (``file:Class``) names in ``folder``, or of latfix's own over a model
+    file.
 
-    :raises InputError: the file or class is missing, or it is no :class:`latfix.Workload`.
-    :raises RunnerError: the file does not import, or the class does not construct.
+    :raises InputError: the file or class is missing, or it is no :class:`latfix.Workload`; a model file is wrong.
+    :raises RunnerError: the file does not import, or the class does not construct; nothing here runs a model file.
     """
+    if is_model_file(entry):
+        from latfix.runners.model_files.workload import load_file_workload
+
+        return load_file_workload(folder, entry)
     module_name, _, class_name = entry.partition(":")
     path = folder / f"{module_name}.py"
     if not path.is_file():
@@ -57,6 +65,28 @@ def load_adapter(folder: Path, entry: str) -> Workload:
         raise RunnerError(f"{path}: {class_name}() raised {describe(error)}") from error
     adapter.folder = folder
     return adapter
+
+
+def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
+    """See that a model file takes batches as large as the settings allow; an adapter of the user's own knows itself.
+
+    :raises InputError: its batch dimension is fixed at less.
+    """
+    from latfix.runners.model_files.workload import FileWorkload
+
+    if isinstance(adapter, FileWorkload):
+        adapter.check_batch(max_batch_size)
+
+
+def check_inputs(adapter: Workload, traffic: Traffic) -> None:
+    """See that the traffic gives a model file every size that it needs, before anything is replayed.
+
+    :raises InputError: it does not; with the lines to write.
+    """
+    from latfix.runners.model_files.workload import FileWorkload
+
+    if isinstance(adapter, FileWorkload):
+        adapter.check_traffic(traffic)
 
 
 def describe(error: BaseException) -> str:

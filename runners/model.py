@@ -1,26 +1,29 @@
-"""Loading model instances, changing them as the settings ask, and the evidence that the change took effect."""
+"""Loading model instances and changing them as the settings ask."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-import warnings
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfix.errors import RunnerError
-from latfix.runners.adapter import USER_ERRORS, call_model, describe, load_adapter, move
+from latfix.errors import InputError, RunnerError
+from latfix.runners.adapter import USER_ERRORS, check_batch_size, describe, load_adapter
 from latfix.runners.buffers import BufferPool
+from latfix.runners.calls import Calls, Tally
+from latfix.runners.compiled import Graphs, compiled, configure_compiler
+from latfix.runners.operators import choose_attention, in_channels_last
+from latfix.runners.precision import answers_bf16, in_precision
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
 from latfix.workload import Workload
 
 if TYPE_CHECKING:
     import torch
+
+#: Precisions that a backend computes in; torch does all.
+_BACKEND_PRECISIONS = {"onnxruntime": ("default",), "openvino": ("default", "bf16")}
 
 
 @dataclass(slots=True)
@@ -30,6 +33,10 @@ class LoadedModels:
     :param instances: one a worker, or the same one for each where ``shared_model`` is set.
     :param pools: buffer pools in use, for their counters.
     :param load_s: seconds that loading took.
+    :param tally: counts what replaces the models' own operators.
+    :param graphs: what the compiler was given.
+    :param relaid: weights that ``memory_format`` laid out anew.
+    :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
     """
 
     adapter: Workload
@@ -37,6 +44,23 @@ class LoadedModels:
     device: str
     pools: list[BufferPool] = field(default_factory=list)
     load_s: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+    graphs: Graphs = field(default_factory=Graphs)
+    relaid: int = 0
+    conversions: list[dict[str, Any]] = field(default_factory=list)
+
+    def distinct(self) -> list[ModelInstance]:
+        """Instances with a model of their own: one for all where they share it."""
+        seen: dict[int, ModelInstance] = {}
+        for instance in self.instances:
+            seen.setdefault(id(instance.model), instance)
+        return list(seen.values())
+
+    def replace_model(self, old: Any, new: Any) -> None:
+        """Have every instance that runs ``old`` run ``new``."""
+        for instance in self.instances:
+            if instance.model is old:
+                instance.model = new
 
 
 def resolve_device(wanted: str) -> str:
@@ -56,35 +80,65 @@ def resolve_device(wanted: str) -> str:
 
 
 def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedModels:
-    """Load the workload's model once a worker and apply precision, compilation and pooling.
+    """Load the workload's model once a worker and apply precision, layout, compilation and pooling.
+
+    A conversion to another backend needs inputs and comes later: :func:`convert_models`.
 
     :raises RunnerError: the adapter or its model failed.
+    :raises InputError: the settings contradict each other.
     """
     import torch
 
     started = time.perf_counter()
     torch.manual_seed(settings.seed)
     device = resolve_device(settings.device)
+    _check_backend(settings, device)
     if settings.intra_op_threads:
         torch.set_num_threads(settings.intra_op_threads)
+    choose_attention(settings.attention)
     loaded: LoadedModels | None = None
     model: Any = None
     for number in range(settings.workers):
         if number == 0 or not settings.shared_model:
             adapter = load_adapter(folder, entry)
-            model = _load_one(adapter, device, settings)
-        if loaded is None:
-            loaded = LoadedModels(adapter, [], device)
+            check_batch_size(adapter, settings.max_batch_size)
+            if loaded is None:
+                loaded = LoadedModels(adapter, [], device)
+            model = _load_one(adapter, device, settings, loaded)
+        assert loaded is not None, "the first worker makes it"
         collate, pool = adapter.collate, None
         if settings.buffer_pool and pool_applies(adapter):
             pool = BufferPool()
             loaded.pools.append(pool)
             collate = pool.collate
-        dtype = torch.bfloat16 if settings.precision == "bf16" else None
-        loaded.instances.append(ModelInstance(adapter, model, device, dtype, collate, set(), pool))
+        dtype = _input_dtype(settings)
+        instance = ModelInstance(adapter, model, device, dtype, collate, set(), pool)
+        instance.inference = settings.inference_mode
+        if settings.compile != "off":
+            instance.set_up = configure_compiler
+        if settings.compile != "off" or settings.backend != "torch":
+            instance.calls = Calls(tally=loaded.tally)
+        loaded.instances.append(instance)
     assert loaded is not None, "settings.workers is at least 1"
     loaded.load_s = time.perf_counter() - started
     return loaded
+
+
+def convert_models(models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings) -> None:
+    """Have another backend run the models, where the settings ask for it; they are converted once.
+
+    :param batches: of the traffic's own inputs, of several sizes.
+    :raises InputError: the backend is not installed.
+    :raises RunnerError: a model cannot be converted, or answers something else then.
+    """
+    if settings.backend == "torch" or models.conversions:
+        return
+    from latfix.runners.converted import convert
+
+    for instance in models.distinct():
+        model, conversion = convert(instance.model, batches, settings, models.adapter.folder, models.tally)
+        models.replace_model(instance.model, model)
+        models.conversions.append(conversion.to_json())
 
 
 def pool_applies(adapter: Workload) -> bool:
@@ -92,7 +146,31 @@ def pool_applies(adapter: Workload) -> bool:
     return type(adapter).collate is Workload.collate
 
 
-def _load_one(adapter: Workload, device: str, settings: RunnerSettings) -> Any:
+def _check_backend(settings: RunnerSettings, device: str) -> None:
+    backend = settings.backend
+    if backend == "torch":
+        return
+    said = f"backend = {backend!r}"
+    if device != "cpu":
+        raise InputError(f"{said}: found device {device}; expected the CPU; use backend = 'torch'")
+    if settings.precision not in _BACKEND_PRECISIONS[backend]:
+        known = " or ".join(repr(precision) for precision in _BACKEND_PRECISIONS[backend])
+        raise InputError(f"{said}: found precision = {settings.precision!r}; expected {known}")
+    if settings.keep_precision and settings.precision != "default":
+        raise InputError(f"{said}: found keep_precision, which only torch knows; expected none")
+    for name, neutral in (("compile", "off"), ("memory_format", "default"), ("attention", "default")):
+        value = getattr(settings, name)
+        if value != neutral:
+            raise InputError(f"{said}: found {name} = {value!r}, which only torch knows; expected {neutral!r}")
+
+
+def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
+    import torch
+
+    return torch.bfloat16 if answers_bf16(settings.precision) and settings.backend == "torch" else None
+
+
+def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
     import torch
 
     try:
@@ -103,90 +181,13 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings) -> Any:
         found = type(model).__name__
         raise RunnerError(f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module")
     model.eval()
+    if settings.backend != "torch":
+        return model
     try:
-        return _compiled(_in_precision(model, settings), settings)
+        model = in_precision(model, settings.precision, settings.keep_precision)
+        if settings.memory_format == "channels_last":
+            loaded.relaid += in_channels_last(model)
+        return model if settings.compile == "off" else compiled(model, loaded.tally, loaded.graphs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         what = f"precision = {settings.precision!r}, compile = {settings.compile!r}"
         raise RunnerError(f"changing the model ({what}) raised {describe(error)}") from error
-
-
-def _in_precision(model: torch.nn.Module, settings: RunnerSettings) -> torch.nn.Module:
-    import torch
-
-    if settings.precision == "bf16":
-        return model.to(torch.bfloat16)
-    if settings.precision == "int8_dynamic":
-        with warnings.catch_warnings():
-            # Deprecated in favor of torchao, whose int8 pays only when compiled; this one works today.
-            warnings.simplefilter("ignore")
-            quantized: torch.nn.Module = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
-                model, {torch.nn.Linear}, dtype=torch.qint8
-            )
-        return quantized
-    return model
-
-
-def _compiled(model: torch.nn.Module, settings: RunnerSettings) -> Any:
-    if settings.compile == "off":
-        return model
-    import torch
-    import torch._dynamo
-    import torch._inductor.config
-
-    torch._inductor.config.freezing = True
-    torch._dynamo.config.recompile_limit = 64
-    parts = getattr(model, "compile_parts", None)
-    if parts is None:
-        return torch.compile(model, dynamic=True)
-    # A model with a Python loop of its own (token by token) names what is worth compiling inside it.
-    for name in parts():
-        setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
-    return model
-
-
-def compiler_missing() -> str:
-    """Why ``torch.compile`` cannot work here; empty where it can."""
-    wanted = os.environ.get("CXX", "g++")
-    if any(shutil.which(name) for name in (wanted, "g++", "clang++")):
-        return ""
-    return "torch.compile needs a C++ compiler and found neither g++ nor clang++"
-
-
-def _does_work(module: torch.nn.Module) -> bool:
-    """A leaf, or a module of the framework's own whose children only hold its parameters (int8 layers)."""
-    return not list(module.children()) or ".quantized." in type(module).__module__
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCensus:
-    """What ran in one forward pass: leaf modules by type, and output types by dtype."""
-
-    modules: Mapping[str, int]
-    dtypes: Mapping[str, int]
-
-
-def census(instance: ModelInstance, batch: Any) -> KernelCensus:
-    """Run ``batch`` once with hooks on the leaf modules and count what ran.
-
-    Hooks sit on the uncompiled module: call it before the measured run, on an instance that is not compiled.
-    """
-    import torch
-
-    modules: Counter[str] = Counter()
-    dtypes: Counter[str] = Counter()
-
-    def note(module: Any, inputs: Any, output: Any) -> None:
-        del inputs
-        kind = type(module)
-        modules[f"{kind.__module__}.{kind.__qualname__}"] += 1
-        if isinstance(output, torch.Tensor):
-            dtypes[str(output.dtype).removeprefix("torch.")] += 1
-
-    handles = [module.register_forward_hook(note) for module in instance.model.modules() if _does_work(module)]
-    try:
-        with torch.no_grad():
-            call_model(instance.model, move(batch, instance.device, instance.dtype))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return KernelCensus(dict(modules), dict(dtypes))

@@ -10,11 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.errors import RunnerError
+from latfix.errors import InputError, RunnerError
 from latfix.record import RunRecord
 from latfix.runners.accuracy import evaluate, save_outputs
-from latfix.runners.fixes import FIXES, Applied
-from latfix.runners.model import compiler_missing, load_models, pool_applies, resolve_device
+from latfix.runners.compiled import compiler_missing
+from latfix.runners.fixes import (
+    Applied,
+    Fix,
+    dispatch_inference_mode,
+    fuse_attention,
+    fuse_channels_last,
+    fuse_compile,
+    quantize_bf16,
+    quantize_int8_dynamic,
+    quantize_int8_excluded,
+    quantize_int8_weight_only,
+    warmup_shapes,
+)
+from latfix.runners.model import load_models, pool_applies, resolve_device
 from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.model import Traffic
@@ -60,6 +73,55 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.full((4,), float(request.features["value"]))
 """
+#: Convolutions, as images are looked at.
+IMAGES = """
+import torch
+from latfix import Workload
+
+class Plain(Workload):
+    def load(self, device):
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+
+    def prepare(self, request):
+        return torch.full((3, 9, 9), float(request.features["value"]))
+"""
+#: One attention over as many tokens as the request's value says, and two more.
+ATTENTION = """
+import torch
+from latfix import Workload
+
+class Attends(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.project(x).view(x.shape[0], x.shape[1], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).sum((1, 2))
+
+class Plain(Workload):
+    def load(self, device):
+        torch.manual_seed(1)
+        return Attends()
+
+    def prepare(self, request):
+        return torch.ones(2 + int(request.features["value"]), 8)
+"""
+BY_ID: dict[str, Fix] = {
+    module.FIX.id: module.FIX
+    for module in (
+        dispatch_inference_mode,
+        fuse_attention,
+        fuse_channels_last,
+        fuse_compile,
+        quantize_bf16,
+        quantize_int8_dynamic,
+        quantize_int8_excluded,
+        quantize_int8_weight_only,
+        warmup_shapes,
+    )
+}
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +177,7 @@ def effective(fix: str, service: Service) -> tuple[bool, str]:
         samples={},
         traffic=traffic(),
     )
-    known = next(one for one in FIXES if one.id == fix)
-    found = known.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
+    found = BY_ID[fix].verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
     return found.effective, found.evidence
 
 
@@ -212,9 +273,9 @@ def test_pools_are_one_a_worker_and_only_for_the_default_collate(
 
 def test_warm_up_runs_every_size_up_to_the_largest_batch(linear: Path) -> None:
     service = loaded(linear, warmup_shapes=3, max_batch_size=6)
-    # One input size, though three are asked for at most; batches of 1, 2, 4 and 6 of each that is run.
-    assert service.warmup.batches == service.warmup.shapes * 4
-    assert {key[0][0] for key in service.models.instances[0].seen} == {1, 2, 4, 6}
+    # One input size, though three are asked for at most; every size of a batch, because they are few.
+    assert service.warmup.shapes == 1 and service.warmup.batches == 6
+    assert {key[0][0] for key in service.models.instances[0].seen} == {1, 2, 3, 4, 5, 6}
     assert effective("warmup.shapes", service)[0]
     assert not effective("warmup.shapes", loaded(linear))[0]
 
@@ -246,10 +307,10 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latfix.runners.model.shutil.which", lambda *_: None)
+    monkeypatch.setattr("latfix.runners.compiled.shutil.which", lambda *_: None)
     assert "C++ compiler" in compiler_missing()
     monkeypatch.setattr(
-        "latfix.runners.model.shutil.which", lambda name: f"/bin/{name}" if name == "clang++" else None
+        "latfix.runners.compiled.shutil.which", lambda name: f"/bin/{name}" if name == "clang++" else None
     )
     assert compiler_missing() == ""
 
@@ -271,7 +332,7 @@ def test_compiling_wraps_the_model_or_the_parts_that_it_names(
     load_models(linear, "adapter:Small", settings(compile="off"))
     assert given == []
     model = load_models(linear, "adapter:Small", settings(compile="dynamic")).instances[0].model
-    assert given == [(model, {"dynamic": True})]
+    assert [(what, how.pop("dynamic"), list(how)) for what, how in given] == [(model, True, ["backend"])]
     assert torch._inductor.config.freezing
     given.clear()
     parts = NO_LINEAR.replace(
@@ -289,5 +350,139 @@ def test_a_compiled_model_is_not_looked_into(linear: Path, monkeypatch: pytest.M
     """Hooks would make it compile again."""
     monkeypatch.setattr(torch, "compile", lambda what, **_: what)
     service = loaded(linear, compile="dynamic")
-    assert "modules" not in service.evidence(traffic())
+    service.predict([traffic().request(k) for k in range(3)])
+    seen = service.evidence(traffic())
+    assert seen["modules"] == {} and seen["graphs"] == 0
+    assert (seen["batches_run"], seen["batches_replaced"]) == (3, 0)
     assert not effective("fuse.compile", service)[0], "no compilation happened"
+
+
+def test_layers_that_are_kept_stay_as_they_are(linear: Path) -> None:
+    service = loaded(linear, precision="int8_dynamic", keep_precision=["2"])
+    model = service.models.instances[0].model
+    assert type(model[2]) is torch.nn.Linear
+    assert "quantized.dynamic" in type(model[0]).__module__
+    found, evidence = effective("quantize.int8_excluded", service)
+    assert found, evidence
+    assert evidence.startswith("1 of 3 ") and evidence.endswith("1 ran as they were: 2")
+    assert not effective("quantize.int8_excluded", loaded(linear, precision="int8_dynamic"))[0]
+    assert not effective("quantize.int8_excluded", loaded(linear, keep_precision=["2"]))[0]
+
+
+def test_a_kept_module_that_is_not_there_is_refused(linear: Path) -> None:
+    with pytest.raises(InputError, match=r"keep_precision: found '02', which is no module of Sequential"):
+        loaded(linear, precision="int8_dynamic", keep_precision=["02"])
+
+
+def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    wide = LINEAR.replace("Linear(8, 16)", "Linear(16, 16)").replace("randn(8,", "randn(16,")
+    folder = write_workload(tmp_path / "linear", adapter=wide)
+    service = loaded(folder, precision="int8_weight_only")
+    buffers = dict(service.models.instances[0].model.named_buffers())
+    assert buffers["0.weight"].dtype is buffers["2.weight"].dtype is torch.int8
+    found, evidence = effective("quantize.int8_weight_only", service)
+    assert found, evidence
+    assert "2 layers" in evidence and "2 packed int8 products" in evidence
+    assert not effective("quantize.int8_weight_only", loaded(folder))[0]
+    assert not effective("quantize.int8_weight_only", loaded(folder, precision="int8_dynamic"))[0]
+    assert not effective("quantize.int8_weight_only", loaded(folder, precision="bf16"))[0]
+    exact, rounded = (
+        torch.stack([o.output.float() for o in one.predict([traffic().request(k) for k in range(6)])])
+        for one in (loaded(folder), service)
+    )
+    assert 0 < float((exact - rounded).abs().max()) < 0.03 * float(exact.abs().max())
+
+
+def test_batches_run_in_inference_mode_from_warm_up_on(linear: Path) -> None:
+    """The pool's buffers are made in the mode that writes to them later, also when the service is looked at."""
+    service = loaded(linear, inference_mode=True, buffer_pool=True, warmup_shapes=2, max_batch_size=2)
+    outcomes = service.predict([traffic().request(k) for k in range(5)])
+    assert [outcome.error for outcome in outcomes] == [""] * 5
+    assert all(outcome.output.is_inference() for outcome in outcomes)
+    found, evidence = effective("dispatch.inference_mode", service)
+    assert found, evidence
+    without = loaded(linear)
+    without.predict([traffic().request(0)])
+    assert effective("dispatch.inference_mode", without) == (False, "0 of 1 batches ran in inference mode")
+
+
+def test_images_lie_with_channels_last(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    folder = write_workload(tmp_path / "images", adapter=IMAGES)
+    before, after = loaded(folder), loaded(folder, memory_format="channels_last")
+    assert before.evidence(traffic())["layouts"] == {"contiguous": 3}
+    assert after.evidence(traffic())["layouts"] == {"channels_last": 3}
+    found, evidence = effective("fuse.channels_last", after)
+    assert found, evidence
+    assert evidence.startswith("2 weights ")
+    assert not effective("fuse.channels_last", before)[0]
+    requests = [traffic().request(k) for k in range(3)]
+    for a, b in zip(before.predict(requests), after.predict(requests), strict=True):
+        assert torch.allclose(a.output, b.output, atol=1e-5), (a.error, b.error)
+
+
+def test_images_that_lay_so_before_are_no_effect(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    own = IMAGES.replace(
+        "torch.nn.Conv2d(8, 4, 3))", "torch.nn.Conv2d(8, 4, 3)).to(memory_format=torch.channels_last)"
+    )
+    folder = write_workload(tmp_path / "images", adapter=own)
+    found, evidence = effective("fuse.channels_last", loaded(folder, memory_format="channels_last"))
+    assert not found and evidence.startswith("0 weights "), evidence
+
+
+@pytest.mark.usefixtures("restored_attention")
+def test_the_kernel_of_attention_is_chosen_and_seen(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    folder = write_workload(tmp_path / "attention", adapter=ATTENTION)
+    before = loaded(folder)
+    assert before.evidence(traffic())["kernels"]["aten::_scaled_dot_product_flash_attention_for_cpu"] == 1
+    assert not effective("fuse.attention", before)[0]
+    found, evidence = effective("fuse.attention", loaded(folder, attention="math"))
+    assert found, evidence
+    kernels = loaded(folder, attention="flash").evidence(traffic())["kernels"]
+    assert kernels["aten::_scaled_dot_product_flash_attention_for_cpu"] == 1
+
+
+@pytest.fixture
+def restored_attention() -> Iterator[None]:
+    """The choice holds for the whole process; put it back."""
+    cuda: Any = torch.backends.cuda
+    before = (
+        cuda.math_sdp_enabled(),
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
+    yield
+    cuda.enable_math_sdp(before[0])
+    cuda.enable_flash_sdp(before[1])
+    cuda.enable_mem_efficient_sdp(before[2])
+    cuda.enable_cudnn_sdp(before[3])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"backend": "onnxruntime", "precision": "bf16"}, r"found precision = 'bf16'; expected 'default'"),
+        ({"backend": "openvino", "precision": "int8_dynamic"}, r"expected 'default' or 'bf16'"),
+        ({"backend": "onnxruntime", "compile": "dynamic"}, r"found compile = 'dynamic'"),
+        ({"backend": "openvino", "precision": "bf16", "keep_precision": ("0",)}, r"found keep_precision, which"),
+        ({"backend": "openvino", "memory_format": "channels_last"}, r"found memory_format = 'channels_last'"),
+    ],
+)
+def test_settings_that_another_backend_would_ignore_are_refused(linear: Path, values: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_models(linear, "adapter:Small", settings(**values))
+
+
+def test_a_backend_without_a_converted_model_serves_nothing(linear: Path) -> None:
+    service = Service(linear, "adapter:Small", settings(backend="onnxruntime"))
+    service.load()
+    with pytest.raises(RunnerError, match="not converted yet"):
+        service.predict([traffic().request(0)])
+
+
+def test_facts_hold_what_layers_take_in_each_precision(linear: Path, no_linear: Path) -> None:
+    facts = loaded(linear).facts(traffic())
+    assert set(facts["linear_ms"]) == {"default", "bf16", "int8_dynamic", "int8_weight_only"}
+    assert all(value > 0 for value in facts["linear_ms"].values())
+    assert loaded(no_linear).facts(traffic())["linear_ms"] == {}
+    assert "linear_ms" not in loaded(linear, precision="bf16").facts(traffic())
