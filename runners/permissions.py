@@ -1,0 +1,111 @@
+"""What this process is allowed to do to its own priority and memory, read before it is tried."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+#: Bits of the effective capability set (``capability.h``).
+CAP_IPC_LOCK = 14
+CAP_SYS_NICE = 23
+_MIB = 1 << 20
+
+
+def has_capability(bit: int, status: Path = Path("/proc/self/status")) -> bool:
+    """Whether the capability is in this process's effective set; ``False`` where the system has none."""
+    return bool(int(status_field("CapEff", status) or "0", 16) >> bit & 1)
+
+
+def status_field(name: str, status: Path = Path("/proc/self/status")) -> str:
+    """A field of ``/proc/self/status``; empty where there is none."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")), "")
+
+
+def status_bytes(name: str) -> int:
+    """A field of ``/proc/self/status`` that is given in kB, as bytes; 0 where there is none."""
+    value = status_field(name).partition(" ")[0]
+    return int(value) * 1024 if value.isdigit() else 0
+
+
+def current_nice() -> int:
+    """The nice value of the calling thread."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def least_nice() -> int:
+    """The lowest nice value that this process may give itself; its own where it may not lower it."""
+    if sys.platform == "linux":
+        import resource
+
+        if has_capability(CAP_SYS_NICE):
+            return -20
+        # The limit counts from 1 (nice 19) to 40 (nice -20).
+        soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
+        lowest = -20 if soft == resource.RLIM_INFINITY else 20 - min(max(soft, 0), 40)
+        return min(current_nice(), lowest)
+    return -20 if os.geteuid() == 0 else current_nice()
+
+
+def lockable_bytes() -> int | None:
+    """Bytes that this process may lock into memory; ``None`` for no limit, 0 where it cannot be told."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if has_capability(CAP_IPC_LOCK) or soft == resource.RLIM_INFINITY:
+        return None
+    return soft
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping, within the cgroup's limit; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    known = [left for left in (free or None, cgroup_room()) if left is not None]
+    return max(min(known), 1) if known else 0
+
+
+def cgroup_room(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the memory limits of this process's cgroup and of those above it leave; ``None`` without any limit."""
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        return None
+    rooms = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            top, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inner = top / group.lstrip("/")
+        rooms += [_room(folder, *names) for folder in {top, inner, *inner.parents} if folder.is_relative_to(top)]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _room(folder: Path, limit: str, usage: str, droppable: str) -> int | None:
+    """What one cgroup's limit leaves; cached files that the kernel would drop first count as free."""
+    try:
+        most, used = ((folder / name).read_text().strip() for name in (limit, usage))
+        stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if not most.isdigit():  # "max"
+        return None
+    return max(int(most) - max(int(used) - int(stat.get(droppable, 0)), 0), 0)
+
+
+def mib(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / _MIB:,.0f} MiB" if size >= 10 * _MIB else f"{size / _MIB:.1f} MiB"

@@ -1,0 +1,142 @@
+"""Which cores this process may use, and which of them share a core, a last-level cache or a memory node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Cores = tuple[int, ...]
+
+_SYSFS = Path("/sys/devices/system")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """Cores that share a memory node and a last-level cache.
+
+    :param node: number of the NUMA node; -1 where the system does not tell.
+    """
+
+    node: int
+    cores: Cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The cores that this process may use; none where the system has no affinity to read or set.
+
+    :param cores: logical cores, ascending.
+    :param physical: the same cores, grouped by the physical core that they are threads of.
+    :param domains: the same cores, grouped by memory node and last-level cache.
+    """
+
+    cores: Cores
+    physical: tuple[Cores, ...]
+    domains: tuple[Domain, ...]
+
+    def physical_of(self, domain: Domain) -> tuple[Cores, ...]:
+        """The physical cores that lie in ``domain``."""
+        inside = set(domain.cores)
+        return tuple(group for group in self.physical if group[0] in inside)
+
+
+def parse_cores(text: str) -> Cores:
+    """The cores of a kernel list such as ``0-3,8``.
+
+    :raises ValueError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def cores_text(cores: Iterable[int]) -> str:
+    """Cores as the kernel writes them: ``0-3,8``."""
+    parts: list[list[int]] = []
+    for core in sorted(set(cores)):
+        if parts and core == parts[-1][-1] + 1:
+            parts[-1].append(core)
+        else:
+            parts.append([core])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def allowed_cores() -> Cores:
+    """Cores that this process may run on; none where the system does not tell (macOS)."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
+def read_topology(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -> Topology:
+    """The topology of ``allowed`` cores, by default those of this process.
+
+    What ``/sys`` does not tell counts as not shared, except the memory node: without one, all cores are on the same.
+    """
+    cores = tuple(sorted(allowed_cores() if allowed is None else set(allowed)))
+    siblings = {core: _core_list(sysfs / f"cpu/cpu{core}/topology/thread_siblings_list", core) for core in cores}
+    nodes = _nodes(sysfs)
+    caches = {core: _last_level_cache(sysfs, core) for core in cores}
+    keys: dict[tuple[int, Cores], list[int]] = {}
+    for core in cores:
+        keys.setdefault((nodes.get(core, -1), caches[core]), []).append(core)
+    return Topology(
+        cores=cores,
+        physical=_grouped(cores, siblings),
+        domains=tuple(Domain(node=node, cores=tuple(group)) for (node, _), group in keys.items()),
+    )
+
+
+def _grouped(cores: Cores, siblings: Mapping[int, Cores]) -> tuple[Cores, ...]:
+    groups: dict[Cores, list[int]] = {}
+    for core in cores:
+        groups.setdefault(siblings[core], []).append(core)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _core_list(path: Path, otherwise: int) -> Cores:
+    try:
+        return parse_cores(path.read_text()) or (otherwise,)
+    except (OSError, ValueError):
+        return (otherwise,)
+
+
+def _nodes(sysfs: Path) -> dict[int, int]:
+    """The memory node of each core."""
+    found: dict[int, int] = {}
+    for folder in sorted((sysfs / "node").glob("node[0-9]*")):
+        try:
+            found |= dict.fromkeys(parse_cores((folder / "cpulist").read_text()), int(folder.name[4:]))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _last_level_cache(sysfs: Path, core: int) -> Cores:
+    """Cores that share the core's cache of the highest level; none where the system does not tell."""
+    best: tuple[int, Cores] = (0, ())
+    for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
+        try:
+            level = int((folder / "level").read_text())
+            shared = parse_cores((folder / "shared_cpu_list").read_text())
+        except (OSError, ValueError):
+            continue
+        best = max(best, (level, shared))
+    return best[1]
+
+
+def last_level_cache_bytes(core: int = 0, sysfs: Path = _SYSFS) -> int:
+    """Size of the core's cache of the highest level; 0 where the system does not tell."""
+    best = (0, 0)
+    for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
+        try:
+            level, size = int((folder / "level").read_text()), (folder / "size").read_text().strip()
+            units = {"K": 10, "M": 20, "G": 30}
+            value = int(size[:-1]) << units[size[-1]] if size[-1:] in units else int(size)
+        except (OSError, ValueError):
+            continue
+        best = max(best, (level, value))
+    return best[1]
