@@ -76,7 +76,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="cold.start",
     evidence_class="modelled",
-    fixes=("warmup.shapes",),
+    fixes=("warmup.shapes", "memory.page_prefault", "warmup.resident"),
     happened="first use (lazy initialization, weights paged in)",
     behind="one that met first use",
     claim=_claim,

@@ -30,7 +30,16 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="input.size",
     evidence_class="modelled",
-    fixes=("fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    fixes=(
+        "quantize.int8_dynamic",
+        "quantize.int8_weight_only",
+        "quantize.bf16",
+        "fuse.compile",
+        "fuse.onnxruntime",
+        "fuse.openvino",
+        "fuse.channels_last",
+        "host.parallel",
+    ),
     happened="inputs that need more work",
     behind="a larger input",
     claim=_claim,

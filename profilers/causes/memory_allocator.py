@@ -36,7 +36,14 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="memory.allocator",
     evidence_class="counted",
-    fixes=("memory.allocator", "memory.pool"),
+    fixes=(
+        "memory.allocator",
+        "memory.pool",
+        "memory.page_prefault",
+        "memory.huge_pages",
+        "memory.jemalloc",
+        "memory.tcmalloc",
+    ),
     happened="the allocator growing the heap or giving memory back",
     behind="one for which the heap grew or shrank",
     claim=_claim,

@@ -36,7 +36,14 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="memory.fragmentation",
     evidence_class="counted",
-    fixes=("memory.allocator", "memory.pool"),
+    fixes=(
+        "memory.allocator",
+        "memory.pool",
+        "memory.page_prefault",
+        "memory.huge_pages",
+        "memory.jemalloc",
+        "memory.tcmalloc",
+    ),
     happened="the heap growing because what was free in it lay in pieces",
     behind="one for which a fragmented heap grew",
     claim=_claim,

@@ -85,7 +85,14 @@ def _interval(evidence: Evidence) -> str:
 CAUSE = Cause(
     id="memory.page_faults",
     evidence_class="counted",
-    fixes=("memory.allocator", "memory.pool"),
+    fixes=(
+        "memory.allocator",
+        "memory.pool",
+        "memory.page_prefault",
+        "memory.huge_pages",
+        "memory.jemalloc",
+        "memory.tcmalloc",
+    ),
     happened="pages faulted in during the request",
     behind="one that faulted pages in",
     claim=_claim,

@@ -19,7 +19,17 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="traffic.burst",
     evidence_class="modelled",
-    fixes=("host.workers", "batch.size", "fuse.compile", "quantize.int8_dynamic", "quantize.bf16"),
+    fixes=(
+        "host.workers",
+        "batch.size",
+        "schedule.shortest_expected",
+        "quantize.int8_dynamic",
+        "quantize.int8_weight_only",
+        "quantize.bf16",
+        "fuse.compile",
+        "fuse.onnxruntime",
+        "fuse.openvino",
+    ),
     happened="arrivals outrunning the runner for a moment",
     behind="arrivals outrunning the runner for a moment",
     claim=no_claim,

@@ -18,7 +18,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="traffic.priority",
     evidence_class="modelled",
-    fixes=(),
+    fixes=("schedule.priority",),
     happened="being overtaken by requests of higher priority",
     behind="being overtaken by requests of higher priority",
     claim=no_claim,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from latfix.buckets import alike, padding_share
 from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.queue_evidence import lengths
 
 _LITTLE = 0.02
 #: A feature replaces the size of the inputs where it explains this much more of the compute time.
@@ -102,13 +104,7 @@ def _verify(applied: Applied) -> Verified:
 
 def _by_key(record: RunRecord, key: str) -> RunRecord:
     """The record with bucket lengths as ``key`` would have given them, whatever the run went by."""
-    from dataclasses import replace
-
-    rows = dict(record.requests)
-    column = record.traffic.features[key]
-    position = rows["index"] % max(len(column), 1)
-    rows["bucket_length"] = np.rint(np.nan_to_num(column[position].astype(np.float64))).astype(np.int64)
-    return replace(record, requests=rows)
+    return replace(record, requests={**record.requests, "bucket_length": lengths(record, key)})
 
 
 FIX = Fix(
@@ -116,8 +112,8 @@ FIX = Fix(
     title="batch requests that take alike long",
     treats=("batching.padding", "batching.size"),
     relief=0.6,
-    gentle=True,
     risk="smaller batches where lengths differ widely",
+    changes_outputs=True,
     obstacle=_obstacle,
     change=_change,
     verify=_verify,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ _ENOUGH = 8
 _LARGEST = 64
 #: Share of batches that must be full before a larger limit can matter.
 _OFTEN_FULL = 0.05
+#: A limit must be foretold to bring p99 and the mean below this share of what they are.
+_WORTH_IT = 0.97
 
 
 def _cost(context: Context) -> tuple[float, float] | None:
@@ -35,8 +38,26 @@ def _cost(context: Context) -> tuple[float, float] | None:
     return costs[0], costs[1]
 
 
+def _forecast(context: Context) -> dict[int, float]:
+    """p99 or mean over what it is now, whichever is worse, by the largest batch that might be allowed.
+
+    Empty without a forecast, and where the run had too few batches of several requests to tell what sharing costs.
+    """
+    forecast, serving = context.forecast, context.serving
+    shared = np.count_nonzero((context.record.batches["size"] > 1) & (context.record.batches["warmup"] == 0))
+    if forecast is None or serving is None or shared < _ENOUGH:
+        return {}
+    now = forecast.latencies(serving)
+    sizes = [2**k for k in range(_LARGEST.bit_length())]
+    told = {size: forecast.ratios(now, forecast.latencies(replace(serving, max_batch=size))) for size in sizes}
+    return {size: max(ratio["p99"], ratio["mean"]) for size, ratio in told.items()}
+
+
 def _wanted(context: Context) -> int:
     current = context.settings.max_batch_size
+    if told := _forecast(context):
+        best = min(told, key=lambda size: (told[size], size))
+        return best if told[best] < _WORTH_IT else current
     cost = _cost(context)
     if cost is not None:
         return min(current * 2, _LARGEST) if cost[1] < _PAYS * cost[0] else 1
@@ -48,11 +69,14 @@ def _wanted(context: Context) -> int:
 
 def _obstacle(context: Context) -> str:
     current, wanted = context.settings.max_batch_size, _wanted(context)
+    if wanted == current and (told := _forecast(context)):
+        others = ", ".join(f"{size} x{ratio:.2f}" for size, ratio in told.items() if size != current)
+        return f"the forecast finds no better limit than max_batch_size = {current}: {others}"
     if wanted == current:
         return f"max_batch_size = {current} is what the batches' own cost suggests"
     sizes = context.record.batches["size"]
     full = float(np.mean(sizes >= current)) if len(sizes) else 0.0
-    if wanted > current > 1 and full < _OFTEN_FULL:
+    if context.forecast is None and wanted > current > 1 and full < _OFTEN_FULL:
         return f"larger batches would not fill: {full:.1%} of them reached max_batch_size = {current}"
     return ""
 
@@ -78,6 +102,7 @@ FIX = Fix(
     treats=("batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
     relief=0.4,
     risk="larger batches delay their first members; smaller ones lose throughput on a GPU",
+    changes_outputs=True,
     obstacle=_obstacle,
     change=_change,
     verify=_verify,

@@ -13,6 +13,10 @@ _LEFT = 0.5
 
 
 def _obstacle(context: Context) -> str:
+    if context.settings.batching != "fixed":
+        return f"batching is {context.settings.batching}, which has no fixed window"
+    if context.settings.max_batch_size == 1:
+        return "requests run one by one (max_batch_size = 1), and none waits for company"
     return "" if context.settings.batch_window_ms > 0 else "there is no batch window"
 
 

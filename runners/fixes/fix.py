@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from latfix.diagnosis import Diagnosis
+from latfix.profilers.forecast import Forecast, Serving
 from latfix.record import RunRecord
+from latfix.runners.tuning import Proposal
 from latfix.settings import RunnerSettings
 
 
@@ -20,6 +22,11 @@ class Context:
     :param diagnosis: its diagnosis.
     :param default_collate: the adapter batches by the default collate.
     :param cores: cores that the runner may use.
+    :param forecast: of the baseline's requests under other settings; ``None`` where the run is too small for one.
+    :param serving: how the fixes kept so far serve, for the forecast.
+    :param latest: the last replay of the service as it stands; ``None`` where nothing was kept yet.
+    :param sensitivity: by module, the loss of accuracy that quantizing it alone costs, where that was measured.
+    :param proposal: the numbers that the forecast likes best, once all other fixes are decided.
     """
 
     settings: RunnerSettings
@@ -27,6 +34,11 @@ class Context:
     diagnosis: Diagnosis
     default_collate: bool
     cores: int
+    forecast: Forecast | None = None
+    serving: Serving | None = None
+    latest: RunRecord | None = None
+    sensitivity: Mapping[str, float] | None = None
+    proposal: Proposal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +72,8 @@ class Fix:
     :param treats: ids of the causes that it treats.
     :param risk: what it may cost.
     :param relief: the share of those causes' milliseconds that it has been seen to remove; for the order only.
+    :param removes: of those causes, the ones that it takes away whole, so that the forecast can leave them out.
+    :param compute: what is left of a batch's compute, as a first guess; the trial measures it.
     :param gentle: it changes neither answers nor capacity, so it may be tried together with others like it.
     :param cold: it acts on a service's first requests only, so it is judged on fresh processes.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
@@ -73,6 +87,8 @@ class Fix:
     treats: tuple[str, ...]
     risk: str
     relief: float
+    removes: tuple[str, ...] = ()
+    compute: float = 1.0
     gentle: bool = False
     cold: bool = False
     changes_outputs: bool = False

@@ -33,6 +33,13 @@ def _verify(applied: Applied) -> Verified:
     _, longest = _longest_pause_ms(applied.record)
     _, before = _longest_pause_ms(applied.without)
     said = f"{frozen} objects frozen, automatic collection off; longest collection {longest:.2g} ms, was {before:.2g}"
+    done = applied.record.meta.get("collections", {})
+    if done:
+        waited = int(done["forced"]) + int(done["full_forced"])
+        said += (
+            f"; {int(done['young']) + int(done['full'])} collections in idle moments, {waited} that could wait no "
+            f"longer ({done['full_forced']} of everything), {done['collected']} objects freed"
+        )
     return Verified(frozen > 0 and off, said if off else "the automatic collector was still on")
 
 
@@ -40,6 +47,7 @@ FIX = Fix(
     id="gc.freeze",
     title="freeze the heap after load, collect between batches",
     treats=("python.gc",),
+    removes=("python.gc",),
     relief=0.9,
     gentle=True,
     risk="cyclic garbage that survives is freed later",

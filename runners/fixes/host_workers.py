@@ -9,6 +9,11 @@ import numpy.typing as npt
 
 from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.permissions import mib
+from latfix.runners.queue_evidence import workers_of
+
+#: The share of the available memory that more instances of the model may take.
+_MOST = 0.5
 
 
 def _obstacle(context: Context) -> str:
@@ -16,7 +21,18 @@ def _obstacle(context: Context) -> str:
         return "the model runs on a GPU"
     if context.settings.workers >= context.cores:
         return f"{context.settings.workers} workers run on {context.cores} core(s) already"
+    memory = context.record.meta.get("memory", {})
+    model, available = int(memory.get("model_bytes", 0)), int(memory.get("available_bytes", 0))
+    needed = (context.cores - context.settings.workers) * model // max(_instances(context), 1)
+    if available and needed > _MOST * available:
+        return f"the model's other instances would take {mib(needed)} of {mib(available)}"
     return ""
+
+
+def _instances(context: Context) -> int:
+    """Instances that the record's bytes are of."""
+    settings = context.record.meta.get("settings", {})
+    return 1 if settings.get("shared_model") else int(settings.get("workers", 1))
 
 
 def _change(context: Context) -> dict[str, Any]:
@@ -24,7 +40,7 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _batches_by_worker(record: RunRecord) -> npt.NDArray[np.int64]:
-    return np.bincount(record.batches["worker"].astype(np.int64))
+    return np.bincount(workers_of(record))
 
 
 def _verify(applied: Applied) -> Verified:

@@ -2,63 +2,97 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.process_setup import KEEP_FREED, read_tunables, tunables_text
+from latfix.runners.tail_shares import faults_per_request, tail_share
 
-_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
-#: Minor faults a request below which there is nothing to win; measured, see docs/fixes.md.
-_WORTH_IT = 300.0
-#: … unless this share of the tail's excess is memory's: few requests may have all of the faults.
-_IN_TAIL = 0.05
+#: What makes a tail of faults, of growing and shrinking heaps, and of memory that is free but not in one piece.
+TREATS = ("memory.page_faults", "memory.allocator", "memory.fragmentation")
+#: Minor faults a request below which a trial is not worth its time: at half a microsecond each, 0.15 ms …
+WORTH_IT = 300.0
+#: … unless this share of the tail's excess is made of them: few requests may have all.
+IN_TAIL = 0.05
+#: So few a request are no more than those of a service whose memory stays.
+_NEARLY_NONE = 20.0
 
 
-def faults_per_request(record: RunRecord) -> float:
-    """Minor page faults of prepare, collate, compute and finish, the mean over the measured requests."""
-    rows, batches = record.requests, record.batches
-    measured, counted = record.measured, batches["warmup"] == 0
-    requests = int(np.count_nonzero(measured))
-    if not requests:
-        return 0.0
-    shared = float(batches["collate_minflt"][counted].sum() + batches["compute_minflt"][counted].sum())
-    own = float(rows["prepare_minflt"][measured].sum() + rows["finish_minflt"][measured].sum())
-    return (shared + own) / requests
+def few_faults(context: Context) -> str:
+    """Why no other way of keeping memory would pay, in one clause; empty where it may."""
+    if context.latest is not None and (left := faults_per_request(context.latest)) < _NEARLY_NONE:
+        return f"the fixes kept so far leave {left:.0f} page faults a request"
+    faults = faults_per_request(context.record)
+    share = tail_share(context.diagnosis, TREATS)
+    if faults >= WORTH_IT or share >= IN_TAIL:
+        return ""
+    return (
+        f"only {faults:.0f} page faults a request, and {max(share, 0.0):.1%} of the tail is memory; it pays above "
+        f"{WORTH_IT:.0f}, or from {IN_TAIL:.0%} of the tail"
+    )
+
+
+def preloaded(context: Context) -> str:
+    """The libraries that the runner is started with already; empty for none."""
+    return " ".join(environment.get("LD_PRELOAD", "") for environment in (context.settings.env, os.environ)).strip()
+
+
+def kept_already(context: Context) -> str:
+    """What has glibc keep freed memory already, in one clause; empty for nothing."""
+    if context.settings.prefault_mb:
+        return "prefault_mb has glibc keep freed memory already"
+    inherited, own = (environment.get("GLIBC_TUNABLES", "") for environment in (os.environ, context.settings.env))
+    kept = keeps({**read_tunables(inherited), **read_tunables(own)})
+    return "glibc keeps freed memory already (GLIBC_TUNABLES)" if kept else ""
+
+
+def keeps(tunables: Mapping[str, str]) -> bool:
+    """Whether all of :data:`KEEP_FREED` is among ``tunables``."""
+    return KEEP_FREED.items() <= tunables.items()
 
 
 def _obstacle(context: Context) -> str:
     if platform.libc_ver()[0] != "glibc":
         return "the C library is not glibc"
+    if kept := kept_already(context):
+        return kept
     if "GLIBC_TUNABLES" in context.settings.env:
         return "GLIBC_TUNABLES is set already"
-    if "LD_PRELOAD" in context.settings.env:
+    if "malloc" in preloaded(context) or "LD_PRELOAD" in context.settings.env:
         return "another allocator is preloaded"
-    faults = faults_per_request(context.record)
-    in_tail = sum(cause.tail_share for cause in context.diagnosis.causes if cause.cause in FIX.treats)
-    if faults >= _WORTH_IT or in_tail >= _IN_TAIL:
-        return ""
-    return (
-        f"only {faults:.0f} page faults a request; it pays above {_WORTH_IT:.0f}, or where the tail is made of them"
-    )
+    return few_faults(context)
 
 
 def _change(context: Context) -> dict[str, Any]:
     del context
-    return {"env": {"GLIBC_TUNABLES": _TUNABLES}}
+    return {"env": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}
 
 
 def _verify(applied: Applied) -> Verified:
+    """Faults that are gone are no proof alone: a heap that has grown once has fewer of them in any second run."""
     now, before = faults_per_request(applied.record), faults_per_request(applied.without)
-    return Verified(now < 0.5 * before, f"{now:.0f} page faults a request, {before:.0f} without")
+    reached = keeps(tunables_of(applied.record))
+    said = (
+        f"the process was started {'with' if reached else 'without'} the tunables; {now:.0f} page faults a request, "
+        f"{before:.0f} without"
+    )
+    return Verified(reached and now < 0.5 * before, said)
+
+
+def tunables_of(record: RunRecord) -> Mapping[str, str]:
+    """The tunables of glibc that the run's process was started with."""
+    return read_tunables(record.meta.get("environment", {}).get("GLIBC_TUNABLES", ""))
 
 
 FIX = Fix(
     id="memory.allocator",
-    title="keep freed memory in the process (glibc: no mmap, no trim)",
-    treats=("memory.page_faults", "memory.allocator", "memory.fragmentation"),
+    title="keep freed memory in the process (glibc: one heap, no mmap, no trim)",
+    treats=TREATS,
+    removes=("memory.page_faults",),
     relief=0.7,
     gentle=True,
     risk="resident memory up to 70 % higher",

@@ -1,4 +1,4 @@
-"""``memory.pool``: batches are written into buffers that are there already."""
+"""``memory.pool``: batches and answers are written into buffers that are there already."""
 
 from __future__ import annotations
 
@@ -21,18 +21,25 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
-    hits = int(applied.record.meta.get("pool_hits", 0))
-    misses = int(applied.record.meta.get("pool_misses", 0))
-    return Verified(hits > misses, f"{hits} batch tensors came from the pool, {misses} had to grow it")
+    meta = applied.record.meta
+    hits, misses = int(meta.get("pool_hits", 0)), int(meta.get("pool_misses", 0))
+    said = f"{hits} batch tensors were written into the pool's buffers, {misses} needed a new one"
+    answers = meta.get("pool_answers", {})
+    if answers:
+        said += (
+            f"; answers {answers['hits']} and {answers['misses']}; {answers['held']} times a buffer was still held"
+            f" by the model or a caller; {answers['bytes'] / 2**20:.1f} MiB in all"
+        )
+    return Verified(hits > misses, said)
 
 
 FIX = Fix(
     id="memory.pool",
-    title="preallocated batch buffers",
+    title="preallocated buffers for batches and answers",
     treats=("memory.page_faults", "memory.allocator", "memory.fragmentation"),
     relief=0.3,
     gentle=True,
-    risk="the largest batch's memory is kept; a model must not keep its inputs",
+    risk="the largest batch's memory is kept; small answers are copied once more",
     obstacle=_obstacle,
     change=_change,
     verify=_verify,

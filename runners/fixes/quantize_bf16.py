@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.model_facts import COMPUTE, other_backend
+
+
+def native_bf16() -> bool:
+    """Whether this CPU computes in bfloat16 by itself."""
+    return _native_bf16()
 
 
 def _native_bf16() -> bool:
@@ -21,7 +27,7 @@ def _obstacle(context: Context) -> str:
         return f"the precision is {context.settings.precision} already"
     if context.record.meta.get("device", "cpu") == "cpu" and not _native_bf16():
         return "this CPU has no bfloat16 instructions, without which it is slower"
-    return ""
+    return other_backend(context)
 
 
 def _change(context: Context) -> dict[str, Any]:
@@ -30,19 +36,20 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
-    dtypes = applied.evidence.get("dtypes", {})
-    settings = applied.record.meta["settings"]
-    if settings["compile"] != "off":  # a compiled model has no modules to look at
-        return Verified(settings["precision"] == "bf16", "the model was cast to bfloat16 before it was compiled")
+    # A compiled model has no modules to look at; what its graphs compute in is known from when they were compiled.
+    compiled = applied.evidence.get("graph_dtypes")
+    dtypes = compiled or applied.evidence.get("dtypes", {})
     count, total = dtypes.get("bfloat16", 0), sum(dtypes.values())
-    return Verified(count > 0, f"{count} of {total} leaf modules that ran in a forward pass answered in bfloat16")
+    what = "operators of the compiled graphs" if compiled else "leaf modules that ran in a forward pass"
+    return Verified(count > 0, f"{count} of {total} {what} answered in bfloat16")
 
 
 FIX = Fix(
     id="quantize.bf16",
     title="weights and activations in bfloat16",
-    treats=("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
+    treats=COMPUTE,
     relief=0.3,
+    compute=0.7,
     risk="accuracy; measured before speed",
     changes_outputs=True,
     obstacle=_obstacle,

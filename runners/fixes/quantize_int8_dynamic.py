@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.model_facts import COMPUTE, count, on_cpu, other_backend, slow_layers
 
-_QUANTIZED = "nn.quantized.dynamic"
+#: Part of the type's name of every module of this kind.
+QUANTIZED = "nn.quantized.dynamic"
 
 
-def _obstacle(context: Context) -> str:
-    if context.record.meta.get("device", "cpu") != "cpu":
+def int8_obstacle(context: Context) -> str:
+    """Why int8 layers of this kind cannot be used here."""
+    if not on_cpu(context):
         return "int8 kernels of this kind exist on the CPU only"
     if context.settings.precision != "default":
         return f"the precision is {context.settings.precision} already"
     if context.settings.compile != "off":
         return "does not go with torch.compile, which cannot see into its kernels"
-    return ""
+    return other_backend(context) or slow_layers(context, "int8_dynamic")
 
 
 def _change(context: Context) -> dict[str, Any]:
@@ -26,19 +29,19 @@ def _change(context: Context) -> dict[str, Any]:
 
 def _verify(applied: Applied) -> Verified:
     modules = applied.evidence.get("modules", {})
-    count = sum(number for name, number in modules.items() if _QUANTIZED in name)
-    total = sum(modules.values())
-    return Verified(count > 0, f"{count} of {total} leaf modules that ran in a forward pass were int8")
+    quantized, total = count(modules, QUANTIZED), sum(modules.values())
+    return Verified(quantized > 0, f"{quantized} of {total} leaf modules that ran in a forward pass were int8")
 
 
 FIX = Fix(
     id="quantize.int8_dynamic",
     title="int8 weights in linear layers",
-    treats=("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
+    treats=COMPUTE,
     relief=0.4,
+    compute=0.6,
     risk="accuracy; measured before speed",
     changes_outputs=True,
-    obstacle=_obstacle,
+    obstacle=int8_obstacle,
     change=_change,
     verify=_verify,
 )

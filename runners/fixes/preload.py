@@ -1,0 +1,41 @@
+"""What fixes that preload another allocator have in common."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from latfix.runners.allocators import ALLOCATORS, Allocator, preload_name
+from latfix.runners.fixes.fix import Applied, Context, Verified
+from latfix.runners.fixes.memory_allocator import few_faults, kept_already, preloaded
+from latfix.runners.tail_shares import faults_per_request
+
+
+def preload_obstacle(allocator: Allocator, context: Context) -> str:
+    """Why the allocator is not preloaded here; empty where it can be."""
+    if not sys.platform.startswith("linux"):
+        return "preloading an allocator is done on Linux only"
+    there = preloaded(context)
+    known = next((one.name for one in ALLOCATORS if one.name in there), "")
+    if known:
+        return f"{known} is preloaded already"
+    if kept := kept_already(context):
+        return kept
+    if not preload_name(allocator):
+        return f"{allocator.name} is not installed ({allocator.sonames[0]} is nowhere to be found)"
+    return few_faults(context)
+
+
+def preload_change(allocator: Allocator, context: Context) -> dict[str, Any]:
+    """The environment of a process on that allocator; what is preloaded otherwise stays."""
+    there = context.settings.env.get("LD_PRELOAD", "")
+    names = [preload_name(allocator), *there.replace(":", " ").split()]
+    return {"env": {**allocator.environment, "LD_PRELOAD": ":".join(names)}}
+
+
+def preload_took_effect(allocator: Allocator, applied: Applied) -> Verified:
+    """The library is mapped into the process, and the faults are gone: with its defaults it would change nothing."""
+    used = str(applied.record.meta.get("memory", {}).get("allocator", "unknown"))
+    now, before = faults_per_request(applied.record), faults_per_request(applied.without)
+    said = f"the process ran on {used}; {now:.0f} page faults a request, {before:.0f} without"
+    return Verified(used == allocator.name and now < 0.5 * before, said)

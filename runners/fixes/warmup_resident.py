@@ -1,0 +1,139 @@
+"""``warmup.resident``: an idle worker runs a small input of its own, so that no request finds it cold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.permissions import lockable_bytes
+from latfix.runners.tail_shares import refusals
+
+#: Lengths of a pause, in milliseconds, after which batches are compared with those after shorter ones.
+_PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
+#: Batches on either side that a comparison rests on.
+_ENOUGH = 8
+#: How much slower batches after a pause must be.
+_SLOWER = 1.1
+#: The share of the clearest difference that is about as clear.
+_ABOUT = 0.8
+_MIB = 1 << 20
+
+
+def after_pauses(record: RunRecord, pause_ms: float) -> float | None:
+    """How much longer batches compute after an idle time of ``pause_ms`` or more than after a shorter one.
+
+    Medians of the compute time over that of all batches of about the same size; ``None`` where there are too few.
+    """
+    relative, idle = _relative_compute(record), _idle_ms(record)
+    known = np.isfinite(relative) & np.isfinite(idle)
+    late, soon = relative[known & (idle >= pause_ms)], relative[known & (idle < pause_ms)]
+    if len(late) < _ENOUGH or len(soon) < _ENOUGH:
+        return None
+    return float(np.median(late) / max(np.median(soon), 1e-9))
+
+
+def _idle_ms(record: RunRecord) -> npt.NDArray[np.float64]:
+    """Time from the end of a worker's last batch to this one; ``nan`` for its first."""
+    batches = record.batches
+    idle = np.full(len(batches["open_ns"]), np.nan)
+    for worker in np.unique(batches["worker"]):
+        own = np.flatnonzero(batches["worker"] == worker)
+        own = own[np.argsort(batches["open_ns"][own], kind="stable")]
+        idle[own[1:]] = (batches["open_ns"][own[1:]] - batches["finish_end_ns"][own[:-1]]) / 1e6
+    return idle
+
+
+def _relative_compute(record: RunRecord) -> npt.NDArray[np.float64]:
+    """Compute over the median of batches as large (within a factor of two); ``nan`` where there are too few."""
+    batches = record.batches
+    compute = (batches["compute_end_ns"] - batches["h2d_end_ns"]).astype(np.float64)
+    counted = (batches["warmup"] == 0) & (batches["retried"] == 0) & (compute > 0)
+    size = np.log2(np.maximum(batches["padded_elements"], 1)).astype(np.int64)
+    relative = np.full(len(compute), np.nan)
+    for one in np.unique(size[counted]):
+        alike = counted & (size == one)
+        if np.count_nonzero(alike) >= _ENOUGH:
+            relative[alike] = compute[alike] / np.median(compute[alike])
+    return relative
+
+
+def cold_after_ms(record: RunRecord) -> tuple[float, float] | None:
+    """The shortest pause after which batches are slower, and how much; ``None`` where no pause makes them so.
+
+    The shortest that tells slow from fast about as well as any: longer ones would count cold batches as warm.
+    """
+    ratios = {pause_ms: after_pauses(record, pause_ms) or 0.0 for pause_ms in _PAUSES_MS}
+    clearest = max(ratios.values())
+    if clearest < _SLOWER:
+        return None
+    enough = 1 + _ABOUT * (clearest - 1)
+    return next((pause_ms, ratio) for pause_ms, ratio in ratios.items() if ratio >= enough)
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.keep_warm_ms:
+        return f"idle workers run an input of their own every {context.settings.keep_warm_ms:g} ms already"
+    if cold_after_ms(context.record) is not None:
+        return ""
+    known = [(pause_ms, ratio) for pause_ms in _PAUSES_MS if (ratio := after_pauses(context.record, pause_ms))]
+    if not known:
+        idle = _idle_ms(context.record)
+        longest = float(np.nanmax(idle)) if np.isfinite(idle).any() else 0.0
+        return f"too few pauses to see what they cost; the longest was {max(longest, 0.0):.3g} ms"
+    pause_ms, ratio = known[-1]
+    return (
+        f"batches after a pause of {pause_ms:g} ms or more compute {ratio:.2f} times as long as after a shorter one"
+    )
+
+
+def _change(context: Context) -> dict[str, Any]:
+    """Half the pause after which a worker is cold; memory is locked only where it was paged in during requests."""
+    cold = cold_after_ms(context.record)
+    change: dict[str, Any] = {"keep_warm_ms": cold[0] / 2 if cold is not None else _PAUSES_MS[0]}
+    memory = context.record.meta.get("memory", {})
+    # Under any limit that address space may exceed, it would be refused when the process has started.
+    if int(memory.get("major_faults", 0)) > 0 and lockable_bytes() is None:
+        change["lock_memory"] = True
+    return change
+
+
+def _verify(applied: Applied) -> Verified:
+    meta = applied.record.meta
+    done = meta.get("residence", {})
+    runs, failure = int(done.get("runs", 0)), str(done.get("failure", ""))
+    period = float(meta["settings"].get("keep_warm_ms", 0.0))
+    if not runs or failure or not period:
+        return Verified(False, f"no input of its own was run{f': {failure}' if failure else ''}")
+    mean, longest = done["total_ns"] / runs / 1e6, done["longest_ns"] / 1e6
+    said = (
+        f"idle workers ran an input of {done['elements']} elements {runs} times, {mean:.3g} ms each and "
+        f"{longest:.3g} at most; a request waited for {done['delayed']} of them"
+    )
+    now, before = (after_pauses(record, 2 * period) for record in (applied.record, applied.without))
+    if now is not None and before is not None:
+        said += f"; after a pause batches computed {now:.2f} times as long, {before:.2f} without"
+    if meta["settings"].get("lock_memory"):
+        locked = int(meta.get("memory", {}).get("locked_bytes", 0))
+        said += f"; {locked / _MIB:,.0f} MiB locked"
+        if not locked:
+            return Verified(False, "; ".join([said, *refusals(applied.record, "lock_memory")]))
+    # Where it shows what pauses cost, they must cost less.
+    warmer = now is None or before is None or now < before
+    return Verified(warmer, said)
+
+
+FIX = Fix(
+    id="warmup.resident",
+    title="keep idle workers warm with a small input of their own",
+    treats=("cold.start", "host.slowdown"),
+    relief=0.4,
+    gentle=True,
+    risk="CPU time while idle, which counts beside busy neighbors; a model with state meets inputs that nobody sent",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

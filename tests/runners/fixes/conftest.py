@@ -1,0 +1,213 @@
+"""Records of made-up runs, contexts made of them, and a machine that can do everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.diagnosis import Diagnosis, Ledger
+from latfix.record import RunRecord
+from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
+from latfix.runners.topology import Domain, Topology
+from latfix.settings import RunnerSettings
+from latfix.traffic.model import Traffic
+
+MakeRecord = Callable[..., RunRecord]
+
+_MS = 1_000_000
+#: Before any fix: every one of them has something to change here.
+_BEFORE = RunnerSettings(max_batch_size=2, batch_window_ms=20.0, intra_op_threads=0)
+_BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
+_Times = float | Sequence[float]
+
+
+def _ns(milliseconds: _Times, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A time for each of ``count``; a sequence is repeated as often as it takes."""
+    return (np.resize(np.asarray(milliseconds, dtype=np.float64), count) * _MS).astype(np.int64)
+
+
+def _record(
+    members: list[list[int]] | None = None,
+    *,
+    settings: RunnerSettings | Mapping[str, Any] = _BEFORE,
+    open_ms: float = 20.0,
+    gap_ms: _Times = 5.0,
+    compute_ms: _Times = 4.0,
+    queue_ms: _Times = 5.0,
+    cores_busy: float = 1.0,
+    faults: int = 1000,
+    resident_mb: int = 0,
+    pauses_ms: Sequence[float] = (30.0,),
+    workers: int = 1,
+    features: Mapping[str, Any] | None = None,
+    priority: Sequence[int] = (1,),
+    status: Sequence[int] = (0,),
+    deadline_ms: float = np.nan,
+    series: Mapping[str, Sequence[float]] | None = None,
+    notes: Sequence[Mapping[str, Any]] = (),
+    **meta: Any,
+) -> RunRecord:
+    """A run of batches whose members have the given lengths, each ``gap_ms`` after the one before has ended.
+
+    :param settings: those of the run, or what differs from the ones before any fix.
+    :param queue_ms: waits of the requests; this, ``priority`` and ``status`` are repeated.
+    :param resident_mb: how much each batch makes the process grow.
+    :param series: values by the name of a sampled series.
+    """
+    settings = settings if isinstance(settings, RunnerSettings) else _BEFORE.with_overrides(settings)
+    batches = [[40, 200], [50], [45, 190], [60]] * 20 if members is None else members
+    lengths = np.array([length for batch in batches for length in batch], dtype=np.int64)
+    n, count = len(lengths), len(batches)
+    batch_of = np.repeat(np.arange(count), [len(batch) for batch in batches])
+    compute = _ns(compute_ms, count)
+    end = np.cumsum(_ns(gap_ms, count) + compute + int(open_ms * _MS))
+    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows["index"], rows["batch_id"] = np.arange(n), batch_of
+    rows["arrival_ns"] = np.arange(n) * 10 * _MS
+    rows["input_elements"] = rows["bucket_length"] = lengths
+    rows["queue_ns"], rows["compute_ns"] = _ns(queue_ms, n), compute[batch_of]
+    rows["latency_ns"] = rows["queue_ns"] + rows["compute_ns"]
+    rows["status"] = np.resize(np.asarray(status, dtype=np.int64), n)
+    table = {name: np.zeros(count, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    table["batch_id"], table["worker"] = np.arange(count), np.arange(count) % workers
+    table["size"] = np.array([len(batch) for batch in batches], dtype=np.int64)
+    table["real_elements"] = np.array([sum(batch) for batch in batches], dtype=np.int64)
+    table["padded_elements"] = np.array([len(batch) * max(batch) for batch in batches], dtype=np.int64)
+    table["compute_end_ns"] = table["finish_end_ns"] = end
+    table["close_ns"] = table["collated_ns"] = table["h2d_end_ns"] = end - compute
+    table["open_ns"] = table["close_ns"] - int(open_ms * _MS)
+    table["process_cpu_ns"] = (compute * cores_busy).astype(np.int64)
+    table["compute_minflt"] = table["size"] * faults
+    table["compute_resident_bytes"] = np.full(count, resident_mb << 20)
+    traffic = Traffic(
+        arrival_ns=rows["arrival_ns"].copy(),
+        ids=[str(k) for k in range(n)],
+        priority=np.resize(np.asarray(priority, dtype=np.int8), n),
+        sessions=[None] * n,
+        deadline_ms=np.full(n, deadline_ms),
+        features=dict(features or {}),
+        payloads=[None] * n,
+    )
+    known = {"device": "cpu", "settings": settings.as_dict(), "torch_threads": 2}
+    return RunRecord(
+        folder=Path("run"),
+        meta={**known, **meta},
+        requests=rows,
+        batches=table,
+        events=_events(pauses_ms, notes),
+        samples=_samples(series or {}),
+        traffic=traffic,
+    )
+
+
+def _events(pauses_ms: Sequence[float], notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    count = len(pauses_ms) + len(notes)
+    events: dict[str, Any] = {name: np.zeros(count, dtype=np.int64) for name in EVENT_FIELDS}
+    events["kind"] = np.array(["gc"] * len(pauses_ms) + ["note"] * len(notes), dtype=object)
+    events["duration_ns"][: len(pauses_ms)] = _ns(pauses_ms, len(pauses_ms)) if pauses_ms else 0
+    events["detail"] = np.array([None] * len(pauses_ms) + [dict(note) for note in notes], dtype=object)
+    return events
+
+
+def _samples(series: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    samples: dict[str, Any] = {name: np.zeros(0) for name in SAMPLE_FIELDS}
+    names = [name for name, values in series.items() for _ in values]
+    samples["series"] = np.array(names, dtype=object)
+    samples["value"] = np.array([value for values in series.values() for value in values], dtype=np.float64)
+    samples["t_ns"] = np.arange(len(names), dtype=np.int64)
+    return samples
+
+
+def _diagnosis() -> Diagnosis:
+    none = np.zeros((0, 0), dtype=np.int64)
+    empty = np.zeros(0, dtype=np.int64)
+    return Diagnosis(
+        workload="w",
+        device="cpu",
+        requests={},
+        latency_ms={},
+        latency_ci95_ms={},
+        stages_ms={},
+        verdict="steady",
+        sentence="",
+        percentile=99.0,
+        excess_ms=0.0,
+        reference_ms=0.0,
+        unexplained_ms=0.0,
+        causes=(),
+        dispatch_ms={},
+        throughput_rps=0.0,
+        overhead={},
+        ledger=Ledger(
+            request=empty, latency_ns=empty, reference_ns=0, causes=(), own_ns=none, propagated_ns=none, classes=()
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def before() -> RunnerSettings:
+    """Settings before any fix."""
+    return _BEFORE
+
+
+@pytest.fixture(scope="session")
+def make_record() -> MakeRecord:
+    return _record
+
+
+@pytest.fixture(scope="session")
+def make_context() -> Callable[..., Context]:
+    """A context of a record, settings, and whatever else a context has."""
+
+    def make(run: RunRecord | None = None, settings: RunnerSettings = _BEFORE, **more: Any) -> Context:
+        known: dict[str, Any] = {"diagnosis": _diagnosis(), "default_collate": True, "cores": 2}
+        return Context(settings=settings, record=_record() if run is None else run, **{**known, **more})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def verified() -> Callable[..., Verified]:
+    """What a fix makes of a run with it and one without, and of the service's evidence."""
+
+    def verify(fix: str, run: RunRecord, without: RunRecord | None = None, **evidence: Any) -> Verified:
+        return _BY_ID[fix].verify(Applied(evidence=evidence, record=run, without=without or _record()))
+
+    return verify
+
+
+@pytest.fixture(autouse=True)
+def machine_that_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests say the same wherever they run."""
+    topology = Topology(
+        cores=(0, 1, 2, 3),
+        physical=((0,), (1,), (2,), (3,)),
+        domains=(Domain(node=0, cores=(0, 1)), Domain(node=1, cores=(2, 3))),
+    )
+    glibc = SimpleNamespace(libc_ver=lambda: ("glibc", "2.36"))
+    for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    for where, what in {
+        "quantize_bf16._native_bf16": lambda: True,
+        "fuse_compile.compiler_missing": lambda: "",
+        "converted_model.backend_missing": lambda _: "",
+        "memory_allocator.platform": glibc,
+        "memory_page_prefault.platform": glibc,
+        "memory_page_prefault.available_bytes": lambda: 4 << 30,
+        "memory_huge_pages.huge_page_mode": lambda: "madvise",
+        "memory_huge_pages.glibc_version": lambda: (2, 36),
+        "preload.preload_name": lambda allocator: allocator.sonames[0],
+        "host_priority.least_nice": lambda: -20,
+        "host_priority.current_nice": lambda: 0,
+        "host_pin.read_topology": lambda: topology,
+        "locality_cores.read_topology": lambda: topology,
+        "cache_embeddings.last_level_cache_bytes": lambda _: 32 << 20,
+    }.items():
+        monkeypatch.setattr(f"latfix.runners.fixes.{where}", what)

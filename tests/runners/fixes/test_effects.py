@@ -1,0 +1,331 @@
+"""What proves that a fix took effect: a run in which it did, runs in which it did nothing, for every fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.record import RunRecord
+from latfix.runners.fixes import FIXES, Applied, Fix, Verified
+from latfix.runners.process_setup import KEEP_FREED, tunables_text
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
+
+Make = Callable[..., RunRecord]
+Verify = Callable[..., Verified]
+Run = Mapping[str, Any]
+
+MIB = 1 << 20
+LINEAR = "torch.nn.modules.linear.Linear"
+INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
+PACKED = "latfix.runners.int8_linear.Int8WeightLinear"
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+MATH = "aten::_scaled_dot_product_attention_math"
+REPLACED = {"batches_run": 80, "batches_replaced": 80, "replaced_share": 0.9}
+ALIKE = [[40, 42], [50], [190, 200], [60]] * 20
+ONE_BY_ONE = [[200], [40]] * 40
+SHED = [int(Status.OK)] * 9 + [int(Status.SHED)]
+
+
+def converted(backend: str) -> dict[str, Any]:
+    known = {"threads": 1, "cached": False, "seconds": 3.0, "deviation": 1e-6, "batches": 12}
+    return {"conversions": [{"backend": f"{backend} 1.2", "precisions": {"FP32": 9}, **known}]}
+
+
+def on_cores(*cores: int, threads: int = 2, nice: int = 0) -> dict[str, Any]:
+    """Where one worker ran."""
+    text = ",".join(str(core) for core in cores)
+    row = {"cores": text, "allowed": list(cores), "nice": nice, "migrations": 3, "operator_threads": threads}
+    return {"placement": {"worker": [row], "prepare": []}}
+
+
+def memory(faults: int, **more: Any) -> dict[str, Any]:
+    return {"faults": faults, "memory": more}
+
+
+EVERYWHERE = on_cores(0, 1, 2, 3)
+#: The fix, the run with it, the service's evidence, and the run without it where that matters.
+TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
+    ("warmup.shapes", {}, {"warmup_batches": 32, "warmup_shapes": 8, "warmup_s": 0.5}, {}),
+    ("batch.window", {"open_ms": 0.01}, {}, {}),
+    ("batch.bucket", {"members": ALIKE, "settings": {"batch_order": "length"}}, {}, {}),
+    ("batch.size", {"members": [[40], [50]] * 40, "settings": {"max_batch_size": 1}}, {}, {}),
+    ("batch.size", {"members": [[40, 40, 40], [50]] * 40, "settings": {"max_batch_size": 16}}, {}, {}),
+    ("batch.tune", {"members": [[40, 40, 40], [50]] * 40, "settings": {"max_batch_size": 4}}, {}, {}),
+    (
+        "batch.adaptive",
+        {"series": {"runner.batch_limit": [2, 4], "runner.window_ms": [10, 12]}},
+        {},
+        {},
+    ),
+    (
+        "batch.continuous",
+        {"settings": {"batching": "continuous"}, "gap_ms": -30.0, "compute_ms": 40.0},
+        {},
+        {"compute_ms": 40.0},
+    ),
+    (
+        "schedule.shortest_expected",
+        {"members": ONE_BY_ONE, "queue_ms": [15.0, 1.0], "settings": {"schedule": "shortest"}},
+        {},
+        {"members": ONE_BY_ONE},
+    ),
+    (
+        "schedule.priority",
+        {"members": ONE_BY_ONE, "queue_ms": [15.0, 1.0], "priority": [0, 2], "settings": {"ageing_ms": 40.0}},
+        {},
+        {"members": ONE_BY_ONE, "priority": [0, 2]},
+    ),
+    (
+        "schedule.memory_aware",
+        {
+            "members": [[40, 45], [50]] * 40,
+            "settings": {"memory_limit_mb": 2},
+            "series": {"runner.bytes_per_element": [0, MIB / 100]},
+        },
+        {},
+        {},
+    ),
+    (
+        "admit.limit",
+        {"status": SHED, "series": {"runner.concurrency_limit": [8, 12], "runner.shed_at_limit": [0, 9]}},
+        {},
+        {},
+    ),
+    (
+        "admit.shed",
+        {"status": SHED, "series": {"runner.refused_by_deadline": [0, 9], "runner.dropped_by_deadline": [0, 0]}},
+        {},
+        {},
+    ),
+    ("quantize.int8_dynamic", {}, {"modules": {INT8: 4, "torch.nn.modules.activation.ReLU": 2}}, {}),
+    ("quantize.int8_excluded", {}, {"modules": {INT8: 4, LINEAR: 1}, "kept": {LINEAR: 1}}, {}),
+    (
+        "quantize.int8_weight_only",
+        {},
+        {"modules": {PACKED: 4}, "kernels": {"aten::_weight_int8pack_mm": 4}},
+        {},
+    ),
+    ("quantize.bf16", {}, {"dtypes": {"bfloat16": 5, "float32": 1}}, {}),
+    (
+        "quantize.bf16",
+        {"settings": {"precision": "bf16", "compile": "dynamic"}},
+        {"dtypes": {}, "graph_dtypes": {"bfloat16": 4, "float32": 1}},
+        {},
+    ),
+    ("fuse.compile", {}, {**REPLACED, "compilations": 3, "compile_s": 9.0, "graphs": 3}, {}),
+    ("fuse.onnxruntime", {}, {**REPLACED, **converted("onnxruntime")}, {}),
+    ("fuse.openvino", {}, {**REPLACED, **converted("openvino")}, {}),
+    ("fuse.channels_last", {}, {"relaid": 3, "layouts": {"channels_last": 9, "contiguous": 1}}, {}),
+    ("fuse.attention", {}, {"kernels": {MATH: 2}}, {}),
+    ("dispatch.inference_mode", {}, {"batches_run": 80, "batches_inference": 80}, {}),
+    ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}, {}),
+    ("memory.jemalloc", memory(20, allocator="jemalloc"), {}, memory(900, allocator="glibc")),
+    ("memory.tcmalloc", memory(20, allocator="tcmalloc"), {}, memory(900, allocator="glibc")),
+    ("memory.huge_pages", memory(900, huge_bytes=64 * MIB), {}, memory(900, huge_bytes=6 * MIB)),
+    (
+        "memory.page_prefault",
+        memory(20, prefaulted_bytes=64 * MIB, prefault_kept_bytes=64 * MIB),
+        {},
+        {},
+    ),
+    ("memory.pool", {"pool_hits": 70, "pool_misses": 4}, {}, {}),
+    ("gc.freeze", {}, {"gc_frozen": 90_000, "gc_enabled": False}, {}),
+    ("host.threads", {"settings": {"intra_op_threads": 1}, **on_cores(0, 1, threads=1)}, {}, {}),
+    ("host.parallel", {"cores_busy": 3.5, **on_cores(0, 1, 2, 3, threads=4)}, {}, on_cores(0, 1, 2, 3, threads=1)),
+    ("host.workers", {"workers": 2}, {}, {}),
+    ("host.pin", on_cores(3), {}, EVERYWHERE),
+    ("host.priority", {"settings": {"nice": -10}, **on_cores(0, nice=-10)}, {}, on_cores(0)),
+    (
+        "host.wait_policy",
+        {"environment": {"OMP_WAIT_POLICY": "PASSIVE"}, "series": {"thread.native.cpu_ns": [0, 4e8]}},
+        {},
+        {"series": {"thread.native.cpu_ns": [0, 9e8]}},
+    ),
+    ("locality.cores", on_cores(2, 3), {}, EVERYWHERE),
+    (
+        "warmup.resident",
+        {
+            "settings": {"keep_warm_ms": 5.0},
+            "residence": {"runs": 9, "total_ns": 10**7, "longest_ns": 10**6, "elements": 40, "delayed": 0},
+        },
+        {},
+        {},
+    ),
+    (
+        "cache.embeddings",
+        {
+            "embeddings": {"tables": 1, "rows": 10**6, "hot_rows": 500, "hot_share": 0.8, "lookups": 9000},
+            "residence": {"rows": 700},
+        },
+        {},
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("fix", "run", "evidence", "without"), TOOK_EFFECT)
+def test_an_effect_is_seen(
+    fix: str, run: Run, evidence: Run, without: Run, make_record: Make, verified: Verify
+) -> None:
+    found = verified(fix, make_record(**run), make_record(**without), **evidence)
+    assert found.effective, found.evidence
+    assert any(character.isdigit() for character in found.evidence)
+
+
+def test_every_fix_has_a_run_in_which_it_took_effect() -> None:
+    """In which it did nothing each of them has one below, where all fixes are gone through."""
+    assert {fix for fix, _, _, _ in TOOK_EFFECT} == {fix.id for fix in FIXES}
+
+
+#: What a service shows in which the setting did nothing; a replay of the same service differs by chance.
+CHANCE: dict[str, Any] = {
+    "members": [[40, 200], [50], [45, 190], [60]] * 19 + [[40], [50], [45], [60]],
+    "open_ms": 19.0,
+    "faults": 950,
+}
+IDLE_SERVICE: dict[str, Any] = {
+    "warmup_batches": 0,
+    "warmup_s": 0.0,
+    "compilations": 0,
+    "graphs": 0,
+    "batches_run": 80,
+    "batches_replaced": 0,
+    "batches_inference": 0,
+    "replaced_share": 0.0,
+    "conversions": [],
+    "relaid": 0,
+    "gc_enabled": True,
+    "gc_frozen": 0,
+    "torch_threads": 2,
+    "modules": {LINEAR: 4},
+    "dtypes": {"float32": 4},
+    "kept": {},
+    "kernels": {FLASH: 2},
+    "layouts": {"contiguous": 4},
+}
+#: What the record of a run says of its process and threads where nobody did anything to them.
+LEFT_ALONE: dict[str, Any] = {
+    **EVERYWHERE,
+    "environment": {},
+    "memory": {"allocator": "glibc", "huge_bytes": 2 * MIB, "prefaulted_bytes": 0, "prefault_kept_bytes": 0},
+    "embeddings": {"tables": 1, "rows": 10**6, "hot_rows": 0, "hot_share": 0.0, "lookups": 0},
+    "residence": {"runs": 0, "rows": 0},
+    "pool_hits": 0,
+    "pool_misses": 0,
+}
+#: What the settings of each fix say, where its effect is looked for against them.
+ASKED_FOR: dict[str, dict[str, Any]] = {
+    "warmup.shapes": {"warmup_shapes": 8},
+    "batch.window": {"batch_window_ms": 0.0},
+    "batch.bucket": {"batch_order": "length"},
+    "batch.size": {"max_batch_size": 1},
+    "batch.tune": {"max_batch_size": 4, "batch_window_ms": 5.0, "workers": 2, "intra_op_threads": 1},
+    "batch.adaptive": {"batching": "adaptive", "target_ms": 20.0, "window_least_ms": 10.0, "window_most_ms": 100.0},
+    "batch.continuous": {"batching": "continuous", "batch_window_ms": 0.0},
+    "schedule.shortest_expected": {"schedule": "shortest", "ageing_ms": 20.0},
+    "schedule.priority": {"ageing_ms": 20.0},
+    "schedule.memory_aware": {"schedule": "work_per_byte", "memory_limit_mb": 2},
+    "admit.limit": {"admission": "limit"},
+    "admit.shed": {"admission": "deadline"},
+    "quantize.int8_dynamic": {"precision": "int8_dynamic"},
+    "quantize.int8_excluded": {"precision": "int8_dynamic", "keep_precision": ("head",)},
+    "quantize.int8_weight_only": {"precision": "int8_weight_only"},
+    "quantize.bf16": {"precision": "bf16"},
+    "fuse.compile": {"compile": "dynamic", "warmup_shapes": 8},
+    "fuse.onnxruntime": {"backend": "onnxruntime"},
+    "fuse.openvino": {"backend": "openvino"},
+    "fuse.channels_last": {"memory_format": "channels_last"},
+    "fuse.attention": {"attention": "math"},
+    "dispatch.inference_mode": {"inference_mode": True},
+    "memory.allocator": {"env": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}},
+    "memory.jemalloc": {"env": {"LD_PRELOAD": "libjemalloc.so.2"}},
+    "memory.tcmalloc": {"env": {"LD_PRELOAD": "libtcmalloc.so.4"}},
+    "memory.huge_pages": {"huge_pages": "always"},
+    "memory.page_prefault": {"prefault_mb": 64},
+    "memory.pool": {"buffer_pool": True},
+    "gc.freeze": {"gc": "freeze"},
+    "host.threads": {"intra_op_threads": 1},
+    "host.parallel": {"intra_op_threads": 4},
+    "host.workers": {"workers": 2, "intra_op_threads": 1},
+    "host.pin": {"pin": "workers"},
+    "host.priority": {"nice": -10},
+    "host.wait_policy": {"env": {"OMP_WAIT_POLICY": "PASSIVE"}},
+    "locality.cores": {"pin": "locality"},
+    "warmup.resident": {"keep_warm_ms": 5.0},
+    "cache.embeddings": {"hot_rows": 500, "keep_warm_ms": 20.0},
+}
+
+
+@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
+@pytest.mark.parametrize("known", [LEFT_ALONE, {}], ids=["told", "untold"])
+def test_a_setting_that_did_nothing_is_not_taken_for_effective(
+    fix: Fix, known: Run, make_record: Make, verified: Verify
+) -> None:
+    """The settings ask for it, the plan will say so, and the service is as it was."""
+    run = make_record(**CHANCE, **known, settings=ASKED_FOR[fix.id])
+    found = verified(fix.id, run, make_record(**known), **IDLE_SERVICE)
+    assert not found.effective, found.evidence
+    assert found.evidence
+
+
+@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
+def test_a_service_that_says_nothing_proves_nothing(fix: Fix, make_record: Make) -> None:
+    empty = make_record([], pauses_ms=())
+    assert not fix.verify(Applied(evidence={}, record=empty, without=empty)).effective
+
+
+#: More ways to do nothing, or only half of it.
+HALF: list[tuple[str, Run, Run]] = [
+    ("batch.size", {**CHANCE, "settings": {"max_batch_size": 16}}, {}),
+    ("quantize.int8_dynamic", CHANCE, {"modules": {}}),
+    ("quantize.int8_excluded", CHANCE, {"modules": {INT8: 4}, "kept": {INT8: 1}}),
+    ("quantize.bf16", CHANCE, {"dtypes": {}}),
+    ("quantize.bf16", CHANCE, {"dtypes": {"bfloat16": 4}, "graph_dtypes": {"float32": 4}}),
+    ("fuse.compile", {"compilations_in_run": 1}, {**REPLACED, "compilations": 3}),
+    ("fuse.compile", {}, {**REPLACED, "compilations": 0}),
+    ("fuse.compile", {}, {**REPLACED, "compilations": 3, "batches_replaced": 60}),
+    ("memory.pool", {"pool_hits": 3, "pool_misses": 70}, {}),
+    ("memory.allocator", {"faults": 510, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}),
+    ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}}, {}),
+    ("gc.freeze", CHANCE, {"gc_enabled": True, "gc_frozen": 90_000}),
+    ("gc.freeze", CHANCE, {"gc_enabled": False, "gc_frozen": 0}),
+    ("host.threads", {"settings": {"intra_op_threads": 1}, **EVERYWHERE}, {"torch_threads": 1}),
+    ("host.threads", {"settings": {"intra_op_threads": 1}}, {"torch_threads": 1}),
+]
+
+
+@pytest.mark.parametrize(("fix", "run", "evidence"), HALF)
+def test_half_of_it_is_not_taken_for_effective(
+    fix: str, run: Run, evidence: Run, make_record: Make, verified: Verify
+) -> None:
+    found = verified(fix, make_record(**run), **{**IDLE_SERVICE, **evidence})
+    assert not found.effective, found.evidence
+
+
+def test_what_was_so_before_is_no_effect(make_record: Make, verified: Verify) -> None:
+    """Threads and workers that the service without the fix had, too, are not the fix's."""
+    one = make_record(settings={"intra_op_threads": 1}, **on_cores(0, 1, threads=1))
+    assert not verified("host.threads", one, one).effective
+    assert not verified("host.workers", make_record(workers=2), make_record(workers=2)).effective
+    assert verified("host.workers", make_record(workers=4), make_record(workers=2)).effective
+    assert not verified("batch.bucket", make_record(ALIKE), make_record(ALIKE)).effective
+
+
+def test_buckets_of_a_feature_are_verified_by_that_feature(
+    before: RunnerSettings, make_record: Make, verified: Verify
+) -> None:
+    """Inputs are all of one size; what differs is a feature."""
+    tokens = np.array([10, 400] * 40)
+    mixed = make_record([[50, 50]] * 40, features={"tokens": tokens})
+    by_tokens = replace(before, batch_order="length", batch_key="tokens")
+    sorted_run = make_record([[50, 50]] * 40, features={"tokens": tokens}, settings=by_tokens)
+    sorted_run.requests["bucket_length"] = np.repeat(np.array([10, 400] * 20), 2)
+    found = verified("batch.bucket", sorted_run, mixed)
+    assert found.effective and "tokens" in found.evidence, found.evidence
+    sorted_run.requests["bucket_length"] = tokens
+    assert not verified("batch.bucket", sorted_run, mixed).effective
