@@ -27,6 +27,8 @@ class Arm:
     :param label: as progress shows it.
     :param fixes: ids of the fixes in ``settings``, in order.
     :param log: where the process's output goes.
+    :param latest: its last replay of the search's windows, joined; ``None`` before the first.
+    :param load: workers' worth of work that was offered in it (:func:`latfix.runners.pace.offered`).
     :param primed: its process has served requests before.
     :param failed: its last process did not start, or failed or died at work; the next use starts another.
     """
@@ -37,6 +39,8 @@ class Arm:
     fixes: tuple[str, ...]
     log: Path
     accuracy: float | None = None
+    latest: RunRecord | None = None
+    load: float = 0.0
     primed: bool = False
     failed: bool = False
     _process: RunnerProcess | None = field(default=None, repr=False)

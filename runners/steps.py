@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from latfix.comparison import Comparison, compare_rounds
+from latfix.decision import SCREENING
 from latfix.record import RunRecord
+from latfix.runners.prediction import Prediction
 from latfix.runners.windows import join
 from latfix.statistics import RatioEstimate
 
@@ -20,10 +23,13 @@ SCREENED = "p95"
 #: Requests of a fresh service that a cold fix is judged by, and how clear its effect must be.
 _FIRST = 8
 _CLEARLY = 1.25
+#: A change whose 95 % interval lies beyond this is taken for real although the wider bounds hold 1: a service and
+#: itself do not differ so much, and the final replay holds it to account.
+_LARGE = 0.8
 #: A loss of requests beyond which percentiles are over other requests.
 _MOST_LOST = 0.01
 
-Pairs = list[tuple[RunRecord, RunRecord]]
+Pairs = Sequence[tuple[RunRecord, RunRecord]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +39,12 @@ class Step:
     :param status: of the contract: kept, rejected, no_gain, not_effective, undecided, skipped.
     :param comparison: without and with it, on the screening windows.
     :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
+    :param prediction: what the forecast said before the replay, on the windows.
     :param accuracy: with it.
+    :param scored: everything that measuring the accuracy told, where it was measured.
     :param verified: the evidence that it took effect.
+    :param adds: with all kept fixes over all but this one, on the windows: what it adds to the others in the end.
+    :param pairs: the replays that it was judged by, as folders of the optimization's: without and with it.
     """
 
     fix: str
@@ -42,10 +52,27 @@ class Step:
     reason: str
     comparison: Comparison | None = None
     together: tuple[str, ...] = ()
-    predicted_p99_ms: float | None = None
+    prediction: Prediction | None = None
     accuracy: float | None = None
+    scored: Mapping[str, Any] = field(default_factory=dict)
     verified: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    adds: Comparison | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def predicted_p99_ms(self) -> float | None:
+        """What p99 of the windows was predicted to be with it; ``None`` where it was not replayed alone."""
+        if self.prediction is None or self.comparison is None or self.together:
+            return None
+        return self.comparison.before.latency_ms["p99"] * self.prediction.ratio["p99"]
+
+    def prediction_error(self, key: str) -> float | None:
+        """How far the predicted ratio of a statistic was from the one that was measured, as a share of this."""
+        if self.prediction is None or self.comparison is None or self.together:
+            return None
+        measured = self.comparison.ratio[key].value
+        return abs(self.prediction.ratio[key] / measured - 1.0) if measured > 0 else None
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``steps`` in ``optimization.json``."""
@@ -58,7 +85,10 @@ class Step:
             "ratio": {key: estimate.to_json() for key, estimate in ratio.items()},
             "predicted_p99_ms": self.predicted_p99_ms,
             "p99_ms": compared.after.latency_ms["p99"] if compared is not None else None,
+            "predicted": None if self.prediction is None else self.prediction.to_json(),
+            "adds": None if self.adds is None else {key: each.to_json() for key, each in self.adds.ratio.items()},
             "accuracy": self.accuracy,
+            "scored": dict(self.scored),
             "verified": self.verified,
             "together": list(self.together),
             "settings": self.settings,
@@ -68,7 +98,7 @@ class Step:
 def compare_windows(pairs: Pairs, seed: int) -> Comparison:
     """All windows as one round: they differ by their traffic, not by the chance that rounds measure."""
     without, record = (join(arm) for arm in zip(*pairs, strict=True))
-    return compare_rounds([without], [record], seed=seed, smallest=SMALLEST)
+    return compare_rounds([without], [record], seed=seed, smallest=SMALLEST, rule=SCREENING)
 
 
 def decide(comparison: Comparison) -> tuple[str, str]:
@@ -78,11 +108,16 @@ def decide(comparison: Comparison) -> tuple[str, str]:
     lost = comparison.before.success - comparison.after.success
     if lost > _MOST_LOST:
         return "rejected", f"{lost:.1%} more of the requests did not end ok; {said}"
-    if tail.lo > 1 or (mean.lo > 1 and not tail.hi < 1):
+    (tail_lo, tail_hi), (mean_lo, mean_hi) = tail.bounds, mean.bounds
+    if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1):
         return "rejected", f"worse: {said}"
-    if tail.hi < 1 or (mean.hi < 1 and tail.value <= 1):
+    if tail_hi < 1 or (mean_hi < 1 and tail.value <= 1):
         return "kept", said
-    if all(1 - SMALLEST <= end <= 1 + SMALLEST for ratio in (tail, mean) for end in (ratio.lo, ratio.hi)):
+    if tail.hi < _LARGE or (mean.hi < _LARGE and tail.value <= 1):
+        return "kept", f"a large gain: {said}"
+    if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1):
+        return "rejected", f"worse: {said}"
+    if all(1 - SMALLEST <= end <= 1 + SMALLEST for end in (tail_lo, tail_hi, mean_lo, mean_hi)):
         return "no_gain", f"no difference larger than {SMALLEST:.0%}: {said}"
     return "undecided", f"the data cannot tell: {said}"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.comparison import Comparison, Summary
 from latfix.record import RunRecord
+from latfix.runners.prediction import Prediction
 from latfix.runners.steps import Step, compare_windows, decide, decide_cold
 from latfix.stages import Status
 from latfix.statistics import LATENCY_KEYS, RatioEstimate
@@ -68,6 +71,24 @@ def test_status_by_the_intervals(p95: Bounds, mean: Bounds, status: str) -> None
     assert f"p95 x{p95[0]:.2f}" in reason and f"mean x{mean[0]:.2f}" in reason
 
 
+@pytest.mark.parametrize(
+    ("p95", "mean", "status"),
+    [
+        ((0.3, 0.2, 0.79), WIDE, "kept"),
+        ((0.3, 0.2, 0.81), WIDE, "undecided"),
+        ((0.9, 0.5, 1.6), (0.4, 0.2, 0.79), "kept"),
+        ((1.1, 0.5, 1.6), (0.4, 0.2, 0.79), "undecided"),
+        ((1.8, 1.26, 2.6), WIDE, "rejected"),
+        ((1.8, 1.24, 2.6), WIDE, "undecided"),
+        ((1.1, 0.5, 2.6), (1.5, 1.26, 1.9), "rejected"),
+    ],
+)
+def test_a_large_change_needs_less_than_the_decision_bounds(p95: Bounds, mean: Bounds, status: str) -> None:
+    found = comparison(p95, mean)
+    open_bounds = {key: replace(each, decision=(0.0, math.inf)) for key, each in found.ratio.items()}
+    assert decide(replace(found, ratio=open_bounds))[0] == status
+
+
 def test_lost_requests_are_no_gain_in_latency() -> None:
     assert decide(comparison(BETTER, BETTER, lost=9))[0] == "kept"
     status, reason = decide(comparison(BETTER, BETTER, lost=11))
@@ -90,8 +111,7 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
         status="kept",
         reason="p95 x0.5",
         comparison=comparison(BETTER, SAME),
-        together=("gc.freeze", "batch.window"),
-        predicted_p99_ms=12.0,
+        prediction=Prediction(ratio={"mean": 0.9, "p95": 0.5, "p99": 1.2}),
         accuracy=0.9,
         verified="8 objects frozen",
         settings={"gc": "freeze"},
@@ -100,7 +120,7 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
     assert set(entry) >= KEYS
     assert entry["ratio"]["p95"] == {"value": 0.5, "ci95": [0.4, 0.6]}
     assert (entry["p99_ms"], entry["predicted_p99_ms"], entry["accuracy"]) == (10.0, 12.0, 0.9)
-    assert entry["together"] == ["gc.freeze", "batch.window"]
+    assert entry["together"] == []
     assert entry["settings"] == {"gc": "freeze"}
 
 
@@ -149,6 +169,23 @@ def test_windows_that_differ_much_are_paired_each_with_its_own(factor: float, st
     found = compare_windows(pairs, seed=0)
     assert found.paired and found.rounds == 1
     assert found.before.requests["ok"] == 600
+    assert decide(found)[0] == status, decide(found)[1]
+
+
+def _backlog(rng: np.random.Generator, factor: float) -> Any:
+    """Latencies of a queue that falls behind from the middle on: what is slow is one stretch."""
+    arrivals = np.arange(300) * 20.0
+    done = np.cumsum(rng.gamma(9.0, 1.0, 300) * np.where(np.arange(300) < 200, 1.0, 3.5) * factor)
+    return done + np.maximum.accumulate(arrivals - np.concatenate([[0], done[:-1]])) - arrivals
+
+
+@pytest.mark.parametrize(("factor", "status"), [(0.5, "kept"), (0.98, "undecided")])
+def test_a_backlog_that_is_gone_is_kept(factor: float, status: str) -> None:
+    """All that is slow lies in one stretch, and blocks of requests bound nothing."""
+    rng = np.random.default_rng(8)
+    pairs = [(_record(_backlog(rng, 1.0), name), _record(_backlog(rng, factor), name)) for name in "ab"]
+    found = compare_windows(pairs, seed=0)
+    assert found.ratio["p95"].bounds[1] > 1
     assert decide(found)[0] == status, decide(found)[1]
 
 

@@ -1,0 +1,199 @@
+"""latfix's plan against what a user would otherwise try: each alternative alone, and every combination of a few.
+
+    latfix optimize recommender --out run          finds a plan
+    python benchmarks/alternatives.py recommender --plan run/plan.toml --rounds 3 --out results.json
+    python benchmarks/alternatives.py recommender --plan run/plan.toml --exhaustive --out results.json
+
+All arms replay the whole traffic in turns, on fresh processes each round; ratios are over the workload as it is, with
+95 % intervals. ``--exhaustive`` replays every combination of a few settings on the screening windows instead: how
+near the plan comes to the best of them, with what share of its trials. An arm that cannot run here says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latfix.comparison import compare_rounds
+from latfix.errors import LatfixError
+from latfix.plan import read_plan
+from latfix.record import RunRecord
+from latfix.runners.arms import Arm
+from latfix.runners.child import machine
+from latfix.runners.process import OnEvent
+from latfix.runners.steps import compare_windows
+from latfix.runners.windows import screening_windows
+from latfix.settings import RunnerSettings
+from latfix.spec import load_spec
+from latfix.traffic.formats import read_traffic
+from latfix.traffic.model import Traffic
+from latfix.traffic.transform import slice_time
+
+#: What people reach for first, alone.
+ALONE: dict[str, dict[str, Any]] = {
+    "torch.compile": {"compile": "dynamic", "warmup_shapes": 8},
+    "int8": {"precision": "int8_dynamic"},
+    "bf16": {"precision": "bf16"},
+    "batches twice as large": {},
+    "ONNX Runtime": {"backend": "onnxruntime"},
+    "one thread an operator": {"intra_op_threads": 1},
+}
+#: The small space of the exhaustive search.
+SPACE: dict[str, tuple[dict[str, Any], ...]] = {
+    "precision": ({}, {"precision": "int8_dynamic"}),
+    "order": ({}, {"batch_order": "length"}),
+    "window": ({}, {"batch_window_ms": 0.0}),
+    "workers": ({}, {"workers": 2, "intra_op_threads": 1}),
+    "memory": (
+        {},
+        {"env": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"}},
+    ),
+}
+_KEYS = ("mean", "p50", "p95", "p99")
+
+
+def main() -> None:
+    """Replay, and print or write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload")
+    parser.add_argument("--plan", type=Path, required=True, help="of latfix optimize")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--duration", type=float, default=30.0, help="seconds of the traffic")
+    parser.add_argument("--exhaustive", action="store_true")
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    spec = load_spec(arguments.workload)
+    traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
+    traffic = slice_time(traffic, 0, min(arguments.duration, traffic.duration_s + 1e-3))
+    planned = read_plan(arguments.plan)
+    changes = {"latfix": planned.settings()}
+    if arguments.exhaustive:
+        changes |= {"+".join(names) or "as it is": change for names, change in combinations()}
+    else:
+        changes |= ALONE
+        changes["batches twice as large"] = {"max_batch_size": 2 * spec.settings.max_batch_size}
+    with tempfile.TemporaryDirectory() as scratch:
+        field = _Field(spec, traffic, Path(scratch))
+        results = field.screened(changes) if arguments.exhaustive else field.whole(changes, arguments.rounds)
+    document = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "workload": spec.name,
+        "seconds": arguments.duration,
+        "fixes": [fix.id for fix in planned.fixes],
+        "exhaustive": arguments.exhaustive,
+        "arms": results,
+    }
+    if arguments.out:
+        arguments.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def combinations() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every combination of the space, with the names of what it changes."""
+    for chosen in itertools.product(*SPACE.values()):
+        names = tuple(name for name, change in zip(SPACE, chosen, strict=True) if change)
+        yield names, {key: value for change in chosen for key, value in change.items()}
+
+
+class _Field:
+    """Arms on one workload and schedule."""
+
+    def __init__(self, spec: Any, traffic: Traffic, scratch: Path) -> None:
+        self._spec = spec
+        self._traffic = traffic
+        self._scratch = scratch
+        self._count = 0
+
+    def whole(self, changes: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
+        """Every arm on the whole traffic, all of them in each round, their order turned from round to round."""
+        records: dict[str, list[RunRecord]] = {name: [] for name in ("as it is", *changes)}
+        failed: dict[str, str] = {}
+        for number in range(rounds):
+            names = list(records)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                if name in failed:
+                    continue
+                try:
+                    records[name].append(self._fresh(name, changes.get(name, {})))
+                except LatfixError as error:
+                    failed[name] = error.message
+        base = records.pop("as it is")
+        results: dict[str, Any] = {}
+        for name, of_arm in records.items():
+            if name in failed or len(of_arm) < len(base):
+                results[name] = {"failed": failed.get(name, "it has fewer rounds")}
+                print(f"{name:<28} did not run: {results[name]['failed']}")
+                continue
+            compared = compare_rounds(base, of_arm)
+            results[name] = compared.to_json()
+            told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
+            print(f"{name:<28} {told}")
+        return results
+
+    def screened(self, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Every arm on the screening windows, each in turns with the workload as it is."""
+        base = self._arm("as it is", {})
+        baseline = base.replay(self._folder("baseline"), self._traffic, _quiet, seed=0)
+        windows = screening_windows(self._traffic, baseline)
+        results: dict[str, Any] = {}
+        for name, change in changes.items():
+            arm = self._arm(name, change)
+            try:
+                for each in (base, arm):
+                    if not each.primed:
+                        each.prime(baseline.folder)
+                pairs = []
+                for k, window in enumerate(windows):
+                    order = (base, arm) if k % 2 == 0 else (arm, base)
+                    records = {
+                        each.label: each.replay(self._folder(each.label), window, _quiet, seed=0) for each in order
+                    }
+                    pairs.append((records[base.label], records[arm.label]))
+            except LatfixError as error:
+                results[name] = {"failed": error.message}
+                print(f"{name:<44} did not run: {error.message}", flush=True)
+                continue
+            finally:
+                arm.close()
+            compared = compare_windows(pairs, 0)
+            results[name] = {key: compared.ratio[key].to_json() for key in _KEYS}
+            told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
+            print(f"{name:<44} {told}", flush=True)
+        base.close()
+        return results
+
+    def _fresh(self, name: str, change: dict[str, Any]) -> RunRecord:
+        arm = self._arm(name, change)
+        try:
+            return arm.replay(self._folder(name), self._traffic, _quiet, seed=0)
+        finally:
+            arm.close()
+
+    def _arm(self, name: str, change: dict[str, Any]) -> Arm:
+        settings: RunnerSettings = self._spec.settings.with_overrides(change)
+        return Arm(name, self._spec, settings, (), self._scratch / "runner.log")
+
+    def _folder(self, name: str) -> Path:
+        self._count += 1
+        plain = "".join(c if c.isalnum() else "-" for c in name)
+        return self._scratch / f"{self._count:04d}-{plain}"
+
+
+def _told(key: str, ratio: Any) -> str:
+    return f"{key} x{ratio.value:.3f} [{ratio.lo:.3f}, {ratio.hi:.3f}]"
+
+
+@contextlib.contextmanager
+def _quiet(*_: Any) -> Iterator[OnEvent]:
+    yield lambda _: None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Everything within the budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def test_what_does_not_fit_the_budget_is_skipped_and_says_so(search: Any, world: Any) -> None:
+    outcome = search(*(world.fix(name, 0.9) for name in "ABCDEFGH"), budget_s=280.0)
+    found = world.statuses(outcome)
+    assert found["a.A"] == "kept" and found["a.H"] == "skipped"
+    assert world.step(outcome, "H").reason.startswith("budget: ")
+    assert world.now <= 280.0 * 1.05
+    assert outcome.final is not None
+
+
+@pytest.mark.parametrize("budget_s", [150.0, 400.0, 900.0])
+def test_time_is_kept_for_the_final_replay(search: Any, world: Any, budget_s: float) -> None:
+    """Many fixes that never get anywhere cannot use up what proves the one that does."""
+    world.noise = 0.3
+    outcome = search(world.fix("HALF", 0.5), *(world.fix(f"N{k}", 0.999) for k in range(40)), budget_s=budget_s)
+    assert outcome.kept or budget_s < 200
+    if outcome.kept:
+        assert outcome.final is not None and outcome.final.rounds >= (1 if budget_s < 800 else 3)
+    assert world.now <= budget_s * 1.1 or not outcome.kept
+
+
+def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> None:
+    outcome = search(world.fix("A", 0.5), budget_s=10.0)
+    assert world.statuses(outcome) == {"a.A": "skipped"}
+    assert [name for _, name, _ in world.replays] == ["baseline"]
+    assert outcome.verdict == "no_gain"

@@ -1,0 +1,101 @@
+"""An interrupted search goes on from its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.errors import InputError
+from latfix.settings import RunnerSettings
+
+
+def stop_at(world: Any, label: str) -> None:
+    def stop(arm: Any, _name: str) -> None:
+        if arm.label == label:
+            raise KeyboardInterrupt
+
+    world.on_replay = stop
+
+
+def test_it_goes_on_where_it_was_stopped(search: Any, world: Any) -> None:
+    # GIVEN a search that was stopped in its third fix
+    fixes = [world.fix("A", 0.5), world.fix("B", 1.0), world.fix("C", 0.7), world.fix("D", 0.9)]
+    stop_at(world, "a.C")
+    first = search(*fixes)
+    assert first.interrupted and world.statuses(first) == {"a.A": "kept", "a.B": "no_gain"}
+    # WHEN it is resumed
+    world.on_replay = lambda *_: None
+    world.replays.clear()
+    outcome = search(*fixes, resume=True)
+    # THEN what was decided stands, the rest is tried on top of it, and no record is overwritten
+    assert world.statuses(outcome) == {"a.A": "kept", "a.B": "no_gain", "a.C": "kept", "a.D": "kept"}
+    assert dict(outcome.settings.env) == {"A": "0.5", "C": "0.7", "D": "0.9"}
+    names = [name for _, name, _ in world.replays]
+    assert "baseline" not in names and not any(label in ("a.A", "a.B") for label, _, _ in world.replays)
+    third = world.step(outcome, "C")
+    assert third.comparison.ratio["mean"].value == pytest.approx(0.7, rel=0.02)
+    assert outcome.final.ratio["mean"].value == pytest.approx(0.315, rel=0.02)
+    assert outcome.accuracy == first.accuracy
+    assert all(int(name[:3]) >= 5 for name in world.windows)
+
+
+def test_what_was_kept_keeps_its_figures(search: Any, world: Any) -> None:
+    stop_at(world, "a.B")
+    first = search(world.fix("A", 0.5), world.fix("B", 0.9))
+    world.on_replay = lambda *_: None
+    again = search(world.fix("A", 0.5), world.fix("B", 0.9), resume=True)
+    before, after = world.step(first, "A"), world.step(again, "A")
+    assert after.comparison.ratio["p99"] == before.comparison.ratio["p99"]
+    assert (after.reason, after.verified, after.accuracy) == (before.reason, before.verified, before.accuracy)
+
+
+def test_what_was_undecided_or_skipped_is_tried_again(search: Any, world: Any) -> None:
+    search(world.fix("A", 0.5), budget_s=10.0)
+    outcome = search(world.fix("A", 0.5), resume=True)
+    assert world.statuses(outcome) == {"a.A": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"settings": RunnerSettings(max_batch_size=4)}, "max_batch_size"),
+        ({"seed": 3}, "--seed 0"),
+    ],
+)
+def test_something_else_is_not_gone_on_with(search: Any, world: Any, more: dict[str, Any], words: str) -> None:
+    search(world.fix("A", 0.5))
+    with pytest.raises(InputError, match=words):
+        search(world.fix("A", 0.5), resume=True, **more)
+
+
+def test_another_traffic_is_refused(search: Any, world: Any) -> None:
+    search(world.fix("A", 0.5))
+    with pytest.raises(InputError, match="another traffic"):
+        search(world.fix("A", 0.5), resume=True, traffic=world.traffic(30.0))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"schema": "latfix.search/1"}', None])
+def test_a_folder_without_a_readable_journal_is_one_line(
+    search: Any, world: Any, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "search.json").write_text(content)
+    with pytest.raises(InputError, match=r"search\.json: found"):
+        search(world.fix("A", 0.5), resume=True)
+
+
+def test_the_journal_is_written_after_every_step(search: Any, world: Any, tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def look(_arm: Any, name: str) -> None:
+        if name[0].isdigit():
+            document = json.loads((tmp_path / "out" / "search.json").read_text())
+            seen.append([step["fix"] for step in document["steps"]])
+
+    world.on_replay = look
+    search(world.fix("A", 0.5), world.fix("B", 1.0))
+    assert seen[0] == [] and ["a.A"] in seen
