@@ -12,12 +12,13 @@ from typing import Any
 
 from latfix.errors import InputError, input_error
 from latfix.expressions import Expression
+from latfix.model_content import MODEL_SUFFIXES, check_model_file, is_model_file
+from latfix.model_inputs import InputRule, parse_inputs
 from latfix.settings import Objective, RunnerSettings
 from latfix.settings_check import check_keys, find_line, validate_objective, validate_settings
 
 SPEC_FILE = "workload.toml"
-MODEL_SUFFIXES = (".pt2", ".pt", ".ts", ".onnx", ".engine")
-_TABLES = ("workload", "runner", "objective", "traffic")
+_TABLES = ("workload", "runner", "objective", "traffic", "inputs")
 _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -26,10 +27,12 @@ class WorkloadSpec:
     """A workload as its folder describes it.
 
     :param folder: absolute path.
-    :param entry: ``file:Class`` of the adapter.
+    :param entry: ``file:Class`` of the adapter, or a model file (:func:`latfix.model_content.is_model_file`),
+        relative to the folder or absolute.
     :param traffic: absolute path of its recorded traffic.
     :param traffic_map: features derived from others, by name.
     :param settings: how the service runs today.
+    :param traffic_given: whether that traffic was named on the command line, and not by the workload.
     """
 
     name: str
@@ -39,6 +42,7 @@ class WorkloadSpec:
     traffic_map: Mapping[str, str] = field(default_factory=dict)
     settings: RunnerSettings = field(default_factory=RunnerSettings)
     objective: Objective = field(default_factory=Objective)
+    traffic_given: bool = False
 
 
 def samples() -> dict[str, Path]:
@@ -50,9 +54,9 @@ def samples() -> dict[str, Path]:
 
 
 def load_spec(workload: str, *, traffic: Path | None = None) -> WorkloadSpec:
-    """The workload that a command line names: a folder, or a sample by name.
+    """The workload that a command line names: a folder, a model file, or a sample by name.
 
-    :param traffic: recorded traffic to use instead of the workload's own.
+    :param traffic: recorded traffic to use instead of the workload's own; a model file has none of its own.
     :raises InputError: there is no such workload, or its ``workload.toml`` is wrong.
     """
     path = Path(workload)
@@ -61,19 +65,18 @@ def load_spec(workload: str, *, traffic: Path | None = None) -> WorkloadSpec:
         return read_spec(path, traffic=traffic)
     if there and path.name == SPEC_FILE:
         return read_spec(path.parent, traffic=traffic)
-    if there and path.suffix in MODEL_SUFFIXES:
-        raise InputError(
-            f"{path}: found a model file; this version replays against an adapter only; "
-            f"write a folder with {SPEC_FILE} and an adapter around it (latfix init DIR makes one)"
-        )
     known = samples()
+    if is_model_file(path) and workload not in known:
+        return _model_spec(path, traffic)
     if workload in known:
         return read_spec(known[workload], traffic=traffic)
     near = difflib.get_close_matches(workload, known, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"samples are {', '.join(known)}"
     if there:
-        raise InputError(f"{workload}: found a file; expected a folder with {SPEC_FILE}; {advice}")
-    raise InputError(f"{workload}: found no such folder or sample; expected a folder with {SPEC_FILE}; {advice}")
+        expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
+        raise InputError(f"{workload}: found a file; expected {expected}; {advice}")
+    expected = f"a folder with {SPEC_FILE}, a model file or a sample"
+    raise InputError(f"{workload}: found no such folder or sample; expected {expected}; {advice}")
 
 
 def read_spec(folder: Path, *, traffic: Path | None = None) -> WorkloadSpec:
@@ -88,6 +91,12 @@ def read_spec(folder: Path, *, traffic: Path | None = None) -> WorkloadSpec:
     if head is None:
         raise input_error(file, None, "no [workload] table", 'one with name, entry = "file:Class" and traffic')
     check_keys(head, ("name", "entry", "model", "traffic"), file=file, text=text, table_name="workload")
+    parse_inputs(document.get("inputs", {}), file=file, text=text)
+    if "inputs" in document and "model" not in head:
+        line = find_line(text, "inputs")
+        raise input_error(
+            file, line, "[inputs] and no model", "model = FILE in [workload]: an adapter prepares its own"
+        )
     settings = validate_settings(document.get("runner", {}), file=file, text=text, table_name="runner")
     objective = validate_objective(document.get("objective", {}), file=file, text=text)
     return WorkloadSpec(
@@ -98,6 +107,7 @@ def read_spec(folder: Path, *, traffic: Path | None = None) -> WorkloadSpec:
         traffic_map=_traffic_map(document.get("traffic", {}), file, text),
         settings=RunnerSettings(**settings),
         objective=Objective(**objective),
+        traffic_given=traffic is not None,
     )
 
 
@@ -145,11 +155,10 @@ def _text(head: Mapping[str, Any], key: str, file: Path, text: str, *, default: 
 
 
 def _entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
-    if "entry" not in head and "model" in head:
-        line = find_line(text, "workload", "model")
-        raise input_error(
-            file, line, f"model = {head['model']!r}", 'entry = "file:Class"', "this version needs an adapter"
-        )
+    if "model" in head:
+        return _model_entry(head, folder, file, text)
+    if "entry" not in head:
+        raise input_error(file, find_line(text, "workload"), "no entry in [workload]", "an entry or a model")
     entry = _text(head, "entry", file, text)
     line = find_line(text, "workload", "entry")
     if not _ENTRY.fullmatch(entry):
@@ -158,6 +167,75 @@ def _entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
     if not module.is_file():
         raise input_error(file, line, f"entry = {entry!r}, but no file {module.name} beside it", "an adapter's file")
     return entry
+
+
+def _model_entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
+    line = find_line(text, "workload", "model")
+    if "entry" in head:
+        raise input_error(file, line, "both entry and model in [workload]", "one of them")
+    model = _text(head, "model", file, text)
+    if not is_model_file(model):
+        expected = f"a file that ends in {', '.join(MODEL_SUFFIXES)}"
+        raise input_error(file, line, f"model = {model!r}", expected, "anything else needs an adapter: entry")
+    check_model_file(folder / model)
+    return model
+
+
+def _model_spec(path: Path, traffic: Path | None) -> WorkloadSpec:
+    """A model file as a workload: the one that ``workload.toml`` beside it describes, or one with defaults."""
+    if _named_beside(path.parent, path):
+        return read_spec(path.parent, traffic=traffic)
+    check_model_file(path)
+    if traffic is None:
+        todo = f"name it with --traffic FILE, or in a {SPEC_FILE} beside it"
+        raise input_error(path, None, "a model file without traffic", "recorded traffic", todo)
+    name = "".join(c if c.isprintable() else "-" for c in path.stem)
+    return WorkloadSpec(
+        name=name.strip() or "model",
+        folder=path.parent.resolve(),
+        entry=path.name,
+        traffic=_traffic({}, traffic, path.parent, path, ""),
+        traffic_given=True,
+    )
+
+
+def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[str]:
+    """What has to be typed beside the workload's name for the same traffic: what it does not say of itself.
+
+    :param mapping: all features that were derived, by name.
+    """
+    words = ["--traffic", str(spec.traffic)] if spec.traffic_given else []
+    for name, expression in mapping.items():
+        if spec.traffic_map.get(name) != expression:
+            words += ["--map", f"{name}={expression}"]
+    return words
+
+
+def model_inputs(folder: Path, entry: str) -> dict[str, InputRule]:
+    """``[inputs]`` for a model file: from ``workload.toml`` in its folder, where that names it.
+
+    :raises InputError: it is wrong.
+    """
+    file = folder / SPEC_FILE
+    if not _named_beside(folder, folder / entry):
+        return {}
+    document, text = read_toml(file)
+    return parse_inputs(document.get("inputs", {}), file=file, text=text)
+
+
+def _named_beside(folder: Path, model: Path) -> bool:
+    """Whether ``workload.toml`` in the folder has this file as its model."""
+    if not _is_there(folder / SPEC_FILE):
+        return False
+    document, _ = read_toml(folder / SPEC_FILE)
+    head = document.get("workload", {})
+    if "inputs" in document and head == {}:  # of no workload else: meant for the file, and they would do nothing
+        expected = f'model = "{model.name}" in [workload] of that file'
+        raise input_error(folder / SPEC_FILE, None, "[inputs] without [workload]", expected)
+    named = head.get("model") if isinstance(head, dict) else None
+    if not isinstance(named, str) or not named.isprintable() or not is_model_file(named):
+        return False
+    return (folder / named).absolute() == model.absolute() or (folder / named).resolve() == model.resolve()
 
 
 def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file: Path, text: str) -> Path:

@@ -1,0 +1,33 @@
+"""Model files as workloads: one module a backend, and one adapter over all of them.
+
+A backend's ``open_file`` returns an :class:`~latfix.runners.model_files.opened.OpenedModel`: the inputs that the
+file asks for, and a module that runs it. What turns requests into those inputs is the same for all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latfix.model_content import check_model_file
+
+if TYPE_CHECKING:
+    from latfix.runners.model_files.opened import OpenedModel
+
+
+def open_model(file: Path) -> OpenedModel:
+    """Open a model file with the backend that its content asks for.
+
+    :raises InputError: it is damaged, no model file, or its backend refuses it.
+    :raises RunnerError: its backend is not installed, or does not run here.
+    """
+    kind = check_model_file(file)
+    if kind == "torch.export":
+        from latfix.runners.model_files.exported import open_file
+    elif kind == "TorchScript":
+        from latfix.runners.model_files.torchscript import open_file
+    elif kind == "ONNX":
+        from latfix.runners.model_files.onnx_runtime import open_file
+    else:
+        from latfix.runners.model_files.tensorrt import open_file
+    return open_file(file)

@@ -1,0 +1,177 @@
+"""Small model files of every kind, and traffic for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.request import Request
+from latfix.runners.model_files import candidates, loading
+from latfix.runners.model_files.opened import Axis, OpenedModel, TensorInput
+from latfix.traffic.model import Traffic
+
+ROWS, WIDTH, CLASSES = 50, 8, 3
+
+
+class Encoder(torch.nn.Module):
+    """Mean of embeddings over the real tokens, then scores: padding must not change them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = torch.nn.Embedding(ROWS, WIDTH)
+        self.score = torch.nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        weight = attention_mask.unsqueeze(-1).to(torch.float32)
+        scores: torch.Tensor = self.score((self.embed(tokens) * weight).sum(1) / weight.sum(1).clamp(min=1.0))
+        return scores
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As few threads as the machine that tests run on may have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def quick_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No processes only to see how long loading takes; returns the backends for which one would be started."""
+    asked: list[str] = []
+
+    def load(file: Path, backend: str, inputs: Sequence[str], threads: int) -> float:
+        assert file.is_file() and threads >= 1, inputs
+        asked.append(backend)
+        return 0.5
+
+    monkeypatch.setattr(candidates, "first_load_s", load)
+    monkeypatch.setattr(loading, "first_load_s", load)
+    return asked
+
+
+@pytest.fixture(scope="session")
+def encoder() -> torch.nn.Module:
+    """The model that the files hold."""
+    return Encoder().eval()
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds the files."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="session")
+def save_exported(files: Path) -> Callable[..., Path]:
+    """Saves a module as an exported program."""
+
+    def save(module: torch.nn.Module, args: Any, name: str = "model", **more: Any) -> Path:
+        file = files / f"{name}.pt2"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.export.save(torch.export.export(module, args, **more), file)
+        return file
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def exported_file(encoder: torch.nn.Module, save_exported: Callable[..., Path]) -> Path:
+    """The encoder as ``.pt2``, its batch and its length free, the length up to 64."""
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=64)
+    sizes = {0: batch, 1: length}
+    # One tensor given twice would be exported as one input.
+    tokens, mask = torch.ones(3, 5, dtype=torch.int64), torch.ones(3, 5, dtype=torch.int64)
+    return save_exported(encoder, (tokens, mask), "encoder", dynamic_shapes=(sizes, sizes))
+
+
+@pytest.fixture(scope="session")
+def script_file(encoder: torch.nn.Module, files: Path) -> Path:
+    """The encoder as TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(encoder), files / "encoder.pt")
+    return files / "encoder.pt"
+
+
+@pytest.fixture
+def request_of() -> Callable[..., Request]:
+    """Makes a request."""
+
+    def make(name: str = "a", payload: Any = None, **features: float | str) -> Request:
+        return Request(id=name, arrival_s=0.0, features=features, payload=payload)
+
+    return make
+
+
+@pytest.fixture
+def traffic_of() -> Callable[..., Traffic]:
+    """Makes traffic with these features and payloads."""
+
+    def make(payloads: Sequence[Any] | None = None, **features: Sequence[Any]) -> Traffic:
+        n = len(next(iter(features.values()), payloads or [None]))
+        return Traffic(
+            arrival_ns=np.arange(n) * 1_000_000,
+            ids=[f"r{k}" for k in range(n)],
+            priority=np.zeros(n, dtype=np.int8),
+            sessions=[None] * n,
+            deadline_ms=np.full(n, np.nan),
+            features={name: _column(values) for name, values in features.items()},
+            payloads=list(payloads) if payloads is not None else [None] * n,
+        )
+
+    return make
+
+
+def _column(values: Sequence[Any]) -> Any:
+    plain = all(isinstance(value, int | float) for value in values)
+    return np.array(values) if plain else np.array(values, dtype=object)
+
+
+@pytest.fixture
+def opened() -> Callable[..., OpenedModel]:
+    """A model as its backend would describe it: for each input its dimensions, a number or a symbol each."""
+
+    def make(
+        inputs: Mapping[str, Sequence[int | str | Axis] | None],
+        *,
+        dtype: str | None = "float32",
+        run: Callable[..., Any] | None = None,
+        rows: int | None = None,
+    ) -> OpenedModel:
+        class Module(torch.nn.Module):
+            def forward(self, *tensors: torch.Tensor) -> Any:
+                assert run is not None
+                return run(*tensors)
+
+        return OpenedModel(
+            file=Path("model.pt2"),
+            backend="torch.export",
+            inputs=tuple(
+                TensorInput(
+                    name=name,
+                    dtype=dtype,
+                    axes=None if axes is None else tuple(_axis(axis) for axis in axes),
+                    rows=rows,
+                )
+                for name, axes in inputs.items()
+            ),
+            load=lambda _: Module(),
+        )
+
+    return make
+
+
+def _axis(given: int | str | Axis) -> Axis:
+    if isinstance(given, Axis):
+        return given
+    return Axis(size=given) if isinstance(given, int) else Axis(symbol=given)

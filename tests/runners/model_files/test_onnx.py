@@ -1,0 +1,196 @@
+"""ONNX files: their inputs, threads, and what ONNX Runtime refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from latfix.errors import InputError, RunnerError
+from latfix.request import Request
+from latfix.runners.adapter import load_adapter
+from latfix.runners.model import load_models
+from latfix.runners.model_files import open_model
+from latfix.runners.model_files.candidates import Candidate, candidates
+from latfix.runners.model_files.onnx_graph import looked_up_rows
+from latfix.runners.service import Service
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+MakeRequest = Callable[..., Request]
+Build = Callable[..., Path]
+ROWS, WIDTH = 40, 4
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """Writes the mean of embeddings over real tokens, with these dimensions and this version of the operators."""
+
+    def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17, name: str = "model.onnx") -> Path:
+        helper, kinds = onnx.helper, onnx.TensorProto
+        torch.manual_seed(1)
+        table = torch.randn(ROWS, WIDTH)
+        shape = [batch, length]
+        graph = helper.make_graph(
+            [
+                helper.make_node("Cast", ["tokens"], ["ids"], to=kinds.INT64),
+                helper.make_node("Gather", ["table", "ids"], ["rows"]),
+                helper.make_node("Unsqueeze", ["mask", "last"], ["weight"]),
+                helper.make_node("Mul", ["rows", "weight"], ["weighted"]),
+                helper.make_node("ReduceSum", ["weighted", "one"], ["total"], keepdims=0),
+                helper.make_node("ReduceSum", ["weight", "one"], ["count"], keepdims=0),
+                helper.make_node("Div", ["total", "count"], ["mean"]),
+            ],
+            "encoder",
+            [
+                helper.make_tensor_value_info("tokens", kinds.INT32, shape),
+                helper.make_tensor_value_info("mask", kinds.FLOAT, shape),
+            ],
+            [helper.make_tensor_value_info("mean", kinds.FLOAT, [batch, WIDTH])],
+            [
+                helper.make_tensor("table", kinds.FLOAT, [ROWS, WIDTH], table.numpy().tobytes(), raw=True),
+                helper.make_tensor("one", kinds.INT64, [1], [1]),
+                helper.make_tensor("last", kinds.INT64, [1], [-1]),
+            ],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        (tmp_path / name).write_bytes(model.SerializeToString())
+        return tmp_path / name
+
+    return make
+
+
+def settings(**values: Any) -> RunnerSettings:
+    return RunnerSettings(device="cpu", intra_op_threads=1, **values)
+
+
+def test_a_file_tells_its_inputs(build: Build) -> None:
+    tokens, mask = open_model(build()).inputs
+    assert (tokens.name, tokens.dtype, tokens.rows) == ("tokens", "int32", ROWS)
+    assert (mask.name, mask.dtype, mask.rows) == ("mask", "float32", None)
+    assert tokens.axes is not None and [axis.symbol for axis in tokens.axes] == ["batch", "length"]
+    fixed = open_model(build(1, 16)).inputs[0].axes
+    assert fixed is not None and [axis.size for axis in fixed] == [1, 16]
+    unnamed = open_model(build(None, None)).inputs[1].axes
+    assert unnamed is not None and [axis.symbol for axis in unnamed] == ["mask[0]", "mask[1]"]
+
+
+def test_it_serves_alone_and_in_batches(build: Build, request_of: MakeRequest) -> None:
+    file = build()
+    requests = [request_of(str(k), length=length) for k, length in enumerate((3, 30, 1, 9, 14))]
+    outputs = []
+    for batch in (1, 4):
+        service = Service(file.parent, file.name, settings(max_batch_size=batch))
+        service.load()
+        outcomes = service.predict(requests)
+        assert [outcome.status for outcome in outcomes] == [Status.OK] * 5, [o.error for o in outcomes]
+        outputs.append(torch.stack([outcome.output for outcome in outcomes]))
+    assert torch.allclose(outputs[0], outputs[1], atol=1e-6), "padding does not change the answers"
+    torch.manual_seed(1)
+    table = torch.randn(ROWS, WIDTH)
+    tokens, mask = load_adapter(file.parent, file.name).prepare(requests[1])
+    assert mask.tolist() == [1.0] * 30 and int(tokens.min()) >= 1 and int(tokens.max()) < ROWS
+    assert torch.allclose(outputs[0][1], table[tokens.long()].mean(0), atol=1e-5)
+
+
+def test_threads_are_those_of_the_settings(build: Build) -> None:
+    file = build()
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        try:
+            loaded = load_models(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=threads))
+        finally:
+            torch.set_num_threads(before)
+        session = loaded.instances[0].model.model._session
+        assert session.get_session_options().intra_op_num_threads == threads
+
+
+def test_a_fixed_batch_dimension(build: Build) -> None:
+    file = build(1, "length")
+    load_models(file.parent, file.name, settings())
+    with pytest.raises(InputError, match="the file's batch dimension is fixed at 1"):
+        load_models(file.parent, file.name, settings(max_batch_size=2))
+
+
+def test_precision_is_fixed_in_the_file(build: Build) -> None:
+    file = build()
+    with pytest.raises(RunnerError, match="holds its precision in the file"):
+        load_models(file.parent, file.name, settings(precision="bf16"))
+    model = load_models(file.parent, file.name, settings()).instances[0].model
+    copied = copy.deepcopy(model)
+    assert copied is not model and copied.model is model.model
+
+
+def test_another_device_is_refused(build: Build) -> None:
+    adapter = load_adapter(build().parent, "model.onnx")
+    with pytest.raises(RunnerError, match="on the CPU only"):
+        adapter.load("cuda:0")
+
+
+def test_a_newer_opset(build: Build) -> None:
+    with pytest.raises(InputError, match=r"a model that does not load \(.*opset.*\); expected one that ONNX Runtime"):
+        open_model(build(opset=9999))
+
+
+def test_a_graph_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
+    with pytest.raises(InputError) as caught:
+        open_model(tmp_path / "model.onnx")
+    assert "\n" not in caught.value.message
+
+
+def test_missing_weights_beside_the_file(build: Build, tmp_path: Path) -> None:
+    model = onnx.load(str(build()))
+    onnx.save_model(
+        model, str(tmp_path / "apart.onnx"), save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
+    open_model(tmp_path / "apart.onnx")
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InputError, match="a model that does not load"):
+        open_model(tmp_path / "apart.onnx")
+
+
+def test_inputs_that_are_no_numbers(tmp_path: Path) -> None:
+    helper, kinds = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["texts"], ["same"])],
+        "texts",
+        [helper.make_tensor_value_info("texts", kinds.STRING, ["batch"])],
+        [helper.make_tensor_value_info("same", kinds.STRING, ["batch"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=r"input 'texts' of type tensor\(string\)"):
+        open_model(tmp_path / "model.onnx")
+
+
+def test_a_table_is_seen_through_a_conversion_only(build: Build, tmp_path: Path) -> None:
+    assert looked_up_rows(build()) == {"tokens": ROWS}
+    (tmp_path / "none.onnx").write_bytes(b"\x08\x08\x3a\x00")
+    assert looked_up_rows(tmp_path / "none.onnx") == {}
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x08\x3a\x05\x0a")
+    assert looked_up_rows(tmp_path / "broken.onnx") == {}
+
+
+@pytest.mark.usefixtures("quick_loads")
+def test_openvino_runs_the_file_as_it_is(build: Build, request_of: MakeRequest, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    adapter = load_adapter(build().parent, "model.onnx")
+    model = adapter.load("cpu")
+    own = Candidate(backend="ONNX Runtime", model=model)
+    found = {one.backend: one for one in candidates(adapter, own, [], tmp_path)}
+    assert not found["OpenVINO"].missing and found["OpenVINO"].convert_s is None
+    assert found["torch.export"].missing.startswith("nothing makes a module of torch of an ONNX file")
+    batch = adapter.collate([adapter.prepare(request_of(str(k), length=length)) for k, length in enumerate((3, 9))])
+    first = found["OpenVINO"].model(*batch)
+    assert torch.allclose(first, model(*batch), atol=1e-5)
+    kept = first.clone()
+    found["OpenVINO"].model(*(tensor[:1] for tensor in batch))
+    assert torch.equal(first, kept), "a later answer does not take the place of an earlier one"
