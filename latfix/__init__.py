@@ -1,12 +1,65 @@
 """latfix: find out why the latency of model inference jitters, fix it, and prove the fix.
 
-What a workload's adapter needs is here: :class:`Request`, :class:`Workload` and :class:`span`.
+What a workload's adapter needs is here: :class:`Request`, :class:`Workload` and :class:`span`. So is what serves it
+in a program of your own: :func:`load_runner`, the :class:`Runner` that it returns, and the errors of its requests.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from latfix.errors import InputError, LatfixError
 from latfix.request import Request
 from latfix.spans import span
 from latfix.workload import Workload
 
+if TYPE_CHECKING:
+    from latfix.runners.live import Runner
+    from latfix.runners.live_load import load_runner
+    from latfix.runners.request_errors import (
+        RequestError,
+        RequestFailed,
+        RequestShed,
+        RequestTimedOut,
+        RunnerClosed,
+    )
+
 __version__ = "0.1.0"
 
-__all__ = ["Request", "Workload", "__version__", "span"]
+__all__ = [
+    "InputError",
+    "LatfixError",
+    "Request",
+    "RequestError",
+    "RequestFailed",
+    "RequestShed",
+    "RequestTimedOut",
+    "Runner",
+    "RunnerClosed",
+    "Workload",
+    "__version__",
+    "load_runner",
+    "span",
+]
+
+_ERRORS = "latfix.runners.request_errors"
+#: Imported when first asked for: an adapter needs none of it, and this package stays light.
+_LATER = {
+    "load_runner": "latfix.runners.live_load",
+    "Runner": "latfix.runners.live",
+    "RequestError": _ERRORS,
+    "RequestFailed": _ERRORS,
+    "RequestShed": _ERRORS,
+    "RequestTimedOut": _ERRORS,
+    "RunnerClosed": _ERRORS,
+}
+
+if not TYPE_CHECKING:  # to a type checker every name would then be one of this package
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module 'latfix' has no attribute {name!r}")
+        found = getattr(importlib.import_module(_LATER[name]), name)
+        globals()[name] = found
+        return found

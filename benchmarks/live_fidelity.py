@@ -1,0 +1,217 @@
+"""Does a live runner serve as the replay measured? The same arrivals, in turns, in one process.
+
+One arm is the engine as a replay drives it, a slot a request; the other the live runner, with its rows, futures and
+checks. Both get the same requests at the same times from the same replayer. Printed are ratios of latencies, live
+over replay, with 95 % intervals (paired by request, over all rounds): of the service (handed over to the end of
+``finish``; live from the call) and as the caller sees it (scheduled arrival to the answer in its hands; a replay has
+no caller, so its own end counts). Beside them what the live runner's own steps take for a request without a model.
+
+    python benchmarks/live_fidelity.py [WORKLOAD] [--plan plan.toml] [--rounds 6] [--seconds 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.decision import RatioEstimate
+from latfix.errors import InputError, LatfixError
+from latfix.plan import Plan, read_plan
+from latfix.profilers.recorder import StageRecorder
+from latfix.ratios import paired_ratios
+from latfix.request import Request
+from latfix.runners.child import machine
+from latfix.runners.live import WINDOW, Runner
+from latfix.runners.live_load import load_runner
+from latfix.runners.replay import replay
+from latfix.runners.service import Service
+from latfix.stages import Status
+from latfix.traffic.formats import read_traffic
+from latfix.traffic.model import Traffic
+from latfix.traffic.transform import slice_time
+
+Latencies = npt.NDArray[np.float64]
+
+_LEAD_NS = 100_000_000
+KEYS = ("mean", "p50", "p90", "p95")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Latencies of one pass over the traffic in milliseconds, in its order; NaN where a request did not end ok.
+
+    :param service: of the service alone.
+    :param caller: as a caller sees them.
+    """
+
+    service: Latencies
+    caller: Latencies
+
+
+def _send(due: npt.NDArray[np.int64], hand_over: Callable[[int], None]) -> None:
+    """Replay on a thread of its own: it sharpens its timer, which threads that it starts would inherit."""
+    sender = threading.Thread(target=replay, args=(due, hand_over, threading.Event()), name="sender")
+    sender.start()
+    sender.join()
+
+
+def replayed(service: Service, traffic: Traffic) -> Round:
+    """One pass as a replay makes it."""
+    n = len(traffic)
+    recorder = StageRecorder(n)
+    engine = service.engine(recorder, traffic.request)
+    engine.start()
+    due = time.perf_counter_ns() + _LEAD_NS + traffic.arrival_ns
+    recorder.scheduled_ns[:] = due
+    _send(due, engine.submit)
+    engine.drain()
+    engine.shutdown()
+    rows = recorder.drain_requests()
+    rows.sort(order="index")
+    latency = np.where(rows["status"] == Status.OK, rows["latency_ns"] / 1e6, np.nan)
+    return Round(service=latency - rows["dispatch_ns"] / 1e6, caller=latency)
+
+
+def live(runner: Runner, traffic: Traffic) -> Round:
+    """The same pass against the live runner. The traffic must fit into its window of latest requests."""
+    n = len(traffic)
+    requests = [traffic.request(k) for k in range(n)]
+    due = time.perf_counter_ns() + _LEAD_NS + traffic.arrival_ns
+    told = np.zeros(n, dtype=np.int64)
+    futures: list[Any] = []
+
+    def hand_over(k: int) -> None:
+        future = runner.submit(requests[k])
+        future.add_done_callback(lambda _: told.__setitem__(k, time.perf_counter_ns()))
+        futures.append(future)
+
+    _send(due, hand_over)
+    ok = np.array([future.exception() is None for future in futures])
+    while runner.stats().in_flight:
+        time.sleep(0.005)
+    rows = runner.recent()[-n:]
+    rows.sort(order="arrival_ns")
+    return Round(
+        service=np.where(ok, rows["latency_ns"] / 1e6, np.nan), caller=np.where(ok, (told - due) / 1e6, np.nan)
+    )
+
+
+def compare(
+    workload: str,
+    *,
+    plan: Plan | None,
+    settings: Mapping[str, Any],
+    seconds: float,
+    rounds: int,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Both arms in turns (A B, B A, …) on the first ``seconds`` of the workload's traffic.
+
+    :raises InputError: more requests than the live runner keeps rows of, or none.
+    """
+    whole = _traffic(workload)
+    traffic = slice_time(whole, whole.start_s, whole.start_s + seconds)
+    if not 1 <= len(traffic) <= WINDOW:
+        raise InputError(f"--seconds {seconds:g}: found {len(traffic)} requests; expected 1 to {WINDOW}")
+    with load_runner(workload, plan=plan, settings=settings, slots=WINDOW) as runner:
+        # One service for both: the same model instances, warmed up once. Only one engine is given work at a time.
+        service = runner._service
+        arms: dict[str, list[Round]] = {"replay": [], "live": []}
+        for number in range(rounds):
+            for arm in ("replay", "live") if number % 2 else ("live", "replay"):
+                one = replayed(service, traffic) if arm == "replay" else live(runner, traffic)
+                arms[arm].append(one)
+    ratios = {
+        what: paired_ratios(
+            [getattr(one, what) for one in arms["replay"]],
+            [getattr(one, what) for one in arms["live"]],
+            seed=seed,
+            keys=KEYS,
+        )
+        for what in ("service", "caller")
+    }
+    return {"requests": len(traffic), "rounds": rounds, "ratio": ratios, "median_ms": _medians(arms)}
+
+
+def own_cost_us(runner: Runner, request: Request, n: int = 2000) -> float:
+    """Median time of ``submit`` alone, the answer awaited each time, in microseconds."""
+    took = []
+    for _ in range(n):
+        start = time.perf_counter_ns()
+        future = runner.submit(request)
+        took.append(time.perf_counter_ns() - start)
+        future.exception()
+    return float(np.median(took)) / 1e3
+
+
+def _traffic(workload: str) -> Traffic:
+    from latfix.spec import load_spec
+
+    spec = load_spec(workload)
+    return read_traffic(spec.traffic, mapping=spec.traffic_map)
+
+
+def _medians(arms: Mapping[str, Sequence[Round]]) -> dict[str, float]:
+    return {arm: float(np.nanmedian(np.concatenate([one.service for one in rounds]))) for arm, rounds in arms.items()}
+
+
+def _shown(ratio: RatioEstimate) -> str:
+    return f"x{ratio.value:.3f} [{ratio.lo:.3f}, {ratio.hi:.3f}]"
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("workload", nargs="?", default="recommender")
+    parser.add_argument("--plan", type=Path)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "live_fidelity.json")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: expected 2 at least, each arm first once")
+    try:
+        measure(options)
+    except LatfixError as error:
+        parser.error(error.message)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Compare, print, and write the document."""
+    plan = None if options.plan is None else read_plan(options.plan)
+    found = compare(
+        options.workload, plan=plan, settings={"intra_op_threads": 1}, seconds=options.seconds, rounds=options.rounds
+    )
+    with load_runner(options.workload, plan=plan, settings={"intra_op_threads": 1}) as runner:
+        cost = own_cost_us(runner, _traffic(options.workload).request(0), 200)
+    print(f"{options.workload}: {found['requests']} requests, {found['rounds']} rounds; live over replay")
+    for what, ratios in found["ratio"].items():
+        print(f"  {what:8} " + "  ".join(f"{key} {_shown(ratio)}" for key, ratio in ratios.items()))
+    print(f"  submit() takes {cost:.0f} us")
+    document = {
+        "what": "latency through the live runner over that through a replay's engine, on the same arrivals",
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "workload": options.workload,
+        "seconds": options.seconds,
+        **{key: found[key] for key in ("requests", "rounds", "median_ms")},
+        "submit_us": cost,
+        "ratio": {what: {key: r.to_json() for key, r in ratios.items()} for what, ratios in found["ratio"].items()},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

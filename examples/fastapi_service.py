@@ -1,0 +1,53 @@
+"""A workload behind HTTP, as its plan says. docs/serving.md tells the rest.
+
+pip install latfix fastapi uvicorn
+WORKLOAD=my_workload PLAN=plan.toml python -m latfix.runners.launch plan.toml uvicorn fastapi_service:app
+
+curl localhost:8000/infer -H 'content-type: application/json' -d '{"tokens": 40, "deadline_ms": 200}'
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, HTTPException, Request
+
+import latfix
+
+#: What a caller is told of each error; the first that fits.
+STATUS = {
+    latfix.InputError: 422,
+    latfix.RequestTimedOut: 504,
+    latfix.RequestShed: 503,
+    latfix.RunnerClosed: 503,
+    latfix.LatfixError: 500,
+}
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with latfix.load_runner(os.environ["WORKLOAD"], plan=os.environ.get("PLAN")) as runner:
+        app.state.runner = runner
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/infer")
+async def infer(http: Request, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
+    try:
+        answer = await http.app.state.runner.infer(body)
+    except latfix.LatfixError as error:
+        status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
+        raise HTTPException(status, error.message) from error
+    return {"answer": answer.tolist() if hasattr(answer, "tolist") else answer}
+
+
+@app.get("/stats")
+def stats(http: Request) -> dict[str, Any]:
+    runner: latfix.Runner = http.app.state.runner
+    if not runner.serving:
+        raise HTTPException(503, "the runner serves no more")
+    return {**runner.stats().as_dict(), "plan": runner.plan and [fix.id for fix in runner.plan.fixes]}

@@ -1,0 +1,84 @@
+"""A live runner serves as a replay measures: the same arrivals through both, in turns."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from latfix.decision import RatioEstimate
+from latfix.errors import InputError
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "live_fidelity.py"
+#: Asleep for some milliseconds, so that the machine's other work changes little.
+STEADY = """
+import time
+import torch
+from latfix import Request, Workload
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.003 + 0.0005 * len(x))
+        return x * 2
+
+class Steady(Workload):
+    def load(self, device):
+        return Model()
+
+    def prepare(self, request):
+        return torch.full((4,), float(request.features["value"]))
+
+    def finish(self, output, request):
+        time.sleep(0.0005)
+        return output
+"""
+#: What two arms that do the same may differ by beyond chance.
+NEAR = 0.10
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("live_fidelity", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["live_fidelity"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _agrees(ratio: RatioEstimate) -> bool:
+    return ratio.lo <= 1 + NEAR and ratio.hi >= 1 - NEAR and 0.8 <= ratio.value <= 1.25
+
+
+def test_the_same_arrivals_take_as_long(
+    script: ModuleType, write_workload: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Pairs that fill a batch. A busy machine may hold one arm up for a whole round, but not each time."""
+    traffic = [{"arrival_s": 0.015 * (k // 2) + 0.0005 * (k % 2), "value": k} for k in range(120)]
+    folder = write_workload(
+        tmp_path / "w", adapter=STEADY, traffic=traffic, runner={"max_batch_size": 2, "batch_window_ms": 5.0}
+    )
+    seen = []
+    for _ in range(3):
+        found = script.compare(str(folder), plan=None, settings={}, seconds=2.0, rounds=4)
+        assert found["requests"] == 120
+        seen.append({what: ratios["p50"] for what, ratios in found["ratio"].items()})
+        if all(_agrees(ratio) for ratio in seen[-1].values()):
+            return
+    pytest.fail(f"the live runner took longer or shorter each time: {seen}")
+
+
+def test_more_than_the_runner_keeps_rows_of_is_refused(
+    script: ModuleType, write_workload: Callable[..., Path], tmp_path: Path
+) -> None:
+    traffic = [{"arrival_s": 0.001 * k, "value": k} for k in range(5000)]
+    folder = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic)
+    with pytest.raises(InputError, match=r"found 5000 requests; expected 1 to 4096"):
+        script.compare(str(folder), plan=None, settings={}, seconds=60.0, rounds=2)
