@@ -1,0 +1,109 @@
+"""Formulas against values known exactly, and against a queue that is simulated."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from latfix.queueing_models import (
+    Service,
+    Wait,
+    erlang_c,
+    ggc_wait,
+    mgc_wait,
+    mmc_wait,
+    percentile_of_sum,
+    relaxation_time,
+)
+
+
+def mean_of(wait: Wait | None) -> float:
+    assert wait is not None
+    return wait.total_mean
+
+
+@pytest.mark.parametrize("busy", [0.1, 0.5, 0.9, 0.99])
+def test_mm1_waits_as_known(busy: float) -> None:
+    assert mean_of(mmc_wait(busy, 1.0)) == pytest.approx(busy / (1 - busy))
+
+
+@pytest.mark.parametrize(
+    ("servers", "offered", "chance"), [(1, 0.7, 0.7), (2, 1.0, 1 / 3), (3, 2.0, 4 / 9), (2, 0, 0)]
+)
+def test_erlang_c_of_textbooks(servers: int, offered: float, chance: float) -> None:
+    assert erlang_c(servers, offered) == pytest.approx(chance)
+
+
+def test_two_servers_wait_a_third() -> None:
+    # M/M/2 at a load of 1 Erlang: C / (c mu - lambda) = (1/3) / (2 - 1)
+    assert mean_of(mmc_wait(1.0, 1.0, servers=2)) == pytest.approx(1 / 3)
+
+
+def test_constant_service_halves_the_wait() -> None:
+    constant = mean_of(mgc_wait(0.8, Service(mean=1.0, scv=0.0)))
+    assert constant == pytest.approx(mean_of(mmc_wait(0.8, 1.0)) / 2)
+
+
+def test_pollaczek_and_khinchine() -> None:
+    # lambda E[S^2] / 2 (1 - rho), for a service of 0.5 or 2 with equal chances
+    samples = np.array([0.5, 2.0] * 50)
+    rate = 0.6
+    exact = rate * float((samples**2).mean()) / (2 * (1 - rate * float(samples.mean())))
+    assert mean_of(mgc_wait(rate, Service.of(samples))) == pytest.approx(exact)
+
+
+def test_kingman_with_independent_arrivals_is_pollaczek_and_khinchine() -> None:
+    service = Service(mean=1.0, scv=3.0)
+    assert mean_of(ggc_wait(0.7, service, arrival_scv=1.0)) == pytest.approx(mean_of(mgc_wait(0.7, service)))
+    assert mean_of(ggc_wait(0.7, service, arrival_scv=5.0)) == pytest.approx(2 * mean_of(mgc_wait(0.7, service)))
+
+
+def test_metronomes_do_not_wait() -> None:
+    assert mean_of(ggc_wait(0.9, Service(mean=1.0, scv=0.0), arrival_scv=0.0)) == 0.0
+
+
+@pytest.mark.parametrize(("rate", "servers"), [(1.0, 1), (1.2, 1), (3.0, 3), (2.0, 2)])
+def test_no_answer_where_the_servers_cannot_keep_up(rate: float, servers: int) -> None:
+    assert mmc_wait(rate, 1.0, servers=servers) is None
+    assert math.isinf(relaxation_time(rate, 1.0, servers))
+
+
+def test_service_moments() -> None:
+    assert Service.of([2.0, 2.0, 2.0]) == Service(mean=2.0, scv=0.0)
+    assert Service.of([1.0, 3.0]).scv == pytest.approx(0.25)
+    assert Service.of([]) == Service(mean=0.0, scv=0.0)
+
+
+@pytest.mark.parametrize("q", [0.5, 0.9, 0.99])
+def test_quantiles_of_mm1_waits_are_exact(q: float) -> None:
+    wait = mmc_wait(0.8, 1.0)
+    assert wait is not None
+    # P(W > t) = rho exp(-(mu - lambda) t)
+    t = wait.quantile(q)
+    assert 0.8 * math.exp(-0.2 * t) == pytest.approx(1 - q)
+
+
+def test_a_quantile_below_the_chance_of_waiting_is_no_wait() -> None:
+    assert Wait(mean=1.0, probability=0.3).quantile(0.6) == 0.0
+    assert Wait(mean=1.0, probability=0.3, held=0.2).quantile(0.6) == 0.2
+
+
+@pytest.mark.parametrize("percentile", [50.0, 95.0, 99.0])
+def test_latency_of_mm1_is_exponential(percentile: float) -> None:
+    wait = mmc_wait(0.7, 1.0)
+    assert wait is not None
+    service = -np.log1p(-(np.arange(5000) + 0.5) / 5000)
+    exact = -math.log(1 - percentile / 100) / (1 - 0.7)
+    assert percentile_of_sum([wait], [service], percentile, seed=1) == pytest.approx(exact, rel=0.02)
+
+
+def test_a_simulated_queue_waits_as_predicted() -> None:
+    rng = np.random.default_rng(3)
+    n, rate, scv = 400_000, 0.7, 2.0
+    arrival = np.cumsum(rng.exponential(1 / rate, n))
+    service = rng.gamma(1 / scv, scv, n)
+    before = np.cumsum(service) - service
+    wait = np.maximum.accumulate(arrival - before) + before - arrival
+    assert float(wait.mean()) == pytest.approx(mean_of(mgc_wait(rate, Service.of(service))), rel=0.05)

@@ -1,0 +1,346 @@
+"""The sweep itself, with services on simulated time in place of processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.errors import RunnerError
+from latfix.load_target import Target
+from latfix.record import RunRecord
+from latfix.runners import sweep as module
+from latfix.runners.arms import Watch
+from latfix.runners.session import Interrupted
+from latfix.runners.sweep import Sweep
+from latfix.runners.sweep_document import points_document, sweep_document
+from latfix.runners.sweep_outcome import Options, Outcome, Setting
+from latfix.runners.sweep_traffic import part_of, plan_requests
+from latfix.settings import RunnerSettings
+from latfix.spec import WorkloadSpec
+from latfix.traffic.model import Traffic
+
+MakeTraffic = Callable[..., Traffic]
+Simulate = Callable[..., RunRecord]
+GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+
+
+class World:
+    """Time that passes while simulated services replay, and what was asked of them."""
+
+    def __init__(self, simulate: Simulate) -> None:
+        self.simulate = simulate
+        self.now = 0.0
+        self.replays: list[tuple[str, float]] = []
+        self.starts: list[str] = []
+        self.alive: set[str] = set()
+        self.most_alive = 0
+        self.fail: set[str] = set()
+        self.interrupt_at: int | None = None
+        self.each: Callable[[RunnerSettings], float] = lambda settings: (
+            0.012 if settings.max_batch_size > 1 else 0.016
+        )
+        self.records: dict[str, RunRecord] = {}
+
+
+class FakeArm:
+    """As :class:`latfix.runners.arms.Arm`, without a process."""
+
+    world: World
+
+    def __init__(
+        self, label: str, spec: WorkloadSpec, settings: RunnerSettings, fixes: tuple[str, ...], log: Path
+    ) -> None:
+        del spec, fixes, log
+        self.label = label
+        self.settings = settings
+        self.primed = False
+        self.cut = False
+
+    def running(self) -> FakeArm:
+        return self
+
+    def interrupt(self) -> None:
+        self.cut = True
+
+    def prime(self, folder: Path) -> None:
+        assert (folder / "traffic.parquet").exists()
+        if self.label in self.world.fail:
+            raise RunnerError("the model does not fit")
+        self.world.now += 2.0
+        self.world.starts.append(self.label)
+        self.world.alive.add(self.label)
+        self.world.most_alive = max(self.world.most_alive, len(self.world.alive))
+        self.primed = True
+
+    def restart(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.primed = False
+        self.world.alive.discard(self.label)
+
+    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
+        world = self.world
+        assert self.primed
+        self.cut, count = False, len(world.replays)
+        world.replays.append((self.label, (len(traffic) - 1) / traffic.duration_s))
+        if world.interrupt_at == count:
+            raise Interrupted(world.simulate(traffic))
+        more: dict[str, Any] = {"each": world.each(self.settings), "settings": self.settings, "noise": 0.3}
+        whole = world.simulate(traffic, seed=seed + count, **more)
+        end = np.sort((whole.requests["arrival_ns"] + whole.requests["latency_ns"]) / 1e9)
+        with watch(self.label, traffic, folder) as on_event:
+            for at in np.arange(0.25, float(end[-1]), 0.25).tolist():
+                came = int(np.searchsorted(traffic.arrival_ns / 1e9, at, side="right"))
+                done = int(np.searchsorted(end, at, side="right"))
+                draining = at > traffic.duration_s
+                state = {"at_ns": at * 1e9, "done": done, "in_flight": came - done, "draining": draining}
+                on_event({"event": "status", **state})
+                if self.cut:
+                    world.now += at
+                    record = world.simulate(traffic, seed=seed + count, cut_s=at, folder=folder, **more)
+                    world.records[str(folder)] = record
+                    return record
+        world.now += float(end[-1])
+        record = replace(whole, folder=folder)
+        world.records[str(folder)] = record
+        return record
+
+
+@pytest.fixture
+def world(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(simulate)
+    arm = type("Arm", (FakeArm,), {"world": made})
+    monkeypatch.setattr(module, "Arm", arm)
+
+    def load(folder: Path) -> RunRecord:
+        return made.records[str(folder)]
+
+    monkeypatch.setattr(
+        "latfix.runners.sweep_predictions.RunRecord", type("Loaded", (), {"load": staticmethod(load)})
+    )
+    return made
+
+
+SPEC = WorkloadSpec(name="simulated", folder=Path(), entry="a:B", traffic=Path("t"))
+
+
+@contextmanager
+def silent(label: str, traffic: Traffic, folder: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    del label, traffic, folder
+    seen: list[Mapping[str, Any]] = []
+    yield seen.append
+
+
+def run(
+    world: World,
+    traffic: Traffic,
+    out: Path,
+    *variants: dict[str, Any],
+    budget_s: float = 3000.0,
+    target: Target | None = None,
+    requests: int = 1000,
+    seed: int = 0,
+) -> Outcome:
+    settings = [
+        Setting(number=k, values=values, settings=RunnerSettings().with_overrides(values))
+        for k, values in enumerate(variants or ({},))
+    ]
+    kept: list[int] = []
+    said: list[str] = []
+    sweep = Sweep(
+        SPEC,
+        part_of(traffic, requests),
+        settings,
+        out,
+        Options(loads=GRID, budget_s=budget_s, target=target or Target(percentile=90.0, limit=0.1), seed=seed),
+        watch=silent,
+        say=said.append,
+        keep=lambda outcome: kept.append(len(points_document(SPEC, outcome)["points"])),
+        clock=lambda: world.now,
+    )
+    outcome = sweep.run()
+    assert len(kept) == len(outcome.measured), "every point is written down as soon as it is there"
+    assert not world.alive, "no process is left"
+    return outcome
+
+
+def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    outcome = run(world, make_traffic(1000, 50.0), tmp_path)
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=20.0)
+    assert document["schema"] == "latfix.sweep/1" and document["state"] == "complete"
+    (setting,) = document["settings"]
+    # 62.5 a second at most: some load below it is the largest that meets the objective.
+    assert 15 < setting["largest"]["ci95_rps"][0] < setting["largest"]["ci95_rps"][1] < 66
+    assert setting["largest"]["status"] == "found"
+    assert 10 < setting["knee"]["rps"] < 60
+    assert setting["capacity_rps"] == pytest.approx(62.5, rel=0.05)
+    assert document["gate"]["passed"] is True
+    assert document["best"]["setting"] == 0
+    for model in ("mg1", "kingman", "replay"):
+        assert document["models"][model]["percentile"] < 1.6, (model, document["models"])
+    assert {point["setting"] for point in document["points"]} == {0}
+    assert any(len(point["runs"]) > 1 for point in document["points"]), "repeats show the spread"
+    assert document["spread"]["repeats"] > 0 and document["spread"]["run_to_run_ratio"] > 1
+
+
+def test_loads_are_not_replayed_in_order(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    run(world, make_traffic(600, 20.0), tmp_path, requests=600)
+    rates = [rate for _, rate in world.replays[:6]]
+    assert len(set(rates)) == 6
+    assert rates != sorted(rates) and rates != sorted(rates, reverse=True)
+
+
+def test_another_seed_is_another_order(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    orders = []
+    for seed in (1, 2):
+        world.replays.clear()
+        run(world, make_traffic(600, 20.0), tmp_path / str(seed), requests=600, seed=seed)
+        orders.append([round(rate, 3) for _, rate in world.replays[:6]])
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+
+
+def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    outcome = run(
+        world, make_traffic(800, 30.0), tmp_path, {"max_batch_size": 1}, {"max_batch_size": 4}, requests=800
+    )
+    first = [label for label, _ in world.replays[:8]]
+    assert all(set(first[k : k + 2]) == {"max_batch_size=1", "max_batch_size=4"} for k in range(0, 8, 2))
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
+    assert document["best"]["label"] == "max_batch_size=4", "its service is faster here"
+    assert {point["setting"] for point in document["pareto"]} <= {0, 1}
+
+
+def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
+    world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    world.each = lambda _: 0.05  # 20 a second where 50 were recorded
+    outcome = run(world, make_traffic(1000, 50.0), tmp_path)
+    cut = [one for one in outcome.measured if one.point.cut]
+    assert cut and all(one.point.grew for one in cut)
+    assert world.starts.count("as it is") > len(cut), "a process with a backlog is not used again"
+    past = {one.load for one in outcome.skipped if one.reason.startswith("past saturation")}
+    assert past and max(one.load for one in outcome.measured) <= min(past)
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
+    saturated = [point for point in document["points"] if point["saturated"]]
+    assert saturated and all(point["objective"]["meets"] is False for point in saturated)
+    assert any(point["objective"]["at_least"] and point["objective"]["ci95_ms"][1] is None for point in saturated)
+
+
+def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    variants = [{"max_batch_size": size} for size in (1, 2, 4)]
+    outcome = run(world, make_traffic(1000, 50.0), tmp_path, *variants, budget_s=200.0)
+    assert outcome.measured and world.now <= 200.0 * 1.1
+    assert any(one.reason.startswith("budget") for one in outcome.skipped)
+
+
+def test_where_not_all_loads_fit_those_near_the_crossing_come_first(
+    world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    for each, expected in ((0.05, [1.0, 0.75, 0.5]), (0.002, [1.0, 1.25, 1.5])):
+        world.each = lambda _, each=each: each  # type: ignore[misc]
+        target = Target(percentile=90.0, limit=0.1)
+        outcome = run(world, make_traffic(1000, 30.0), tmp_path / str(each), budget_s=150.0, target=target)
+        grid = [one.load for one in outcome.measured if one.kind == "grid"]
+        assert grid[:3] == expected, (each, grid)
+
+
+def test_a_drain_is_cut_where_it_tells_nothing_more(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    world.each = lambda _: 0.5  # all of the schedule is over before half a second of its work is done
+    world.now = 0.0
+    outcome = run(world, make_traffic(60, 100.0), tmp_path, requests=60, budget_s=30.0)
+    assert world.now < 30.0
+    (one,) = [one for one in outcome.measured if one.load == 1.0]
+    assert one.point.cut and one.point.grew
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=30.0)
+    (point,) = [point for point in document["points"] if point["load"] == 1.0]
+    assert point["objective"]["meets"] is False and point["objective"]["at_least"]
+
+
+def test_a_recording_that_is_repeated_and_one_that_is_too_short_are_told(
+    world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    traffic = make_traffic(3, 20.0)
+    outcome = run(world, traffic, tmp_path, requests=51, budget_s=60.0, target=Target(percentile=99.0, limit=0.1))
+    notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0)["notes"])
+    assert "The recording holds 3 requests, and each point replays it 17 times over" in notes
+    needed = re.search(r"it takes 1,000 requests a point: --budget (\d+)m or more, or --requests 1000", notes)
+    assert needed is not None
+    rate = outcome.part.recorded
+    enough, less = (
+        plan_requests(rate, GRID, 1, minutes * 60.0, outcome.target)
+        for minutes in (int(needed[1]), int(needed[1]) - 1)
+    )
+    assert enough >= 1000 > less or int(needed[1]) == 1
+
+
+def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
+    world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    notes = {}
+    for requests in (60, 2000):
+        outcome = run(world, make_traffic(requests, 50.0), tmp_path / str(requests), requests=requests)
+        document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
+        assert document["best"] is not None
+        notes[requests] = " ".join(document["notes"])
+    assert "to settle: where this load lasts, waits are longer" in notes[60]
+    assert "to settle" not in notes[2000]
+
+
+def test_one_point_is_measured_whatever_the_budget(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    outcome = run(world, make_traffic(500, 50.0), tmp_path, budget_s=1.0, requests=500)
+    assert [one.load for one in outcome.measured] == [max(GRID)], "the shortest of them"
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
+    assert any("twice" in note for note in document["notes"])
+    assert document["settings"][0]["knee"] is None
+
+
+def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    world.fail = {"max_batch_size=64"}
+    outcome = run(
+        world, make_traffic(500, 20.0), tmp_path, {"max_batch_size": 4}, {"max_batch_size": 64}, requests=500
+    )
+    assert {one.setting for one in outcome.measured} == {0}
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
+    assert document["settings"][1]["failure"] == "the model does not fit"
+    assert document["best"]["setting"] == 0
+
+
+def test_where_every_setting_fails_so_does_the_sweep(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    world.fail = {"as it is"}
+    with pytest.raises(RunnerError, match="the model does not fit"):
+        run(world, make_traffic(500, 20.0), tmp_path)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_what_was_measured_is_kept_on_an_interrupt(
+    at: int, world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    world.interrupt_at = at
+    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500)
+    assert outcome.interrupted and len(outcome.measured) == at
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
+    assert document["state"] == "interrupted" and len(document["points"]) == at
+
+
+def test_few_processes_are_alive_at_once(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    variants = [{"max_batch_size": size} for size in range(1, 10)]
+    run(world, make_traffic(100, 20.0), tmp_path, *variants, requests=100, budget_s=150.0)
+    assert world.most_alive <= 6
+
+
+def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    usual = world.simulate
+    world.simulate = lambda *args, **more: usual(*args, **{**more, "lost": 0.3})
+    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, budget_s=600.0)
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
+    assert document["settings"][0]["largest"]["status"] == "below"
+    assert document["gate"]["passed"] is False
+    assert document["best"] is None

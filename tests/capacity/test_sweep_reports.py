@@ -1,0 +1,267 @@
+"""A sweep's terminal and page: complete, and safe whatever the texts and gaps in the document are."""
+
+from __future__ import annotations
+
+import copy
+import html.parser
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from latfix.reports.sweep import read_sweep
+from latfix.reports.sweep_html import write_sweep_report
+from latfix.reports.terminal_sweep import render_sweep
+
+HOSTILE = '<script>alert("1")</script>\x1b[31m[red]x[/red]\x00]]>&\u202egnp.exe\'"$\\x{1}$ {0} $title ${style}'
+
+
+def point(setting: int, load: float, latency: float, meets: bool | None, **more: Any) -> dict[str, Any]:
+    models = ("mm1", "mg1", "kingman", "replay", "replay_own")
+    fitted = load == 0.5
+    answer = {"mean_wait_ms": 4.0 * load, "mean_ms": 20.0, "percentile_ms": latency * 0.9, "fitted": fitted}
+    return {
+        "setting": setting,
+        "load": load,
+        "offered_rps": 40.0 * load,
+        "achieved_rps": 39.0 * load,
+        "requests": {"ok": 990, "error": 10, "timeout": 0, "shed": 0},
+        "latency_ms": {"p50": 12.0, "p99": latency},
+        "latency_ci95_ms": {},
+        "objective": {
+            "percentile_ms": latency,
+            "ci95_ms": [latency * 0.9, latency * 1.2],
+            "at_least": False,
+            "meets": meets,
+        },
+        "enough_requests": True,
+        "saturated": False,
+        "wait_ms": {"mean": 5.0 * load, "p99": 30.0},
+        "utilization": {"workers": 0.3 * load, "held_open": 0.0, "prepare": 0.01},
+        "batch_size": 1.5,
+        "dispersion": 3.0,
+        "predictions": {name: {**answer, "why_not": None} for name in models},
+        "reasons": [{"reason": "bursts", "text": "arrivals are burstier than independent ones", "figures": {}}],
+        "runs": [{"folder": "points/000", "kind": "grid"}, {"folder": "points/001", "kind": "repeat"}],
+        **more,
+    }
+
+
+def document() -> dict[str, Any]:
+    return {
+        "schema": "latfix.sweep/1",
+        "workload": "ranker",
+        "device": "cpu",
+        "state": "complete",
+        "objective": {"percentile": 99.0, "slo_ms": 100.0},
+        "traffic": {"recorded_rps": 40.0, "requests_per_point": 1000, "dispersion": 3.2},
+        "settings": [
+            {
+                "id": k,
+                "label": label,
+                "failure": None,
+                "largest": {
+                    "status": "found",
+                    "rps": 45.0 + k,
+                    "ci95_rps": [40.0, 50.0],
+                    "reason": "40/s meets it and 50/s misses it",
+                },
+                "knee": {"rps": 40.0, "ci95_rps": [30.0, 45.0], "bracketed": True},
+                "most_achieved_rps": 58.5,
+                "capacity_rps": 62.0,
+            }
+            for k, label in enumerate(["max_batch_size=1", "max_batch_size=8"])
+        ],
+        "points": [
+            point(k, load, latency, meets)
+            for k in (0, 1)
+            for load, latency, meets in ((0.5, 20.0, True), (1.0, 80.0, True), (1.25, 160.0, False))
+        ]
+        + [
+            point(
+                0,
+                1.5,
+                2000.0,
+                False,
+                saturated=True,
+                objective={"percentile_ms": 2000.0, "ci95_ms": [1800.0, None], "at_least": True, "meets": False},
+            )
+        ],
+        "pareto": [
+            {"setting": 0, "load": 0.5, "achieved_rps": 19.5, "percentile_ms": 20.0, "certain": False},
+            {"setting": 1, "load": 1.0, "achieved_rps": 39.0, "percentile_ms": 80.0, "certain": True},
+        ],
+        "knee_rule": "the load at which throughput over the objective's percentile is largest",
+        "best": {"setting": 1, "label": "max_batch_size=8", "status": "found", "maybe_as_good": [0]},
+        "gate": {"at_least_rps": 44.0, "passed": None, "reason": "at 44/s the data cannot tell"},
+        "models": {"mm1": {"wait": 2.2, "percentile": 3.1, "loads": 6, "silent": 1}},
+        "spread": {"run_to_run_ratio": 1.05, "repeats": 7, "largest_ratio": 1.2},
+        "skipped": [{"setting": 0, "load": 2.0, "reason": "past saturation: load 1.5 is already"}],
+        "machine": {"cores": 2},
+        "versions": {"latfix": "0.1.0"},
+        "notes": ["6 of 7 points are short"],
+        "seconds": 250.0,
+        "budget_s": 300.0,
+        "seed": 3,
+    }
+
+
+def shown(content: dict[str, Any], *, encoding: str = "utf-8", width: int = 240) -> str:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding=encoding, errors="strict") as stream:
+        Console(file=stream, width=width, color_system=None).print(render_sweep(content, folder=Path("runs/x")))
+        stream.flush()
+        return raw.getvalue().decode(encoding)
+
+
+class Texts(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def page(content: dict[str, Any], tmp_path: Path) -> tuple[str, Texts]:
+    write_sweep_report(tmp_path / "report.html", content)
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    parsed = Texts()
+    parsed.feed(source)
+    return source, parsed
+
+
+def test_the_terminal_has_the_answers() -> None:
+    text = shown(document())
+    assert "max_batch_size=8 bears 46.0/s [40.0, 50.0] with p99 under 100 ms, 1.15 times the recorded rate" in text
+    assert "1 other setting may bear as much" in text
+    assert ">2,000" in text and "1,800 or more" in text and "saturated" in text
+    assert "cannot tell" in text and "44.0/s" in text
+    assert "x2.20!" in text and "x3.10!" in text, "with a mark, because it is silent at some loads"
+    assert "[18.0]" in text, "a model that was given the load's own figures"
+    assert "arrivals are burstier" in text
+    assert "not replayed: 1 past saturation" in text
+    assert "6 of 7 points are short" in text
+
+
+def test_the_page_has_the_answers(tmp_path: Path) -> None:
+    source, parsed = page(document(), tmp_path)
+    text = "".join(parsed.text)
+    for words in ("max_batch_size=8 bears", "saturated", "×3.10", "arrivals are burstier", "M/M/1", "run"):
+        assert words in text
+    # latency, throughput, front, and theory for each of two settings
+    assert parsed.tags.count("svg") == 5
+    for anchor in ("settings", "loads", "front", "theory", "method", "definitions"):
+        assert anchor in parsed.ids and f'href="#{anchor}"' in source
+    assert len(parsed.ids) == len(set(parsed.ids)), "ids of drawings do not collide"
+
+
+def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
+    content = document()
+    content["workload"] = content["device"] = HOSTILE
+    content["notes"] = [HOSTILE]
+    content["gate"]["reason"] = content["skipped"][0]["reason"] = HOSTILE
+    content["machine"] = {HOSTILE: HOSTILE}
+    for setting in content["settings"]:
+        setting["label"] = setting["largest"]["reason"] = HOSTILE
+    content["settings"][1]["failure"] = HOSTILE
+    for one in content["points"]:
+        one["reasons"][0]["text"] = HOSTILE
+    source, parsed = page(content, tmp_path)
+    assert "script" not in parsed.tags and "<script" not in source
+    assert not any(character in source for character in "\x1b\x00\u202e")
+    text = shown(content)
+    assert not any(character in text for character in "\x1b\x00\u202e")
+    assert "[red]" in text, "shown literally"
+
+
+AWKWARD: dict[str, Any] = {
+    "no objective": {"objective": {"percentile": 99.0, "slo_ms": None}, "best": None, "gate": None},
+    "nothing replayed": {"points": [], "pareto": [], "best": None, "models": {}},
+    "nothing at all": None,
+    "one setting": "one",
+    "nothing known": "nulls",
+}
+
+
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_awkward_documents(kind: str, tmp_path: Path) -> None:
+    content, change = document(), AWKWARD[kind]
+    if change is None:
+        content = {}
+    elif change == "one":
+        content["settings"] = content["settings"][:1]
+        content["points"] = [one for one in content["points"] if one["setting"] == 0]
+        content["settings"][0]["label"] = "as it is"
+        content["best"]["setting"] = 0
+    elif change == "nulls":
+        for one in content["points"]:
+            one.update({key: None for key in one if key not in ("setting", "load", "offered_rps")})
+        content["settings"][0].update(largest=None, knee=None, capacity_rps=None)
+    else:
+        content.update(change)
+    assert shown(copy.deepcopy(content)).strip()
+    _, parsed = page(content, tmp_path)
+    assert "h1" in parsed.tags
+    if kind == "no objective":
+        assert "there is no objective" in read_sweep(content).sentence()
+    if kind == "one setting":
+        assert "The service as it is bears" in read_sweep(content).sentence()
+
+
+def test_a_terminal_without_unicode_is_no_failure() -> None:
+    assert "max_batch_size=8" in shown(document(), encoding="ascii")
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "words"),
+    [
+        ("above", [50.0, None], "bears at least 50.0/s"),
+        (
+            "undecided",
+            [40.0, None],
+            "bears at least 40.0/s with p99 under 100 ms; how much more, the data cannot tell",
+        ),
+        ("undecided", [40.0, 60.0], "bears at least 40.0/s and less than 60.0/s with p99 under 100 ms; the data"),
+    ],
+)
+def test_sentences(status: str, ends: list[float | None], words: str) -> None:
+    content = document()
+    content["settings"][1]["largest"].update(status=status, ci95_rps=ends)
+    assert words in read_sweep(content).sentence()
+
+
+@pytest.mark.parametrize(("status", "words"), [("below", "Every load"), ("undecided", "Undecided: no load")])
+def test_where_nothing_is_borne(status: str, words: str) -> None:
+    content = document()
+    content["best"] = None
+    for setting in content["settings"]:
+        setting["largest"] = {"status": status, "rps": None, "ci95_rps": [None, None], "reason": ""}
+    assert read_sweep(content).sentence().startswith(words)
+
+
+def test_a_knee_outside_the_loads_is_told_on_the_right_side() -> None:
+    content = document()
+    for at, words in ((20.0, "or below"), (60.0, "or beyond")):
+        content["settings"][0]["knee"] = {"rps": at, "ci95_rps": [at, at], "bracketed": False}
+        assert words in read_sweep(content).settings[0].knee_words()
+
+
+def test_the_reason_of_the_load_that_is_farthest_off_is_told() -> None:
+    sweep = document()
+    usual = {"reason": "service", "text": "service changes with load: a bit", "figures": {}}
+    telling = {"reason": "service", "text": "service changes with load: twice as long", "figures": {}}
+    for entry in sweep["points"]:
+        entry["reasons"] = [usual]
+    sweep["points"][4] |= {"reasons": [telling], "wait_ms": {"mean": 400.0, "p99": 900.0}}
+    text = shown(sweep)
+    assert "at load 1.00 (wait off by x100): service changes with load: twice as long" in " ".join(text.split())
+    assert text.count("a bit") <= 1, "not the same of every load"
