@@ -12,12 +12,15 @@ from typing import Annotated
 import typer
 
 import latfix
+from latfix.cli.backends import backends
 from latfix.cli.compare import compare
 from latfix.cli.diagnose import diagnose
+from latfix.cli.history import history
 from latfix.cli.init import init
 from latfix.cli.optimize import optimize
 from latfix.cli.report import report
 from latfix.cli.selftest import selftest
+from latfix.cli.sweep import sweep
 from latfix.cli.traffic import traffic_app
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 
@@ -49,7 +52,7 @@ def root(
     del version
 
 
-for command in (diagnose, optimize, compare, report, selftest, init):
+for command in (diagnose, optimize, compare, sweep, report, selftest, init, backends, history):
     app.command()(command)
 app.add_typer(traffic_app, name="traffic")
 

@@ -13,7 +13,6 @@ from latfix.cli.options import (
     DurationOption,
     GateOption,
     JsonOption,
-    JsonTarget,
     LimitOption,
     MapOption,
     OutOption,
@@ -29,6 +28,8 @@ from latfix.cli.options import (
     check_seed,
     load_traffic,
 )
+from latfix.cli.outputs import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.recording import HistoryOption, Recording, is_off
 from latfix.errors import InputError
 
 
@@ -39,6 +40,9 @@ def optimize(
     budget: Annotated[
         str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
     ] = "10m",
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Replay at most N candidates; no limit by default.")
+    ] = None,
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="ID", help="Try only this fix; may be repeated.")
     ] = None,
@@ -46,6 +50,10 @@ def optimize(
         list[str] | None, typer.Option("--no-fix", metavar="ID", help="Do not try this fix; may be repeated.")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),
+    ] = None,
     speed: SpeedOption = 1.0,
     to_duration: ToDurationOption = None,
     duration: DurationOption = None,
@@ -54,11 +62,16 @@ def optimize(
     seed: SeedOption = 0,
     device: DeviceOption = None,
     gate: GateOption = None,
+    history: HistoryOption = None,
     skip_bad_lines: SkipOption = False,
     out: OutOption = None,
     json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
 ) -> int:
     """Replay recorded traffic with fixes applied, keep what is decisively better, and write plan and report."""
+    from latfix.cli.conclude import Gates
     from latfix.cli.optimizing import optimize_into
     from latfix.gates import check_gates, parse_gate
     from latfix.plan import PlannedFix, read_plan
@@ -78,23 +91,62 @@ def optimize(
     options.check()
     search = Options(
         budget_s=parse_budget(budget),
+        trials=check_trials(trials),
         only=_fix_ids("--fix", fix),
         exclude=_fix_ids("--no-fix", no_fix),
         seed=check_seed(seed),
     )
-    gates = [parse_gate(text) for text in gate or ()]
-    check_gates(gates, baseline=True, accuracy=True, causes=True)
+    parsed = tuple(parse_gate(text) for text in gate or ())
+    check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
+    check_resume(resume, out)
     spec = load_spec(workload, traffic=traffic)
     settings = spec.settings
     earlier: tuple[PlannedFix, ...] = ()
     if plan is not None:
         started = read_plan(plan)
+        if strange := started.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
         earlier, settings = started.fixes, settings.with_overrides(started.settings())
     settings = settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, options)
-    target = JsonTarget.open(json_file)
-    folder = open_folder(out or default_folder(spec.name, "optimize"))
-    return optimize_into(folder, spec, schedule, settings, search, gates, target, started_from=earlier)
+    gates = Gates(parsed, recording=Recording.open(history, parsed))
+    outputs = Outputs.open("optimize", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    folder = resume or open_folder(out or default_folder(spec.name, "optimize"))
+    return optimize_into(
+        folder,
+        spec,
+        schedule,
+        settings,
+        search,
+        gates,
+        outputs,
+        started_from=earlier,
+        plan="" if plan is None else str(plan),
+        resume=resume,
+    )
+
+
+def check_trials(trials: int | None) -> int | None:
+    """``trials`` if it is a number of candidates, or none is given.
+
+    :raises InputError: it is below 1.
+    """
+    if trials is not None and trials < 1:
+        raise InputError(f"--trials: found {trials}; expected 1 or more candidates")
+    return trials
+
+
+def check_resume(resume: Path | None, out: Path | None) -> None:
+    """Refuse a folder that is none, and a second one.
+
+    :raises InputError: naming the option.
+    """
+    if resume is None:
+        return
+    if out is not None:
+        raise InputError(f"--resume: found --out {out} as well; expected one of them: it goes on in {resume}")
+    if not resume.is_dir():
+        raise InputError(f"--resume: found no folder {resume}; expected the one of an optimization (--out)")
 
 
 def parse_budget(text: str) -> float:

@@ -16,9 +16,11 @@ from latfix.cli.running import progress_of
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
-    from latfix.cli.options import JsonTarget
+    from latfix.cli.conclude import Gates
+    from latfix.cli.outputs import Outputs
     from latfix.diagnosis import Diagnosis
-    from latfix.gates import Gate, GateResult, GateSubject
+    from latfix.gates import GateResult, GateSubject
+    from latfix.history_rows import HistoryRow
     from latfix.plan import PlannedFix
     from latfix.runners.optimizer import Options, Outcome
     from latfix.runners.process import OnEvent
@@ -36,45 +38,69 @@ def optimize_into(
     traffic: Traffic,
     settings: RunnerSettings,
     options: Options,
-    gates: Sequence[Gate],
-    target: JsonTarget,
+    gates: Gates,
+    outputs: Outputs,
     *,
     started_from: Sequence[PlannedFix] = (),
+    plan: str = "",
+    resume: Path | None = None,
 ) -> int:
     """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
 
     :param started_from: fixes of an earlier plan that are in ``settings`` already; the new plan holds them, too.
+    :param plan: the path of that plan; empty without one.
+    :param resume: the folder of an optimization that goes on; ``folder`` itself.
     """
     from rich.console import Console
 
-    from latfix.gates import exit_code
-    from latfix.record import write_json
-    from latfix.reports.commands import workload_argument
-    from latfix.reports.html import write_optimization_report
-    from latfix.reports.terminal import render_optimization, render_tail
+    from latfix.reports.terminal import render_tail
     from latfix.runners.optimizer import Optimizer
     from latfix.runners.session import Interrupted
 
     aside = Console(file=sys.stderr)
-    console = aside if target.to_stdout else Console(file=sys.stdout)
-    with _Watching(aside) as watching:
-        optimizer = Optimizer(
-            spec,
-            traffic,
-            settings,
-            folder,
-            options,
-            watch=watching.replay,
-            say=watching.say,
-            show=lambda diagnosis: console.print(render_tail(diagnosis)),
-        )
-        try:
-            outcome = optimizer.run()
-        except Interrupted as stopped:
-            kept = stopped.record.folder
-            watching.say(f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it.")
-            return EXIT_INTERRUPTED
-    results = _judge(gates, outcome)
+    console = outputs.console()
+    with outputs.in_any_case(spec.name, gates.texts):
+        with _Watching(aside) as watching:
+            optimizer = Optimizer(
+                spec,
+                traffic,
+                settings,
+                folder,
+                options,
+                watch=watching.replay,
+                say=watching.say,
+                show=lambda diagnosis: console.print(render_tail(diagnosis)),
+                resume=resume is not None,
+            )
+            try:
+                outcome = optimizer.run()
+            except Interrupted as stopped:
+                kept = stopped.record.folder
+                watching.say(
+                    f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it."
+                )
+                outputs.interrupted(spec.name, gates.texts)
+                return EXIT_INTERRUPTED
+        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
+
+
+def _conclude(
+    folder: Path,
+    spec: WorkloadSpec,
+    outcome: Outcome,
+    gates: Gates,
+    outputs: Outputs,
+    started_from: Sequence[PlannedFix],
+    plan: str,
+) -> int:
+    """Judge the gates, write, show, record, and return the exit code."""
+    from latfix.gates import exit_code
+    from latfix.record import write_json
+    from latfix.reports.commands import workload_argument
+    from latfix.reports.html import write_optimization_report
+    from latfix.reports.terminal import render_optimization
+
+    results, row = _judge(folder, gates, outcome, plan)
     document = _document(spec, outcome, results)
     try:
         _write_baseline_diagnosis(outcome)
@@ -91,13 +117,21 @@ def optimize_into(
         raise InputError(
             f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
         ) from error
-    target.write(document)
-    if not target.to_stdout:
+    console = outputs.console()
+    if not outputs.to_stdout:
         console.print(
             render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
         )
     else:
         show_gates(console, results)
+    outputs.write(
+        document,
+        beside={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},
+        failure=outcome.failure,
+        interrupted=outcome.interrupted,
+    )
+    if row is not None:
+        gates.recording.add(row)
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     if outcome.failure:
@@ -126,17 +160,49 @@ class _Watching:
             yield progress.on_event
 
 
-def _judge(gates: Sequence[Gate], outcome: Outcome) -> list[GateResult]:
-    from latfix.gates import GateSubject, evaluate
+def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[list[GateResult], HistoryRow | None]:
+    """The gates' results, and the optimization's row where it is to be recorded."""
+    from latfix.gates import evaluate
+    from latfix.history_rows import row_of, run_name, series_of
+    from latfix.percentiles import latencies_of, percentile_grid
+
+    meta, recording = outcome.baseline.meta, gates.recording
+    after, before = _subjects(outcome, [gate.metric for gate in gates.gates])
+    series = series_of(meta, command="optimize", plan=plan)
+    past = recording.past(series, but=run_name(meta, folder))
+    results = [evaluate(gate, after, before, past=past) for gate in gates.gates]
+    if not recording.records:
+        return results, None
+    grid = percentile_grid(latencies_of(outcome.after or outcome.baseline))
+    row = row_of(
+        outcome.baseline,
+        replace(after, latency_ms={**grid, **after.latency_ms}),
+        series,
+        verdict=outcome.verdict,
+        settings=outcome.settings.as_dict(),
+        gates=[result.to_json() for result in results],
+        against_history=[gate.text for gate in gates.gates if gate.needs_history],
+        folder=folder,
+        interrupted=outcome.interrupted or bool(outcome.failure),
+    )
+    return results, row
+
+
+def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, GateSubject]:
+    """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
+    round alone."""
+    from latfix.gates import GateSubject
+    from latfix.percentile_ratios import with_percentile_ratios
 
     if outcome.final is None:
         same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
-        return [evaluate(gate, same, same) for gate in gates]
+        same = same.with_percentiles(metrics, outcome.baseline)
+        return same, same
     after, before = outcome.final.gate_subjects()
     # Shares of causes are in diagnoses alone: of the last replay with the fixes, and of the baseline.
-    after = _with_causes(after, outcome.after_diagnosis)
-    before = _with_causes(before, outcome.diagnosis)
-    return [evaluate(gate, after, before) for gate in gates]
+    after, before = _with_causes(after, outcome.after_diagnosis), _with_causes(before, outcome.diagnosis)
+    last = (outcome.after or outcome.baseline, outcome.before or outcome.baseline)
+    return with_percentile_ratios(after, before, last, metrics)
 
 
 def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubject:
@@ -155,6 +221,8 @@ def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubje
 
 def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult]) -> dict[str, Any]:
     """``optimization.json`` of the contract, with some keys more."""
+    from latfix.runners.ablation import ablation
+
     final = outcome.final
     if final is not None:
         before, after = final.before.to_json(), final.after.to_json()
@@ -167,8 +235,8 @@ def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult
         notes += [note for note in final.notes if not note.startswith("settings:")]  # the plan says them
         if not outcome.accurate:
             notes.append(
-                f"The kept fixes together have accuracy {outcome.final_accuracy:.4g}, limit "
-                f"{outcome.accuracy_limit:.4g}: the plan holds none of them."
+                f"The kept fixes together are not accurate enough ({outcome.accuracy_said}): the plan holds none of "
+                "them."
             )
         elif not outcome.planned:
             notes.append("The final replay found the kept fixes together worse: the plan holds none of them.")
@@ -188,6 +256,9 @@ def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult
         "accuracy_limit": outcome.accuracy_limit,
         "diagnosis": {"verdict": outcome.diagnosis.verdict, "sentence": outcome.diagnosis.sentence},
         "steps": [step.to_json() for step in outcome.steps],
+        "ablation": ablation(outcome.kept, final),
+        "prediction_error": outcome.prediction_errors(),
+        "layers": dict(outcome.layers),
         "gates": [result.to_json() for result in results],
         "plan": "plan.toml",
         "interrupted": outcome.interrupted,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from latfix.change_points import MOST_VALUES, rate_changes
 from latfix.figures import share, significant
-from latfix.profilers.change_points import MOST_VALUES, rate_changes
 from latfix.profilers.compute_model import Bools, Floats, Ints
 from latfix.traffic.periodicity import find_period
 

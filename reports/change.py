@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +15,21 @@ STATUSES: tuple[str, ...] = ("ok", "error", "timeout", "shed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """After divided by before. ``ci95`` is ``None`` where only the two figures themselves are known."""
+    """After divided by before. ``ci95`` is ``None`` where only the two figures themselves are known.
+
+    :param decision: the wider bounds that verdicts look at (:mod:`latfix.decision`), 0 and infinite where an end is
+        open; ``None`` in documents that have none.
+    """
 
     value: float | None
     ci95: tuple[float, float] | None
+    decision: tuple[float, float] | None = None
 
     @property
     def decisive(self) -> bool:
-        """The interval excludes 1."""
-        return self.ci95 is not None and (self.ci95[1] < 1 or self.ci95[0] > 1)
+        """What decides excludes 1."""
+        bounds = self.ci95 if self.decision is None else self.decision
+        return self.ci95 is not None and bounds is not None and (bounds[1] < 1 or bounds[0] > 1)
 
     def words(self, sign: str = "x") -> str:
         """``x0.240 [0.210, 0.280]``, without the bracket where there is no interval."""
@@ -99,7 +106,12 @@ def items(value: object) -> Sequence[Any]:
 def read_ratio(value: object) -> Ratio:
     """A ``{"value": …, "ci95": [lo, hi]}`` entry; empty entries give an empty ratio."""
     entry = mapping(value)
-    return Ratio(value=finite(entry.get("value")), ci95=interval_bounds(entry.get("ci95")))
+    ends = items(entry.get("decision"))
+    decision = None
+    if len(ends) == 2:
+        least, most = (finite(end) for end in ends)
+        decision = (0.0 if least is None else least, math.inf if most is None else most)
+    return Ratio(value=finite(entry.get("value")), ci95=interval_bounds(entry.get("ci95")), decision=decision)
 
 
 def read_arm(label: str, value: object) -> Arm:
@@ -129,7 +141,7 @@ def read_change(document: Mapping[str, Any]) -> Change:
 def comparison_change(comparison: Comparison) -> Change:
     """The before and after of a comparison of two runs, which are called base and new."""
     ratios = {
-        key: Ratio(value=finite(entry.value), ci95=interval_bounds((entry.lo, entry.hi)))
+        key: Ratio(value=finite(entry.value), ci95=interval_bounds((entry.lo, entry.hi)), decision=entry.decision)
         for key, entry in comparison.ratio.items()
     }
     return Change(
@@ -156,3 +168,22 @@ def _summary_arm(label: str, summary: Summary) -> Arm:
         requests={name: int(summary.requests.get(name, 0)) for name in STATUSES},
         accuracy=finite(summary.accuracy),
     )
+
+
+def prediction_words(document: Mapping[str, Any]) -> str:
+    """How good the predictions were, in a sentence or two; empty where there were none."""
+    errors, ratios = mapping(document.get("prediction_error")), mapping(document.get("ratio"))
+    told, together = [], []
+    for key in ("p99", "mean"):
+        entry = mapping(errors.get(key))
+        median = finite(entry.get("median"))
+        if median is not None:
+            told.append(f"{key} off by {100 * median:.2g} % in the median of {int(finite(entry.get('steps')) or 0)}")
+        final, measured = finite(entry.get("final")), read_ratio(ratios.get(key))
+        if final is not None and measured.value is not None:
+            together.append(f"{key} {ratio(final)} foretold, {ratio(measured.value)} measured")
+    words = [
+        f"Predictions against replays of the windows: {'; '.join(told)}." if told else "",
+        f"All kept fixes together, on the whole traffic: {'; '.join(together)}." if together else "",
+    ]
+    return " ".join(filter(None, words))

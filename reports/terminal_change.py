@@ -19,6 +19,7 @@ from latfix.reports.change import (
     items,
     mapping,
     pairing_words,
+    prediction_words,
     read_change,
     read_ratio,
 )
@@ -144,6 +145,9 @@ def _steps(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from _step_words(step, repeated=bool(step.get("together")) and shared == said)
         if step.get("together"):
             said = shared
+    words = prediction_words(document)
+    if words:
+        yield Text(words, style="dim")
 
 
 def _step_words(step: Mapping[str, Any], *, repeated: bool) -> Iterator[Text]:
@@ -152,12 +156,15 @@ def _step_words(step: Mapping[str, Any], *, repeated: bool) -> Iterator[Text]:
     reason, evidence = step.get("reason"), step.get("verified")
     if reason:
         line.append_text(Text.assemble(": ", ("in the same replays", "dim") if repeated else safe(reason)))
+    adds = read_ratio(mapping(step.get("adds")).get("p99"))
+    if adds.value is not None:
+        line.append(f"; beside the others p99 {adds.words()}", style="dim")
     predicted, outcome = finite(step.get("predicted_p99_ms")), finite(step.get("p99_ms"))
     if predicted is not None and outcome is not None:
         line.append(f"; p99 predicted {significant(predicted)} ms, measured {significant(outcome)} ms", style="dim")
     if not repeated and finite(step.get("accuracy")) is not None:
         line.append(f"; accuracy {significant(step.get('accuracy'))}", style="dim")
-    if reason or evidence or predicted is not None:
+    if reason or evidence or predicted is not None or adds.value is not None:
         yield line
     if evidence:
         yield Text.assemble(("  verified: ", "dim"), safe(evidence, "dim"))

@@ -142,3 +142,10 @@ def test_lines_of_tables_and_keys() -> None:
     assert find_line(text, "", "other") == 7
     assert find_line(text, "other.t", "k") == 8
     assert find_line(text, "missing", "k") is None
+
+
+def test_the_page_of_workloads_has_a_row_for_each_setting() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "workload.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    told = [part for cell in cells for part in cell.split("`")[1::2]]
+    assert {field.name for field in fields(RunnerSettings)} <= set(told)

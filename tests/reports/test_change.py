@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from latfix.reports.change import Ratio, read_change
+from latfix.reports.change import Ratio, read_change, read_ratio
 
 
 def test_the_sentence_gives_both_figures_the_ratio_and_the_limit(improved: Mapping[str, Any]) -> None:
@@ -35,3 +35,13 @@ def test_decisive_means_that_the_interval_excludes_one() -> None:
     assert Ratio(value=0.9, ci95=(0.8, 0.99)).decisive
     assert Ratio(value=1.2, ci95=(1.1, 1.4)).decisive
     assert not Ratio(value=0.9, ci95=(0.8, 1.0)).decisive
+
+
+def test_what_decides_is_the_decision_bounds_where_a_document_has_them() -> None:
+    entry = {"value": 0.9, "ci95": [0.85, 0.95]}
+    assert read_ratio(entry).decisive
+    assert read_ratio({**entry, "decision": [0.8, 0.97]}).decisive
+    assert not read_ratio({**entry, "decision": [0.8, 1.02]}).decisive
+    assert not read_ratio({**entry, "decision": [0.8, None]}).decisive
+    assert read_ratio({**entry, "decision": [None, 0.97]}).decisive
+    assert read_ratio({**entry, "decision": "odd"}).decisive

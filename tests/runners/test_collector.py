@@ -33,11 +33,18 @@ def test_installed_it_freezes_and_switches_the_automatic_one_off(collector: Idle
     del kept
 
 
-def test_removed_it_leaves_things_as_they_were() -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_removed_it_leaves_things_as_they_were(enabled: bool) -> None:
+    """A program that has switched the automatic collector off finds it so."""
     collector = IdleCollector()
-    collector.install()
-    collector.remove()
-    assert gc.isenabled()
+    if not enabled:
+        gc.disable()
+    try:
+        collector.install()
+        collector.remove()
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
     assert gc.get_freeze_count() == 0
 
 

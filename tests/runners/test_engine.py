@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from latfix import span
+from latfix.errors import RunnerError
 from latfix.profilers.host import Account, ThreadCounters
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
@@ -94,6 +95,29 @@ class Served:
 
     def statuses(self) -> list[str]:
         return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
+
+
+@pytest.mark.parametrize("error", [OSError("no such library"), Panic("no device")], ids=["error", "panic"])
+def test_a_worker_that_cannot_be_set_up_is_told_and_nothing_is_left_running(error: BaseException) -> None:
+    """Otherwise the requests of its engine would wait for ever."""
+
+    def fail() -> None:
+        raise error
+
+    adapter, before = Adapter(), threading.active_count()
+    well = ModelInstance(adapter, lambda x: x, "cpu", None, adapter.collate, set())
+    ill = ModelInstance(adapter, lambda x: x, "cpu", None, adapter.collate, set(), set_up=fail)
+    engine = Engine(
+        adapter=adapter,
+        instances=[well, ill],
+        settings=RunnerSettings(workers=2),
+        recorder=StageRecorder(1),
+        events=EventLog(),
+        request_of=_requests(1).__getitem__,
+    )
+    with pytest.raises(RunnerError, match=f"worker 1 could not be set up: .*{error}"):
+        engine.start()
+    assert threading.active_count() == before
 
 
 def _requests(n: int, **more: Any) -> list[Request]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +88,25 @@ def test_stop_before_the_start_sends_nothing() -> None:
 
 def test_an_empty_schedule_ends_at_once() -> None:
     assert replay(np.zeros(0, dtype=np.int64), lambda _: None, threading.Event()) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_timers_slack_is_given_back(fails: bool) -> None:
+    def slack() -> int:
+        return int(Path("/proc/self/timerslack_ns").read_text())
+
+    during: list[int] = []
+
+    def hand_over(_: int) -> None:
+        during.append(slack())
+        if fails:
+            raise RuntimeError
+
+    before = slack()
+    with contextlib.suppress(RuntimeError):
+        replay(np.zeros(1, dtype=np.int64), hand_over, threading.Event())
+    assert during == [1] and slack() == before != 1
 
 
 def test_priority_is_given_back() -> None:
