@@ -125,12 +125,29 @@ class Rounds:
         return total / math.sqrt(square) if square > 0 else 0.0
 
 
-def decision_bounds(rounds: Rounds, q: float | None, rule: Rule) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class Lean:
+    """What stands in for a percentile's scores where these bound nothing, on the side where the mean is decided.
+
+    Slow requests come in a few stretches of the traffic, too few to decide by their signs alone, however large the
+    difference. Where the mean, which rests on all requests, is decided, and the percentile's own interval agrees, a
+    wider interval of it bounds that end. A service and itself are then called different only where their means are.
+
+    :param upper: the mean is lower, so that the upper end may be bounded; otherwise the lower one.
+    :param half: half of the width of that interval, on the logarithm.
+    """
+
+    upper: bool
+    half: float
+
+
+def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | None = None) -> tuple[float, float]:
     """Bounds of the new arm's statistic over the base's, at ``rule.level``.
 
     With fewer than :data:`FREE_OF_ALLOWANCE` rounds ``rule.restart_sd`` is allowed for restarts.
 
     :param q: the percentile as a fraction; ``None`` for the mean.
+    :param lean: of a percentile, where the mean is decided.
     :returns: the ratio's bounds, 0 and infinity where an end is open, NaN where nothing can be said.
     """
     center, each = rounds.log_ratio(q), rounds.log_ratios(q)
@@ -145,6 +162,10 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule) -> tuple[float,
         hi = mean + half if math.isinf(above) else max(center + above, mean + half)
     else:
         allowed = allowance(each, rule, amplified=rounds.backlog)
+        if lean is not None and lean.upper and math.isinf(above):
+            above = lean.half
+        elif lean is not None and not lean.upper and math.isinf(below):
+            below = lean.half
         if rounds.backlog and rule.restart_sd > 0:
             # What the scores cannot bound is one event a replay, and that much a restart does not do.
             below, above = (0.0 if math.isinf(reach) else reach for reach in (below, above))

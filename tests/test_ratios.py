@@ -268,6 +268,29 @@ def test_where_work_piles_up_two_rounds_tell_a_gain_of_ten_times_and_no_doubling
             assert judge(found) == verdict, (load, statistic, found)
 
 
+def test_a_tail_in_few_stretches_is_decided_where_the_mean_is_and_both_agree() -> None:
+    """Two bursts hold all slow requests: too few events for their signs, however large the difference."""
+    rng = np.random.default_rng(22)
+    bursts = np.isin(np.arange(500) // 4, (20, 70))
+
+    def rounds(scale: float, tail: float = 1.0) -> list[Floats]:
+        return [np.where(bursts, 8.0 * tail, 1.0) * rng.gamma(30.0, scale / 30, 500) for _ in range(2)]
+
+    base = rounds(1.0)
+    faster = paired_ratios(base, rounds(0.3), seed=0)
+    assert judge(faster["mean"]) == "better" and judge(faster["p99"]) == "better"
+    slower = paired_ratios(base, rounds(3.0), seed=0)
+    assert judge(slower["p99"]) == "worse"
+    alone = decision_bounds(Rounds.of(base, rounds(0.3), paired=True), 0.99, FREE)
+    assert math.isinf(alone[1]), "the percentile's own scores bound nothing"
+    # A mean that is decided says nothing of a tail that stayed
+    same_tail = paired_ratios(base, rounds(0.3, tail=1 / 0.3), seed=0)
+    assert judge(same_tail["mean"]) == "better" and judge(same_tail["p99"]) == "undecided"
+    # nor does a tail by itself where the mean is not decided
+    only_tail = [np.where(np.arange(500) // 25 == 9, 0.3, 1.0) * series for series in base]
+    assert judge(paired_ratios(base, only_tail, seed=0)["p99"]) == "undecided"
+
+
 # --- rates of error and of success -------------------------------------------------------------------------
 
 
