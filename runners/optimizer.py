@@ -29,7 +29,7 @@ from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
 from latfix.traffic.model import Traffic
 
-#: The share of the budget that is kept free for the final replay, where it takes that much.
+#: About the share of the budget that is kept free for the final replay, where it takes that much.
 _FINAL_SHARE = 0.5
 #: A run must have so many requests for a forecast of others like it.
 _FORECAST_FROM = 50
@@ -319,7 +319,7 @@ class Optimizer:
     def _reserved_s(self) -> float:
         """Time that the search leaves to the final replay."""
         bench = self._bench
-        fitting = int(_FINAL_SHARE * self._options.budget_s / bench.final_s(1))
+        fitting = round(_FINAL_SHARE * self._options.budget_s / bench.final_s(1))
         return bench.final_s(min(max(fitting, 1), WANTED_ROUNDS))
 
 
