@@ -185,7 +185,7 @@ def test_a_folder_instead_of_the_file(bench: Bench) -> None:
         ("", ""),
         ("a" * 5000, "no such folder"),
         ("w/adapter.py", "found a file"),
-        ("model.pt2", "no such folder"),
+        ("model.pt2", "no such file"),
         ("/dev/null", "/dev/null"),
         ("bad\nname\x1b[31m", "bad name"),
     ],
