@@ -177,7 +177,17 @@ def steps_section(document: Mapping[str, Any]) -> Html | None:
         Column(title="accuracy"),
         Column(title="why, and how it was verified", numeric=False),
     ]
-    parts.append(table("Fixes in the order in which they were tried", columns, [_step_cells(step) for step in steps]))
+    tried = [step for step in steps if step.get("status") != "skipped"]
+    if tried:
+        title = "Fixes in the order in which they were tried"
+        parts.append(table(title, columns, [_step_cells(step) for step in tried]))
+    skipped = [step for step in steps if step.get("status") == "skipped"]
+    if skipped:
+        short = [Column(title="fix", numeric=False), Column(title="why", numeric=False)]
+        rows: list[list[Content]] = [
+            [element("code", str(step.get("fix", ""))), str(step.get("reason", ""))] for step in skipped
+        ]
+        parts.append(table("Not tried", short, rows))
     return section("steps", "What was tried", *parts)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from latfix.reports.change import prediction_words
+from latfix.reports.change_sections import steps_section
 from latfix.reports.waterfall import REST, ablation_section, read_shares
 
 
@@ -73,3 +74,14 @@ def test_predictions_are_told_step_by_step_and_together(document: dict[str, Any]
         "mean x0.330 foretold, x0.300 measured."
     )
     assert prediction_words({}) == ""
+
+
+def test_fixes_that_were_skipped_stand_apart_with_their_reason() -> None:
+    tried = {"fix": "gc.freeze", "status": "kept", "reason": "p95 x0.5", "verified": "8 objects frozen"}
+    skipped = {"fix": "batch.window", "status": "skipped", "reason": "there is no batch window"}
+    page = str(steps_section({"steps": [skipped, tried]}))
+    first, _, second = page.partition("Not tried")
+    assert "8 objects frozen" in first and "no batch window" not in first
+    assert "no batch window" in second
+    assert "in which they were tried" not in str(steps_section({"steps": [skipped]}))
+    assert "Not tried" not in str(steps_section({"steps": [tried]}))
