@@ -36,7 +36,7 @@ from latfix.distributions import normal_quantile, student_t
 #: taken for granted about restarts.
 FREE_OF_ALLOWANCE = 5
 #: Where a backlog grows, what a restart does to the speed is so many times as much in the latency: a few per cent
-#: decide whether work piles up (4 % moved the mean of an overloaded queue by 53 %, benchmarks/gate_worlds.py).
+#: decide whether work piles up (the world "overloaded" of benchmarks/gates.py holds this to account).
 _AMPLIFIED = 7.0
 #: Degrees of freedom that what is allowed for restarts is worth beside the rounds' own.
 _KNOWN = 4

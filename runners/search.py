@@ -67,6 +67,8 @@ class Search:
         self._run = Trials(bench, predictor, original, lambda fixes: not self._out_of_budget(fixes)).run
         self.first = Standing(settings=bench_settings(bench))
         self.steps = list(steps)
+        alone = sum(step.comparison is not None and not step.together for step in self.steps)
+        self._replayed = alone + len({step.together for step in self.steps if step.together})
 
     @property
     def kept(self) -> list[Step]:
@@ -203,6 +205,7 @@ class Search:
             if self._by_id[step.fix].cold:  # what it does is seen on fresh processes only, where it was judged
                 continue
             settings = self.standing(others).settings
+            self._replayed += 1
             without = self._bench.arm(f"without-{step.fix}", settings, tuple(each.fix for each in others))
             try:
                 pairs = self._bench.screen(without, base, [], cold=False)
@@ -273,17 +276,12 @@ class Search:
 
     def _out_of_budget(self, fixes: list[Fix]) -> str:
         """Why nothing more can be tried; empty where it can."""
-        if self._trials is not None and self._bench.replays and self._tried() >= self._trials:
+        if self._trials is not None and self._replayed >= self._trials:
             return f"budget: all {self._trials} trials are used"
         needed, left = self._bench.step_s(fixes), self._bench.left_s() - self._reserved_s()
         if needed > left:
             return f"budget: it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
-
-    def _tried(self) -> int:
-        """Candidates that were replayed so far; a group counts once."""
-        alone = sum(step.comparison is not None and not step.together for step in self.steps)
-        return alone + len({step.together for step in self.steps if step.together})
 
     def _try(self, group: list[Fix], base: Arm) -> tuple[list[Step], Arm | None]:
         """Try fixes together; returns their steps, and the arm with those that were kept.
@@ -309,6 +307,8 @@ class Search:
         if refusal:
             return [*steps, *(Step(fix=fix.id, status="skipped", reason=refusal) for fix, _ in applied)], None
         tried, candidate = self._run(applied, settings, base, self.standing(self.kept))
+        # A group counts once; steps are replaced and taken apart, so that they do not tell afterwards.
+        self._replayed += any(step.comparison is not None for step in tried)
         return [*steps, *tried], candidate
 
     def _hopeless(self, applied: list[tuple[Fix, Change]]) -> str:

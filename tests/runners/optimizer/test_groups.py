@@ -100,3 +100,11 @@ def test_one_that_does_not_go_with_the_group_is_tried_after_it(search: Any, worl
     assert world.step(outcome, "SECOND").together == ()
     out_of_time = search(*fixes, budget_s=150.0, folder="short")
     assert {step.reason.split(":")[0] for step in out_of_time.steps} == {"budget"}
+
+
+def test_a_group_that_was_taken_apart_was_a_trial(search: Any, world: Any) -> None:
+    fixes = [world.fix(name, factor, gentle=True) for name, factor in (("A", 9.0), ("B", 0.5), ("C", 0.6))]
+    outcome = search(*fixes, trials=2)
+    tried = {label for label, name, _ in world.replays if name[0].isdigit() and label != "before"}
+    assert len(tried) == 2 and "together" in tried
+    assert sum("all 2 trials are used" in step.reason for step in outcome.steps) == 2

@@ -90,6 +90,13 @@ def test_it_gives_up_after_some_refusals(search: Any, served: list[RunnerSetting
     assert len({settings.max_batch_size for settings in served} - {2}) == 3
 
 
+def test_refused_numbers_are_trials_like_any_other(search: Any, served: list[RunnerSettings]) -> None:
+    """They share one step in the end, which must not make them one trial."""
+    REFUSED.update({4, 8, 16, 32, 64})
+    search(TUNE, settings=RunnerSettings(intra_op_threads=1, max_batch_size=2), trials=2)
+    assert len({settings.max_batch_size for settings in served} - {2}) == 2
+
+
 def test_without_a_forecast_nothing_is_proposed(search: Any, world: Any) -> None:
     outcome = search(TUNE)
     assert world.statuses(outcome) == {"batch.tune": "skipped"}
