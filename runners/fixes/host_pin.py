@@ -14,7 +14,8 @@ from latfix.runners.fixes.host_threads import operator_threads
 from latfix.runners.placement import Placement, place
 from latfix.runners.run_facts import thread_rows
 from latfix.runners.tail_shares import refusals, too_little
-from latfix.runners.topology import read_topology
+from latfix.runners.topology import Topology, read_topology
+from latfix.settings import Pinning
 
 _TREATS = ("host.contention", "host.slowdown")
 #: The share of the machine that other programs keep busy, beyond which a worker that cannot leave its core waits
@@ -22,11 +23,12 @@ _TREATS = ("host.contention", "host.slowdown")
 _CROWDED = 0.3
 
 
-def _placement(context: Context) -> Placement:
+def placement_for(context: Context, how: Pinning, topology: Topology) -> Placement:
+    """Where the service's threads would be placed."""
     settings = context.settings
     return place(
-        read_topology(),
-        "workers",
+        topology,
+        how,
         workers=settings.workers,
         prepare=settings.prepare_threads,
         threads=settings.intra_op_threads,
@@ -38,7 +40,8 @@ def _obstacle(context: Context) -> str:
         return f"pin = {context.settings.pin} already"
     if context.record.meta.get("device", "cpu") != "cpu":
         return "the model runs on a GPU"
-    if obstacle := _placement(context).obstacle or too_little(context.diagnosis, _TREATS):
+    placed = placement_for(context, "workers", read_topology())
+    if obstacle := placed.obstacle or too_little(context.diagnosis, _TREATS):
         return obstacle
     others = others_share(context.record)
     if others > _CROWDED:
@@ -69,7 +72,7 @@ def _growth(record: RunRecord, series: str) -> tuple[float, float]:
 
 def _change(context: Context) -> dict[str, Any]:
     """Pinned to fewer cores than an operator has threads, they would take turns on them."""
-    cores = min(len(own) for own in _placement(context).workers)
+    cores = min(len(own) for own in placement_for(context, "workers", read_topology()).workers)
     threads = context.settings.intra_op_threads or operator_threads(context.record)
     return {"pin": "workers", **({"intra_op_threads": cores} if threads > cores else {})}
 

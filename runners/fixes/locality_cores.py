@@ -6,8 +6,9 @@ from typing import Any
 
 from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.host_pin import placement_for
 from latfix.runners.fixes.host_threads import operator_threads
-from latfix.runners.placement import Placement, domain_of, place
+from latfix.runners.placement import domain_of
 from latfix.runners.run_facts import thread_rows
 from latfix.runners.tail_shares import refusals, too_little
 from latfix.runners.topology import Topology, read_topology
@@ -15,29 +16,18 @@ from latfix.runners.topology import Topology, read_topology
 _TREATS = ("host.slowdown", "host.contention", "input.size")
 
 
-def _placement(context: Context, topology: Topology) -> Placement:
-    settings = context.settings
-    return place(
-        topology,
-        "locality",
-        workers=settings.workers,
-        prepare=settings.prepare_threads,
-        threads=settings.intra_op_threads,
-    )
-
-
 def _obstacle(context: Context) -> str:
     if context.settings.pin != "off":
         return f"pin = {context.settings.pin} already"
     if context.record.meta.get("device", "cpu") != "cpu":
         return "the model runs on a GPU"
-    return _placement(context, read_topology()).obstacle or too_little(context.diagnosis, _TREATS)
+    return placement_for(context, "locality", read_topology()).obstacle or too_little(context.diagnosis, _TREATS)
 
 
 def _change(context: Context) -> dict[str, Any]:
     """With no more threads an operator than the domain has cores for each worker on it."""
     topology = read_topology()
-    placed = _placement(context, topology).workers
+    placed = placement_for(context, "locality", topology).workers
     cores = min(max(len(own) // placed.count(own), 1) for own in placed)
     threads = context.settings.intra_op_threads or operator_threads(context.record) or cores
     return {"pin": "locality", **({"intra_op_threads": cores} if threads > cores else {})}
