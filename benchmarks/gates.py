@@ -148,7 +148,7 @@ def run_simulated(options: argparse.Namespace, document: dict[str, Any], save: C
     """Both simulated parts."""
     for name, world in WORLDS.items():
         for requests in options.requests:
-            if options.simulated:
+            if options.simulated and name in (options.worlds or WORLDS):
                 counts = simulate(world, requests, 1.0, False, options.simulated, options.jobs)
                 found = rates(counts, ("better", "worse"))
                 document.setdefault("simulated_itself", {}).setdefault(name, {})[str(requests)] = found
@@ -274,6 +274,7 @@ def main() -> int:
     parser.add_argument("--simulated", type=int, default=0, help="comparisons of each world with itself")
     parser.add_argument("--planted-simulated", type=int, default=0, help="comparisons with p99 a tenth higher")
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS_A_ROUND), help="of one replay")
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), help="only these; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="processes of the simulated part")
     parser.add_argument("--rounds", type=int, default=0, help="real rounds to record, those in --work included")
     parser.add_argument("--draws", type=int, default=200, help="comparisons drawn from the real rounds")
