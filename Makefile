@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/latfix optimize recommender --duration 30 --budget 270s
+	$(BIN)/latfix optimize recommender --duration 30 --budget 330s
 
 test: setup
 	$(BIN)/python -m pytest -q
