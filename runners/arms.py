@@ -30,6 +30,7 @@ class Arm:
     :param latest: its last replay of the search's windows, joined; ``None`` before the first.
     :param load: workers' worth of work that was offered in it (:func:`latfix.runners.pace.offered`).
     :param primed: its process has served requests before.
+    :param settled: its process has served the search's windows before, so that what a first use costs is paid.
     :param failed: its last process did not start, or failed or died at work; the next use starts another.
     """
 
@@ -42,6 +43,7 @@ class Arm:
     latest: RunRecord | None = None
     load: float = 0.0
     primed: bool = False
+    settled: bool = False
     failed: bool = False
     _process: RunnerProcess | None = field(default=None, repr=False)
 
@@ -72,7 +74,7 @@ class Arm:
         if self._process is not None:
             self._process.close()
             self._process = None
-            self.primed = False
+            self.primed = self.settled = False
 
     def prime(self, folder: Path) -> None:
         """Serve some requests untimed, so that the first timed one is not the service's first."""

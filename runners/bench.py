@@ -19,6 +19,7 @@ from latfix.runners.windows import first_window, screening_windows
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
 from latfix.traffic.model import Traffic
+from latfix.traffic.transform import scale_time
 
 #: Pairs of fresh processes that a fix of a service's first requests is judged by.
 RESTARTS = 2
@@ -28,6 +29,8 @@ DRAIN_S = 1.5
 _MAKING_S = {"fuse.compile": 90.0, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0}
 #: Most seconds for finding the layers that accuracy hangs on.
 _SENSITIVITY_S = 60.0
+#: How fast an arm is sent the windows that nobody times.
+_SETTLING_SPEED = 2.0
 #: One measurement of an arm's pace; four are made, two of each arm.
 _PACE_S = 0.6
 
@@ -139,6 +142,20 @@ class Bench:
             if not arm.primed:
                 arm.prime(self.out / "baseline")
 
+    def settle(self, arm: Arm) -> None:
+        """Let an arm's process serve the windows once, faster than recorded, if it has not yet.
+
+        Kernels are made, and memory is laid out, at the first use of each shape. The service that a fix is tried on
+        has that behind it; a comparison with one that has not would find the first use, not the fix.
+        """
+        if arm.settled:
+            return
+        self.prime(arm)
+        for number, window in enumerate(self.windows):
+            folder = self.out / SEARCH_FOLDER / f"{self.replays:03d}-{arm.label}-settling-{number}"
+            arm.replay(folder, scale_time(window, _SETTLING_SPEED), self.watch, seed=self.seed)
+        arm.settled = True
+
     def compute_change(self, base: Arm, candidate: Arm) -> tuple[float, float] | None:
         """How the compute of a batch changes from ``base`` to ``candidate``: see :func:`compute_change`."""
         batches = self._typical if base.latest is None else self._typical_of(base.latest)
@@ -177,7 +194,7 @@ class Bench:
                 if cold:
                     arm.restart()
                 else:
-                    self.prime(arm)
+                    self.settle(arm)
                 records[arm.label] = self._replay_window(arm, window)
             pairs.append((records[base.label], records[candidate.label]))
         return pairs
@@ -195,6 +212,8 @@ class Bench:
         cold = bool(fixes) and all(fix.cold for fix in fixes)
         windows, loading = (self.cold_windows(), self.load_s) if cold else (self.windows, 0.0)
         replays = 2 * sum(window.duration_s + DRAIN_S + loading for window in windows)
+        if not cold:
+            replays += sum(window.duration_s / _SETTLING_SPEED + DRAIN_S for window in windows)
         scored = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
         made = sum(_MAKING_S.get(fix.id, 0.0) for fix in fixes)
         return self.load_s + scored + made + replays + 4 * _PACE_S

@@ -40,6 +40,7 @@ class World:
     :param paces: by variable, what is left of a batch's compute.
     :param eclipsed: variables that take no effect beside another one.
     :param keep: layers that must keep their precision.
+    :param first_use: factor of the latency of a request that a process has not served before.
     """
 
     scores: dict[str, float] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class World:
     paces: dict[str, float] = field(default_factory=dict)
     eclipsed: dict[str, str] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
+    first_use: float = 1.0
     records: dict[Path, RunRecord] = field(default_factory=dict)
     replays: list[tuple[str, str, bool]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -66,8 +68,8 @@ class World:
 
     @property
     def windows(self) -> list[str]:
-        """Folders of the search's replays, in order."""
-        return [name for _, name, _ in self.replays if name[0].isdigit()]
+        """Folders of the search's timed replays, in order."""
+        return [name for _, name, _ in self.replays if name[0].isdigit() and "-settling-" not in name]
 
     @staticmethod
     def traffic(seconds: float = 60.0) -> Traffic:
@@ -112,9 +114,10 @@ class FakeArm:
         accuracy: float | None = None,
     ) -> None:
         self.label, self.spec, self.settings, self.fixes, self.log = label, spec, settings, fixes, log
-        self.accuracy, self.primed, self.failed, self.alive = accuracy, False, False, False
+        self.accuracy, self.primed, self.settled, self.failed, self.alive = accuracy, False, False, False, False
         self.latest: RunRecord | None = None
         self.load = 0.0
+        self.served: set[int] = set()
         self.world.arms.append(self)
 
     @property
@@ -134,7 +137,8 @@ class FakeArm:
         self.close()
 
     def close(self) -> None:
-        self.alive = self.primed = False
+        self.alive = self.primed = self.settled = False
+        self.served.clear()
 
     def prime(self, _folder: Path) -> None:
         self.running()
@@ -167,6 +171,10 @@ class FakeArm:
         seen = [k for k in env if k not in self.world.silent and self.world.eclipsed.get(k) not in env]
         factor = float(np.prod([float(env[k]) for k in seen]))
         record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings)
+        numbers = traffic.features["number"].astype(int)
+        new = [number not in self.served for number in numbers.tolist()]
+        record.requests["latency_ns"][new] = (record.requests["latency_ns"][new] * self.world.first_use).astype(int)
+        self.served.update(numbers.tolist())
         folder.mkdir(parents=True, exist_ok=True)
         self.world.records[folder] = record
         return record

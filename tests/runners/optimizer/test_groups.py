@@ -10,7 +10,7 @@ def test_groups_only_where_the_budget_is_tight(search: Any, world: Any) -> None:
     fixes = [world.fix(name, 0.9, gentle=True) for name in ("A", "B", "C")]
     large = search(*fixes)
     assert all(step.together == () for step in large.steps)
-    tight = search(*fixes, budget_s=260.0)
+    tight = search(*fixes, budget_s=285.0)
     assert all(step.together == ("a.A", "a.B", "a.C") for step in tight.steps)
     assert world.statuses(tight) == dict.fromkeys(("a.A", "a.B", "a.C"), "kept")
     assert all("in a group of 3" in step.reason and step.predicted_p99_ms is None for step in tight.steps)
@@ -23,7 +23,7 @@ def test_only_gentle_fixes_are_grouped(search: Any, world: Any) -> None:
         world.fix("A", 0.9, gentle=True),
         world.fix("B", 0.9, gentle=True),
         tail={"large": 50.0},
-        budget_s=250.0,
+        budget_s=270.0,
     )
     assert world.step(outcome, "A").together == ("a.A", "a.B")
     assert world.step(outcome, "HARD").together == ()
@@ -34,7 +34,7 @@ def test_warm_up_is_not_credited_with_what_a_group_did(search: Any, world: Any) 
         world.fix("WARM", 1.0, gentle=True, cold=True),
         world.fix("A", 0.5, gentle=True),
         world.fix("B", 0.9, gentle=True),
-        budget_s=256.0,
+        budget_s=276.0,
     )
     assert world.step(outcome, "A").together == ("a.A", "a.B")
     assert world.statuses(outcome) == {"a.A": "kept", "a.B": "kept", "a.WARM": "no_gain"}
@@ -46,7 +46,7 @@ def test_a_group_that_is_no_gain_is_taken_apart(search: Any, world: Any) -> None
     fixes = [
         world.fix(name, f, gentle=True) for name, f in (("A", 3.0), ("B", 0.5), *((f"N{k}", 1.0) for k in range(6)))
     ]
-    outcome = search(*fixes, budget_s=320.0)
+    outcome = search(*fixes, budget_s=350.0)
     found = world.statuses(outcome)
     assert set(found) == {fix.id for fix in fixes}
     assert all(step.together == () for step in outcome.steps)
@@ -56,7 +56,7 @@ def test_a_group_that_is_no_gain_is_taken_apart(search: Any, world: Any) -> None
 
 def test_a_member_without_effect_is_left_out_of_a_kept_group(search: Any, world: Any) -> None:
     world.silent = {"B"}
-    outcome = search(*(world.fix(name, 0.7, gentle=True) for name in ("A", "B", "C")), budget_s=260.0)
+    outcome = search(*(world.fix(name, 0.7, gentle=True) for name in ("A", "B", "C")), budget_s=285.0)
     assert world.statuses(outcome) == {"a.A": "kept", "a.B": "not_effective", "a.C": "kept"}
     assert dict(outcome.settings.env) == {"A": "0.7", "C": "0.7"}
     assert [step.fix for step in outcome.kept] == ["a.A", "a.C"]
@@ -65,7 +65,7 @@ def test_a_member_without_effect_is_left_out_of_a_kept_group(search: Any, world:
 
 def test_one_that_does_not_start_does_not_take_its_group_with_it(search: Any, world: Any) -> None:
     world.broken = {"B"}
-    outcome = search(*(world.fix(name, 0.5, gentle=True) for name in "ABC"), budget_s=260.0)
+    outcome = search(*(world.fix(name, 0.5, gentle=True) for name in "ABC"), budget_s=285.0)
     found = world.statuses(outcome)
     assert found["a.A"] == "kept"
     assert found["a.B"] == "not_effective"
@@ -77,7 +77,7 @@ def test_a_fix_that_promises_more_comes_before_the_group(search: Any, world: Any
         world.fix("B", 0.9, gentle=True),
         world.fix("LARGE", 0.5, treats="large"),
         tail={"large": 80.0, "x": 1.0},
-        budget_s=260.0,
+        budget_s=285.0,
     )
     assert [step.fix for step in outcome.steps] == ["a.LARGE", "a.A", "a.B"]
     assert world.step(outcome, "A").together == ("a.A", "a.B")
@@ -95,7 +95,7 @@ def test_one_that_does_not_go_with_the_group_is_tried_after_it(search: Any, worl
         replace(second, obstacle=obstacle),
         world.fix("THIRD", 1.0, gentle=True),
     ]
-    outcome = search(*fixes, budget_s=330.0)
+    outcome = search(*fixes, budget_s=370.0)
     assert world.statuses(outcome)["a.SECOND"] == "kept"
     assert world.step(outcome, "SECOND").together == ()
     out_of_time = search(*fixes, budget_s=150.0, folder="short")

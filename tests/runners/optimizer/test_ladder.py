@@ -58,7 +58,7 @@ def test_a_better_one_is_kept_and_the_next_builds_on_it(search: Any, world: Any)
 
 def test_both_arms_replay_each_window_in_turns_and_in_use(search: Any, world: Any) -> None:
     search(world.fix("HALF", 0.5))
-    windows = [(label, cold) for label, name, cold in world.replays if "-" in name and name[0].isdigit()]
+    windows = [(label, cold) for label, name, cold in world.replays if name in world.windows]
     assert [label for label, _ in windows] == ["before", "a.HALF", "a.HALF", "before"]
     assert not any(cold for _, cold in windows), "a service's first requests are no other fix's business"
     folders = [name for _, name, _ in world.replays]
@@ -108,9 +108,18 @@ def test_first_settings_are_the_before(search: Any, world: Any) -> None:
 def test_an_undecided_promise_is_replayed_once_more(search: Any, world: Any) -> None:
     world.noise = 0.9
     search(world.fix("MAYBE", 0.93))
-    windows = [name for _, name, _ in world.replays if name[0].isdigit()]
-    assert len(windows) in (4, 8)
+    assert len(world.windows) in (4, 8)
     world.replays.clear()
     world.noise = 0.0
     search(world.fix("SURE", 0.5))
-    assert len([name for _, name, _ in world.replays if name[0].isdigit()]) == 4
+    assert len(world.windows) == 4
+
+
+def test_a_first_use_is_not_held_against_a_fix(search: Any, world: Any) -> None:
+    """The service without it has served the windows before; the one with it would meet each input first."""
+    world.first_use = 3.0
+    outcome = search(world.fix("A", 0.8), world.fix("B", 0.8))
+    assert world.statuses(outcome) == {"a.A": "kept", "a.B": "kept"}
+    for name in ("A", "B"):
+        compared = world.step(outcome, name).comparison
+        assert compared is not None and compared.ratio["mean"].value == pytest.approx(0.8, rel=0.02)

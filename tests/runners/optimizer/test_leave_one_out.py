@@ -37,7 +37,7 @@ def test_one_kept_fix_has_no_others(search: Any, world: Any) -> None:
 
 
 def test_there_must_be_time_for_it(search: Any, world: Any) -> None:
-    outcome = search(world.fix("A", 0.5), world.fix("B", 0.7), budget_s=250.0)
+    outcome = search(world.fix("A", 0.5), world.fix("B", 0.7), budget_s=285.0)
     assert len(outcome.kept) == 2 and outcome.final is not None
     assert not any(label.startswith("without") for label, _, _ in world.replays)
 
@@ -59,7 +59,7 @@ def test_the_shares_of_the_kept_fixes_lead_from_before_to_after(search: Any, wor
 def test_fixes_that_were_replayed_together_share_an_entry(search: Any, world: Any) -> None:
     from latfix.runners.ablation import ablation
 
-    outcome = search(*(world.fix(name, 0.9, gentle=True) for name in "ABC"), budget_s=250.0)
+    outcome = search(*(world.fix(name, 0.9, gentle=True) for name in "ABC"), budget_s=285.0)
     entries = ablation(outcome.kept, outcome.final)
     assert [entry["fixes"] for entry in entries] == [["a.A", "a.B", "a.C"], []]
     assert entries[0]["predicted"] is None
