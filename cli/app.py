@@ -15,6 +15,8 @@ import latfix
 from latfix.cli.backends import backends
 from latfix.cli.compare import compare
 from latfix.cli.diagnose import diagnose
+from latfix.cli.doctor import doctor
+from latfix.cli.fragmentation import fragmentation
 from latfix.cli.history import history
 from latfix.cli.init import init
 from latfix.cli.optimize import optimize
@@ -52,7 +54,7 @@ def root(
     del version
 
 
-for command in (diagnose, optimize, compare, sweep, report, selftest, init, backends, history):
+for command in (diagnose, optimize, compare, sweep, report, selftest, doctor, fragmentation, init, backends, history):
     app.command()(command)
 app.add_typer(traffic_app, name="traffic")
 

@@ -125,6 +125,12 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: them; thread.native.*: all threads that Python did not start
 #: cost.<name>: unit costs of the machine (``calibration`` of ``run.json``), once
 #: cuda.allocated_bytes, cuda.reserved_bytes, cuda.inactive_split_bytes, cuda.alloc_retries, …
-#: nvml.gpu_util, nvml.memory_used_bytes, nvml.sm_clock_mhz, nvml.mem_clock_mhz, nvml.power_w, …
+#: nvml.gpu_util, nvml.memory_util (per cent), nvml.memory_used_bytes, nvml.memory_total_bytes, nvml.power_w,
+#: nvml.temperature_c, nvml.sm_clock_mhz, nvml.mem_clock_mhz, nvml.clock_event_reasons (bits),
+#: nvml.pcie_generation, nvml.pcie_width, nvml.pcie_sent_bytes_per_s, nvml.pcie_received_bytes_per_s,
+#: nvml.processes, nvml.memory_own_bytes, nvml.memory_others_bytes, nvml.own_sm_util, nvml.others_sm_util,
+#: nvml.gpm_sm_util, nvml.gpm_sm_occupancy, nvml.gpm_tensor_util, nvml.gpm_dram_util (per cent)
+#: since the poll before: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
+#: nvml.* are there where the device tells; a metric that it refuses for good is not asked for again.
 #: runner.queue_depth, runner.in_flight
 #: poll.<probe>_ns: how long the probe's own poll took

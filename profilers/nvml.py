@@ -1,70 +1,191 @@
-"""Utilization, clocks and memory of NVIDIA GPUs, through NVML, on a thread of its own.
+"""Utilization, clocks, limits and memory of an NVIDIA GPU over time, through NVML, for a thread of its own.
 
-An NVML read can stall the machine for milliseconds, so it is polled once a second and each poll's own
-duration is logged.
+An NVML read can stall the machine for milliseconds, so it is polled once or twice a second, and each poll's own
+duration is logged. Counters since the driver's start are given as what they grew by since the last poll.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from latfix.profilers.nvml_calls import LiveNvml, NvmlCalls, NvmlRefused
 
 Reading = dict[str, float]
 
+_SM, _MEMORY = 1, 2
+_GPU_SENSOR = 0
+_SENT, _RECEIVED = 0, 1
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+#: NVML's number of a reason why clocks are held down, by name; times are in nanoseconds on the data-center drivers.
+VIOLATIONS = {"power": 0, "thermal": 1, "sync_boost": 2, "board_limit": 3, "low_utilization": 4, "reliability": 5}
+#: Bits of ``nvml.clock_event_reasons``.
+CLOCK_REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal, by software",
+    0x40: "thermal, by hardware",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+#: Metrics of the GPU's performance monitor (Hopper and later), by their number.
+GPM = {2: "sm_util", 3: "sm_occupancy", 5: "tensor_util", 10: "dram_util"}
+#: A reading of PCIe throughput lasts 20 ms, so it is taken once in so many polls.
+_SELDOM = 5
+
 
 class Nvml:
-    """NVML for one device.
+    """Readings of one device.
 
-    :param handle: the device's handle.
+    :param calls: where NVML is asked.
+    :param device: its number there.
+    :param pid: of the process that counts as this one.
     """
 
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._nvml = library
-        self._handle = handle
+    def __init__(self, calls: NvmlCalls, device: int = 0, *, pid: int | None = None) -> None:
+        self._calls = calls
+        self._device = device
+        self._pid = os.getpid() if pid is None else pid
+        self._refused: set[tuple[str, tuple[int, ...]]] = set()
+        self._last: dict[str, float] = {}
+        self._seen_us = 0
+        self._polls = 0
 
     @classmethod
-    def open(cls, index: int = 0) -> tuple[Nvml | None, str]:
-        """NVML for device ``index``, and one line that says what is there or what is missing."""
+    def open(
+        cls, device: int = 0, *, uuid: str = "", live: Callable[..., NvmlCalls] = LiveNvml
+    ) -> tuple[Nvml | None, str]:
+        """A reader, and one line that says what is there or what is missing.
+
+        :param uuid: the device's, where its number may not be NVML's.
+        """
         try:
-            import pynvml
+            calls = live({device: uuid} if uuid else None)
+            name = calls.ask("DeviceGetName", device)
         except ImportError:
             return None, "NVML: not read, the package nvidia-ml-py is not installed"
-        try:
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name = pynvml.nvmlDeviceGetName(handle)
-        except pynvml.NVMLError as error:
+        except NvmlRefused as error:
             return None, f"NVML: not read, {error}"
-        return cls(pynvml, handle), f"NVML: {name}"
+        return cls(calls, device), f"NVML: {name}"
 
     def read(self) -> Reading:
-        """One poll. A metric that this device does not support is left out."""
-        nvml, handle = self._nvml, self._handle
+        """One poll, values by series. What this device does not tell is left out."""
         reading: Reading = {}
-
-        def take(series: str, function: Any, *arguments: Any) -> Any:
-            try:
-                value = function(handle, *arguments)
-            except nvml.NVMLError:
-                return None
-            if isinstance(value, int | float):
-                reading[series] = float(value)
-            return value
-
-        utilization = take("", nvml.nvmlDeviceGetUtilizationRates)
-        if utilization is not None:
-            reading["nvml.gpu_util"] = float(utilization.gpu)
-            reading["nvml.memory_util"] = float(utilization.memory)
-        memory = take("", nvml.nvmlDeviceGetMemoryInfo)
-        if memory is not None:
-            reading["nvml.memory_used_bytes"] = float(memory.used)
-            reading["nvml.memory_total_bytes"] = float(memory.total)
-        take("nvml.sm_clock_mhz", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
-        take("nvml.mem_clock_mhz", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)
-        take("nvml.clock_event_reasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        take("nvml.power_mw", nvml.nvmlDeviceGetPowerUsage)
-        take("nvml.temperature_c", nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+        self._load(reading)
+        self._clocks(reading)
+        self._link(reading)
+        self._errors(reading)
+        self._processes(reading)
+        self._monitor(reading)
+        self._polls += 1
         return reading
 
     def close(self) -> None:
-        """Shut NVML down."""
-        self._nvml.nvmlShutdown()
+        """Let go of NVML."""
+        self._calls.close()
+
+    def _load(self, reading: Reading) -> None:
+        rates = self._ask("DeviceGetUtilizationRates")
+        if rates is not None:
+            reading["nvml.gpu_util"], reading["nvml.memory_util"] = float(rates["gpu"]), float(rates["memory"])
+        memory = self._ask("DeviceGetMemoryInfo")
+        if memory is not None:
+            reading["nvml.memory_used_bytes"] = float(memory["used"])
+            reading["nvml.memory_total_bytes"] = float(memory["total"])
+        power = self._ask("DeviceGetPowerUsage")
+        if power is not None:
+            reading["nvml.power_w"] = float(power) / 1e3
+        self._take(reading, "nvml.temperature_c", "DeviceGetTemperature", _GPU_SENSOR)
+
+    def _clocks(self, reading: Reading) -> None:
+        self._take(reading, "nvml.sm_clock_mhz", "DeviceGetClockInfo", _SM)
+        self._take(reading, "nvml.mem_clock_mhz", "DeviceGetClockInfo", _MEMORY)
+        reasons = self._ask("DeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # the name that it had before driver 535
+            reasons = self._ask("DeviceGetCurrentClocksThrottleReasons")
+        if reasons is not None:
+            reading["nvml.clock_event_reasons"] = float(reasons)
+        for name, number in VIOLATIONS.items():
+            found = self._ask("DeviceGetViolationStatus", number)
+            if found is not None:
+                self._grown(reading, f"nvml.violation_{name}_ns", float(found["violationTime"]))
+
+    def _link(self, reading: Reading) -> None:
+        self._take(reading, "nvml.pcie_generation", "DeviceGetCurrPcieLinkGeneration")
+        self._take(reading, "nvml.pcie_width", "DeviceGetCurrPcieLinkWidth")
+        replays = self._ask("DeviceGetPcieReplayCounter")
+        if replays is not None:
+            self._grown(reading, "nvml.pcie_replays", float(replays))
+        if self._polls % _SELDOM == 0:
+            for name, number in (("sent", _SENT), ("received", _RECEIVED)):
+                found = self._ask("DeviceGetPcieThroughput", number)
+                if found is not None:
+                    reading[f"nvml.pcie_{name}_bytes_per_s"] = float(found) * 1024
+
+    def _errors(self, reading: Reading) -> None:
+        for name, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
+            found = self._ask("DeviceGetTotalEccErrors", number, _VOLATILE)
+            if found is not None:
+                self._grown(reading, f"nvml.ecc_{name}", float(found))
+
+    def _processes(self, reading: Reading) -> None:
+        found = self._ask("DeviceGetComputeRunningProcesses")
+        if found is not None:
+            reading["nvml.processes"] = float(len(found))
+            self._split(reading, "nvml.memory_{}_bytes", [(one["pid"], one["usedGpuMemory"]) for one in found])
+        samples = self._ask("DeviceGetProcessUtilization", self._seen_us)
+        if samples is not None:
+            self._seen_us = max([self._seen_us, *(int(one["timeStamp"]) for one in samples)])
+            named = {one["pid"] for one in found or ()} | {self._pid}
+            # A process that has ended is still in the samples once.
+            self._split(
+                reading, "nvml.{}_sm_util", [(one["pid"], one["smUtil"]) for one in samples if one["pid"] in named]
+            )
+
+    def _split(self, reading: Reading, series: str, values: Sequence[tuple[int, Any]]) -> None:
+        """This process's share and that of all others.
+
+        In a container the driver may name processes by the host's numbers; then which one is this is not known, and
+        nothing is said.
+        """
+        known = [(pid, value) for pid, value in values if isinstance(value, int | float)]
+        if any(pid == self._pid for pid, _ in known):
+            reading[series.format("own")] = float(sum(value for pid, value in known if pid == self._pid))
+            reading[series.format("others")] = float(sum(value for pid, value in known if pid != self._pid))
+
+    def _monitor(self, reading: Reading) -> None:
+        found = self._ask("GpmMetrics", *GPM)
+        for number, name in GPM.items():
+            value = (found or {}).get(str(number))
+            if value is not None:
+                reading[f"nvml.gpm_{name}"] = float(value)
+
+    def _take(self, reading: Reading, series: str, function: str, *arguments: int) -> None:
+        found = self._ask(function, *arguments)
+        if isinstance(found, int | float):
+            reading[series] = float(found)
+
+    def _grown(self, reading: Reading, series: str, total: float) -> None:
+        before = self._last.get(series)
+        self._last[series] = total
+        if before is not None:
+            reading[series] = max(total - before, 0.0)
+
+    def _ask(self, function: str, *arguments: int) -> Any:
+        """The answer; ``None`` where NVML refuses, which for good reasons it does each time: it is asked once."""
+        if (function, arguments) in self._refused:
+            return None
+        try:
+            return self._calls.ask(function, self._device, *arguments)
+        except NvmlRefused as error:
+            if error.code in _FOR_GOOD:
+                self._refused.add((function, arguments))
+            return None
+
+
+#: Not supported, no permission, a function that the driver does not have.
+_FOR_GOOD = (3, 4, 13)

@@ -32,6 +32,7 @@ from latfix.profilers.sampler import (
 from latfix.profilers.unit_costs import unit_costs
 from latfix.runners.adapter import describe
 from latfix.runners.engine import Engine
+from latfix.runners.gpu_devices import device_index, device_uuid
 from latfix.runners.protocol import STALL_S, LineWriter
 from latfix.runners.replay import give_priority_back, replay, take_priority
 from latfix.runners.run_facts import RunFacts
@@ -85,7 +86,7 @@ class RecordedReplay:
             self._warm_up(engine)
             deaths.check()
             service.compiles.attach()
-            nvml, self._probe_lines["nvml"] = Nvml.open()
+            nvml, self._probe_lines["nvml"] = _open_nvml(engine.workers[0].device)
             if nvml is not None:
                 stack.callback(nvml.close)
             for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
@@ -338,6 +339,13 @@ def torch_threads() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+def _open_nvml(device: str) -> tuple[Nvml | None, str]:
+    index = device_index(device)
+    if index is None:
+        return None, "NVML: not read, the model is not on a GPU"
+    return Nvml.open(index, uuid=device_uuid(index))
 
 
 def usable_cores() -> int:

@@ -20,7 +20,20 @@ from latfix.errors import InputError, RunnerError
 Cli = Callable[..., tuple[int, str, str]]
 
 COMMANDS = (
-    *("diagnose", "optimize", "compare", "sweep", "report", "selftest", "init", "backends", "history", "traffic"),
+    *(
+        "diagnose",
+        "optimize",
+        "compare",
+        "sweep",
+        "report",
+        "selftest",
+        "doctor",
+        "fragmentation",
+        "init",
+        "backends",
+        "history",
+        "traffic",
+    ),
 )
 HEAVY = ("torch", "pandas", "numpy", "matplotlib", "pyarrow", "sqlite3")
 
