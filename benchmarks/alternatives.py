@@ -34,7 +34,7 @@ from latfix.settings import RunnerSettings
 from latfix.spec import load_spec
 from latfix.traffic.formats import read_traffic
 from latfix.traffic.model import Traffic
-from latfix.traffic.transform import slice_time
+from latfix.traffic.transform import scale_time, slice_time
 
 #: What people reach for first, alone.
 ALONE: dict[str, dict[str, Any]] = {
@@ -147,8 +147,11 @@ class _Field:
             arm = self._arm(name, change)
             try:
                 for each in (base, arm):
-                    if not each.primed:
+                    if not each.settled:
                         each.prime(baseline.folder)
+                        for window in windows:  # as latfix optimize does: a first use is no setting's fault
+                            each.replay(self._folder(each.label), scale_time(window, 2.0), _quiet, seed=0)
+                        each.settled = True
                 pairs = []
                 for k, window in enumerate(windows):
                     order = (base, arm) if k % 2 == 0 else (arm, base)

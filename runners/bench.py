@@ -218,6 +218,10 @@ class Bench:
         made = sum(_MAKING_S.get(fix.id, 0.0) for fix in fixes)
         return self.load_s + scored + made + replays + 4 * _PACE_S
 
+    def scout_s(self, fix: Fix) -> float:
+        """About how long it takes to measure what a fix does to compute."""
+        return self.load_s + _MAKING_S.get(fix.id, 0.0) + 4 * _PACE_S
+
     def final_s(self, rounds: int) -> float:
         """About how long so many rounds of the final replay take."""
         replay = self.traffic.duration_s - self.traffic.start_s + DRAIN_S

@@ -265,6 +265,7 @@ class Optimizer:
             trials=options.trials,
             reserved_s=self._reserved_s,
             note=lambda step: self._noted(search, journal, step),
+            say=self._say,
             steps=journal.steps,
             layers=journal.layers,
         )

@@ -85,8 +85,17 @@ class Predictor:
         after = self.forecast.latencies(then.serving, within)
         return Prediction(ratio=self.forecast.ratios(before, after), compute=then.compute)
 
-    def promise(self, now: Standing, fix: Fix, change: Mapping[str, Any], diagnosis: Diagnosis) -> float:
+    def promise(
+        self,
+        now: Standing,
+        fix: Fix,
+        change: Mapping[str, Any],
+        diagnosis: Diagnosis,
+        compute: tuple[float, float] | None = None,
+    ) -> float:
         """The share of the objective's percentile that a fix may take away, to order fixes by.
+
+        :param compute: what it was measured to do to compute; what it did elsewhere where that was not.
 
         Where the forecast knows nothing of what the fix acts on, the share of the tail that its causes own, times
         how much of theirs it has been seen to remove.
@@ -94,7 +103,7 @@ class Predictor:
         owned = sum(max(cause.tail_share, 0.0) for cause in diagnosis.causes if cause.cause in fix.treats)
         excess = diagnosis.excess_ms / max(diagnosis.excess_ms + diagnosis.reference_ms, 1e-9)
         guess = fix.relief * min(owned, 1.0) * max(min(excess, 1.0), 0.0)
-        then = now.with_fix(fix, change)
+        then = now.with_fix(fix, change, compute)
         if self.forecast is None or then.serving == now.serving:
             return guess
         predicted = self.predict(now, then)

@@ -13,6 +13,7 @@ from latfix.runners.arms import Arm
 from latfix.runners.bench import Bench
 from latfix.runners.fixes import Context, Fix
 from latfix.runners.prediction import Predictor, Standing
+from latfix.runners.scouting import Scout
 from latfix.runners.steps import SCREENED, Step, compare_windows, decide
 from latfix.runners.trial import KNOWN_GAIN, Change, Trials, no_gain_by_forecast
 from latfix.runners.tuning import Numbers, Proposal, Split, propose, splits
@@ -35,7 +36,7 @@ class Search:
     :param fixes: those that may be tried, of ``catalogue``.
     :param trials: most candidates to replay; ``None`` for no limit.
     :param reserved_s: seconds that must be left for the final replay.
-    :param note: told of every step as soon as it is decided.
+    :param note: told of every step as soon as it is decided; ``say`` of what else was found.
     :param steps: those of an earlier search that goes on; ``layers`` likewise.
     """
 
@@ -51,6 +52,7 @@ class Search:
         trials: int | None,
         reserved_s: Callable[[], float],
         note: Callable[[Step], None],
+        say: Callable[[str], None] = lambda _: None,
         steps: Sequence[Step] = (),
         layers: Mapping[str, Any] | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class Search:
         self._trials = trials
         self._reserved_s = reserved_s
         self._note = note
+        self.scout = Scout(bench, say)
         self._run = Trials(bench, predictor, original, lambda fixes: not self._out_of_budget(fixes)).run
         self.first = Standing(settings=bench_settings(bench))
         self.steps = list(steps)
@@ -97,6 +100,7 @@ class Search:
         self._find_layers(base)
         left = [fix for fix in self._fixes if fix.id not in tried and fix.id != _TUNE]
         alone: set[str] = set()
+        self._look(left, base)
         groups = self._groups(left, alone, base)
         while groups:
             group = groups.pop(0)
@@ -120,6 +124,14 @@ class Search:
             if candidate is not None or len(group) > 1:
                 groups = self._groups(left, alone, base)
         return base
+
+    def _look(self, fixes: Sequence[Fix], base: Arm) -> None:
+        """Measure what fixes do to compute, where the forecast can make use of it."""
+        if self._predictor.forecast is None:
+            return
+        context = self._context(base)
+        applicable = [(fix, fix.change(context)) for fix in fixes if not fix.obstacle(context)]
+        self.scout.look(applicable, base, self._bench.left_s() - self._reserved_s())
 
     def tune(self, base: Arm) -> Arm:
         """Look for better numbers than the standing ones; each proposal that a replay refuses leads to another.
@@ -247,7 +259,8 @@ class Search:
         for fix in fixes:
             context = self._context(base)
             change = {} if fix.obstacle(context) else fix.change(context)
-            promise[fix.id] = self._predictor.promise(now, fix, change, self._diagnosis) if change else 0.0
+            compute = self.scout.found.get(fix.id)
+            promise[fix.id] = self._predictor.promise(now, fix, change, self._diagnosis, compute) if change else 0.0
         if _WHOLE in promise and _PART in promise:  # which layers it spares is known once the whole was refused
             promise[_PART] = promise[_WHOLE] - 1e-9
         wanted = sorted(fixes, key=lambda fix: -promise[fix.id])
