@@ -59,6 +59,7 @@ class Bench:
         self.baseline: RunRecord
         self._typical: list[list[int]] = []
         self._arms: list[Arm] = []
+        self._made_s: dict[str, float] = {}
         self._deadline = time.monotonic() + budget_s
 
     def left_s(self) -> float:
@@ -215,12 +216,19 @@ class Bench:
         if not cold:
             replays += sum(window.duration_s / _SETTLING_SPEED + DRAIN_S for window in windows)
         scored = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
-        made = sum(_MAKING_S.get(fix.id, 0.0) for fix in fixes)
+        made = sum(self._making_s(fix) for fix in fixes)
         return self.load_s + scored + made + replays + 4 * _PACE_S
 
     def scout_s(self, fix: Fix) -> float:
         """About how long it takes to measure what a fix does to compute."""
-        return self.load_s + _MAKING_S.get(fix.id, 0.0) + 4 * _PACE_S
+        return self.load_s + self._making_s(fix) + 4 * _PACE_S
+
+    def learn(self, fix: Fix, scouted_s: float) -> None:
+        """Take what scouting a fix took for what it takes to make: a model that is converted may be a large one."""
+        self._made_s[fix.id] = max(scouted_s - self.load_s - 4 * _PACE_S, 0.0)
+
+    def _making_s(self, fix: Fix) -> float:
+        return self._made_s.get(fix.id, _MAKING_S.get(fix.id, 0.0))
 
     def final_s(self, rounds: int) -> float:
         """About how long so many rounds of the final replay take."""

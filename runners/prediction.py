@@ -95,10 +95,10 @@ class Predictor:
     ) -> float:
         """The share of the objective's percentile that a fix may take away, to order fixes by.
 
-        :param compute: what it was measured to do to compute; what it did elsewhere where that was not.
-
         Where the forecast knows nothing of what the fix acts on, the share of the tail that its causes own, times
         how much of theirs it has been seen to remove.
+
+        :param compute: what it was measured to do to compute; ``None`` takes what it did elsewhere.
         """
         owned = sum(max(cause.tail_share, 0.0) for cause in diagnosis.causes if cause.cause in fix.treats)
         excess = diagnosis.excess_ms / max(diagnosis.excess_ms + diagnosis.reference_ms, 1e-9)

@@ -31,6 +31,7 @@ from latfix.profilers.sampler import (
 )
 from latfix.profilers.unit_costs import unit_costs
 from latfix.runners.adapter import describe
+from latfix.runners.checkup.system import System
 from latfix.runners.engine import Engine
 from latfix.runners.gpu_devices import device_index, device_uuid
 from latfix.runners.protocol import STALL_S, LineWriter
@@ -348,9 +349,14 @@ def _open_nvml(device: str) -> tuple[Nvml | None, str]:
     return Nvml.open(index, uuid=device_uuid(index))
 
 
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(system: System | None = None) -> int:
+    """Cores that this process may use at once: by its affinity, and by what the CPU quota of its groups allows.
+
+    A container with a quota of two cores sees all of the machine's, and is throttled where it uses them.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (system or System()).cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def vars_of(value: Any) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from latfix.runners.trial import Change
 
 #: The share of the search's time that may go into scouting.
 _SHARE = 0.2
+#: Settings by which batches get more or fewer cores.
+_SHARING = {"workers", "intra_op_threads"}
 #: For fewer the order matters little.
 _FEWEST = 2
 
@@ -41,7 +43,7 @@ class Scout:
         :param fixes: that apply to ``base``, with what each changes.
         :raises LatfixError: the service without them failed.
         """
-        wanted = [(fix, change) for fix, change in fixes if fix.compute != 1.0 and fix.id not in self._looked]
+        wanted = [(fix, change) for fix, change in fixes if _acts(fix, change) and fix.id not in self._looked]
         if len(wanted) < _FEWEST:
             return
         left = _SHARE * room_s
@@ -49,9 +51,12 @@ class Scout:
             cost = self._bench.scout_s(fix)
             if cost > left:
                 break
-            left -= cost
             self._looked.add(fix.id)
+            before = self._bench.left_s()
             measured = self._measure(fix, change, base)
+            took = before - self._bench.left_s()
+            self._bench.learn(fix, took)
+            left -= max(cost, took)
             if measured is not None:
                 self.found[fix.id] = measured
         if self.found:
@@ -69,3 +74,8 @@ class Scout:
             return None  # its trial says why
         finally:
             arm.close()
+
+
+def _acts(fix: Fix, change: Change) -> bool:
+    """Whether a fix is meant to change how long a batch computes, or how batches share the cores."""
+    return fix.compute != 1.0 or not _SHARING.isdisjoint(change)

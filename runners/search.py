@@ -66,7 +66,7 @@ class Search:
         self._trials = trials
         self._reserved_s = reserved_s
         self._note = note
-        self.scout = Scout(bench, say)
+        self._scout = Scout(bench, say)
         self._run = Trials(bench, predictor, original, lambda fixes: not self._out_of_budget(fixes)).run
         self.first = Standing(settings=bench_settings(bench))
         self.steps = list(steps)
@@ -131,7 +131,7 @@ class Search:
             return
         context = self._context(base)
         applicable = [(fix, fix.change(context)) for fix in fixes if not fix.obstacle(context)]
-        self.scout.look(applicable, base, self._bench.left_s() - self._reserved_s())
+        self._scout.look(applicable, base, self._bench.left_s() - self._reserved_s())
 
     def tune(self, base: Arm) -> Arm:
         """Look for better numbers than the standing ones; each proposal that a replay refuses leads to another.
@@ -259,7 +259,7 @@ class Search:
         for fix in fixes:
             context = self._context(base)
             change = {} if fix.obstacle(context) else fix.change(context)
-            compute = self.scout.found.get(fix.id)
+            compute = self._scout.found.get(fix.id)
             promise[fix.id] = self._predictor.promise(now, fix, change, self._diagnosis, compute) if change else 0.0
         if _WHOLE in promise and _PART in promise:  # which layers it spares is known once the whole was refused
             promise[_PART] = promise[_WHOLE] - 1e-9

@@ -14,6 +14,8 @@ from latfix.profilers.causes import (
     drift_sessions,
     drift_unknown,
     external_dependency,
+    gpu_clocks,
+    gpu_contention,
     host_contention,
     host_slowdown,
     host_steal,
@@ -42,6 +44,8 @@ CAUSES: tuple[Cause, ...] = (
     memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them
     memory_allocator.CAUSE,
     page_faults.CAUSE,
+    gpu_contention.CAUSE,  # what a device took longer by: whoever else was on it, then its clock
+    gpu_clocks.CAUSE,
     host_steal.CAUSE,
     observer.CAUSE,
     batching_window.CAUSE,  # waits with an idle worker

@@ -6,6 +6,7 @@ import numpy as np
 
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
+from latfix.profilers.device_memory import calls_between, held_up
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
 
@@ -16,11 +17,21 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         price = fault_price_ns(evidence, name)
         cost = np.rint(faults_beside_free(evidence, name) * price).astype(np.int64)
         costs[name] = np.minimum(cost, left.cpu_excess(name))
+    left_over = left.cpu_excess("compute") - costs["compute"]
+    costs["compute"] = costs["compute"] + held_up(evidence, left_over, "fragmented")
     units = {name: Parts(cpu=cost) for name, cost in costs.items()}
     return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    _, calls = calls_between(evidence, "fragmented")
+    if calls.sum():
+        _, stuck = evidence.series("cuda.inactive_split_bytes")
+        return (
+            f"torch's allocator gave cached memory back {int(calls.sum()):,} times because the device had no more, "
+            f"while up to {float(stuck.max()) / MIB:.3g} MiB lay free in segments that were in use; "
+            f"{own_and_behind(figures)}."
+        )
     pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in pieces.values())
     total = sum(float(bytes_.sum()) for bytes_ in pieces.values())

@@ -10,6 +10,9 @@ from latfix.record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.queue_evidence import little_to_wait_for, workers_of
 
+#: Requests that share a step where the workload's settings name no number.
+_PLACES = 8
+
 
 def works_in_steps(record: RunRecord) -> bool:
     """Whether the engine noted that the model can be stepped."""
@@ -27,14 +30,16 @@ def _obstacle(context: Context) -> str:
         return f"batches are kept below {settings.memory_limit_mb} MB, which requests that join could not be"
     if settings.backend != "torch":
         return f"with backend = {settings.backend!r} the model runs whole"
-    if settings.max_batch_size == 1:
-        return "requests run one by one (max_batch_size = 1), so none can join another"
     return little_to_wait_for(context.record)
 
 
 def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"batching": "continuous", "batch_window_ms": 0.0}
+    change: dict[str, Any] = {"batching": "continuous", "batch_window_ms": 0.0}
+    if context.settings.max_batch_size > 1:
+        return change
+    # One by one may have been the best that whole batches could do; here nobody waits for the longest.
+    first = int(context.record.meta["settings"].get("max_batch_size", 1))
+    return {**change, "max_batch_size": first if first > 1 else _PLACES}
 
 
 def joined(record: RunRecord) -> tuple[int, int]:
@@ -69,8 +74,9 @@ def _verify(applied: Applied) -> Verified:
 FIX = Fix(
     id="batch.continuous",
     title="let requests join and leave between steps",
-    treats=("batching.size", "batching.window", "batching.padding", "traffic.burst"),
-    relief=0.6,
+    # What a request waits for others of its batch, and behind a long one, is gone, whatever the lengths.
+    treats=("batching.size", "batching.window", "batching.padding", "input.size", "traffic.burst"),
+    relief=0.9,
     risk="reading a new prompt holds up answers under way",
     changes_outputs=True,
     obstacle=_obstacle,

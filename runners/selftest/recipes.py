@@ -244,6 +244,8 @@ RECIPES: Mapping[str, Recipe] = {
 #: Causes of the catalogue that nothing here can bring about, and why.
 NOT_INJECTABLE: Mapping[str, str] = {
     "host.steal": "only a hypervisor can take the core",
+    "gpu.clocks": "the self-test's service computes on the CPU",
+    "gpu.contention": "the self-test's service computes on the CPU",
     "observer": "latfix does not slow itself down on purpose",
 }
 

@@ -203,6 +203,21 @@ def test_batches_shrink_where_they_cost_more_and_grow_where_they_pay(
     assert BY_ID["batch.size"].obstacle(make_context(dear)) == BY_ID["batch.size"].obstacle(make_context(cheap)) == ""
 
 
+def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
+    calling: Callable[..., Context], before: RunnerSettings
+) -> None:
+    fix = BY_ID["batch.continuous"]
+    alone = calling(fix, before.with_overrides({"max_batch_size": 1}))
+    assert fix.obstacle(alone) == "" and before.max_batch_size > 1
+    assert fix.change(alone) == {
+        "batching": "continuous",
+        "batch_window_ms": 0.0,
+        "max_batch_size": before.max_batch_size,
+    }
+    alone.record.meta["settings"]["max_batch_size"] = 1
+    assert fix.change(alone)["max_batch_size"] == 8
+
+
 def test_buckets_go_by_the_feature_that_tells_the_compute_time(make_record: Make, make_context: MakeContext) -> None:
     rng = np.random.default_rng(0)
     tokens = rng.permutation(np.arange(60) + 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,13 @@ def test_what_is_measured_orders_the_fixes_not_what_is_usual(search: Any, world:
 
 def test_only_what_changes_compute_is_measured(search: Any, world: Any) -> None:
     search(world.fix("A", 0.9, compute=0.8), world.fix("B", 0.9, compute=0.8), world.fix("C", 0.9))
+    assert set(_scouted(world)) == {"A", "B"}
+
+
+def test_so_is_what_shares_the_cores_otherwise(search: Any, world: Any) -> None:
+    fix = world.fix("B", 0.9)
+    workers = replace(fix, change=lambda context: {**fix.change(context), "workers": 2})
+    search(world.fix("A", 0.9, compute=0.8), workers)
     assert set(_scouted(world)) == {"A", "B"}
 
 
@@ -59,3 +67,24 @@ def test_scouts_are_gone_when_the_search_begins(search: Any, world: Any) -> None
     scouts = [arm for arm in world.arms if arm.label.startswith("scout")]
     assert len(scouts) == 2 and not any(arm.alive for arm in scouts)
     assert not any(label.startswith("scout") for label, _, _ in world.replays)
+
+
+def test_one_that_takes_long_to_make_is_known_for_it(search: Any, world: Any) -> None:
+    """Converting took a minute: scouting ends with it, and there is no time left to try it."""
+    world.paces = dict.fromkeys(("SLOW", "B", "C", "D"), 0.6)
+    running = world.arm_class.running
+
+    def slowly(arm: Any) -> None:
+        was = arm.alive
+        running(arm)
+        if not was and "SLOW" in arm.settings.env:
+            world.now += 60.0
+
+    world.arm_class.running = slowly
+    try:
+        outcome = search(*(world.fix(name, 0.6, compute=0.8) for name in world.paces), budget_s=300.0)
+    finally:
+        world.arm_class.running = running
+    assert _scouted(world)[0] == "SLOW" and set(_scouted(world)) == {"SLOW"}
+    assert world.statuses(outcome)["a.SLOW"] == "skipped" and "budget" in world.step(outcome, "SLOW").reason
+    assert world.statuses(outcome)["a.B"] == "kept"

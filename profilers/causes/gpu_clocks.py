@@ -1,0 +1,64 @@
+"""``gpu.clocks``: the device computed at a lower clock than it does in most of the run: heat, power, idleness."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.figures import milliseconds
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence import Evidence
+from latfix.profilers.gpu_samples import Floats, at_batches
+from latfix.profilers.nvml import CLOCK_REASONS
+
+_SERIES = "nvml.sm_clock_mhz"
+#: Clocks move in steps of a per cent or so all the time.
+_LOWER = 0.03
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    lowered = _lowered(evidence)
+    if lowered is None:
+        return Claim()
+    clock, usual = lowered
+    # Work that waits for memory takes no longer at a lower clock: this is the most that the clock can owe.
+    longer = np.where(clock < (1.0 - _LOWER) * usual, usual / np.maximum(clock, 1.0) - 1.0, 0.0)
+    owed = np.rint(evidence.units["compute"].expected_cpu * np.nan_to_num(longer)).astype(np.int64)
+    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+
+
+def _lowered(evidence: Evidence) -> tuple[Floats, float] | None:
+    """The clock at each batch, and what it is at a typical one; ``None`` where it was not read."""
+    clock = at_batches(evidence, _SERIES)
+    if clock is None:
+        return None
+    quiet = clock[evidence.quiet_batch & np.isfinite(clock)]
+    usual = evidence.norms.of("gpu.clock", lambda: float(np.median(quiet)) if len(quiet) else float("nan"))
+    return (clock, usual) if np.isfinite(usual) else None
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    lowered = _lowered(evidence)
+    assert lowered is not None, "it claims nothing without clocks"
+    clock, usual = lowered
+    reasons = at_batches(evidence, "nvml.clock_event_reasons")
+    bits = 0
+    if reasons is not None:
+        _, values = evidence.series("nvml.clock_event_reasons")
+        bits = int(np.bitwise_or.reduce(values.astype(np.int64)))
+    said = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
+    return (
+        f"the device's clock fell to {np.nanmin(clock):.0f} MHz, {usual:.0f} MHz at a typical batch"
+        + (f" (NVML's reasons in the run: {said})" if said else "")
+        + f"; at most {milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="gpu.clocks",
+    evidence_class="modelled",
+    fixes=(),
+    happened="the GPU computing at a lower clock",
+    behind="one that the GPU computed at a lower clock",
+    claim=_claim,
+    sentence=_sentence,
+)
