@@ -61,7 +61,7 @@ def gpu(
 
 
 def _no_driver(nodes: list[str], error: NvmlRefused) -> Finding:
-    seen = f"{len(nodes)} device files" if nodes else "torch finds a device"
+    seen = _many(len(nodes), "device file") if nodes else "torch finds a device"
     return Finding(
         id="gpu.nvml",
         state="costs",
@@ -77,7 +77,7 @@ def _software(calls: NvmlCalls, torch: Mapping[str, Any], count: int) -> Iterato
     newest = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) and number else ""
     up_to = f", up to CUDA {newest}" if newest else ""
     built = torch.get("built_for_cuda")
-    found = f"{count} devices, driver {driver}{up_to}; " + (f"torch built for CUDA {built}" if built else "")
+    found = f"{_many(count, 'device')}, driver {driver}{up_to}; " + (f"torch built for CUDA {built}" if built else "")
     if "error" in torch:
         yield Finding(id="gpu.torch", state="unknown", found=found + "torch does not load")
     elif not built:
@@ -269,7 +269,7 @@ def _others(calls: NvmlCalls, device: int, name: str, pid: int | None) -> Iterat
     yield Finding(
         id="gpu.processes",
         state="costs",
-        found=f"{name}: {len(others)} other processes compute on it: {told}",
+        found=f"{name}: used by {_many(len(others), 'other process')}: {told}",
         costs="kernels of several processes take turns: each waits for up to a time slice of the other's",
         change="stop them, give each a device of its own (CUDA_VISIBLE_DEVICES), or divide the device (MIG, MPS)",
         causes=("gpu.contention",),
@@ -309,6 +309,11 @@ def _ask(calls: NvmlCalls, function: str, *arguments: int) -> Any:
         return calls.ask(function, *arguments)
     except NvmlRefused:
         return None
+
+
+def _many(number: int, what: str) -> str:
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending}"
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def _found(
 def test_a_calm_device_costs_nothing(make_system: MakeSystem) -> None:
     found = _found(make_system({}))
     assert {finding.state for finding in found.values()} == {"ok"}
-    assert found["gpu.torch"].found == "1 devices, driver 580.65, up to CUDA 13.0; torch built for CUDA 13.0"
+    assert found["gpu.torch"].found == "1 device, driver 580.65, up to CUDA 13.0; torch built for CUDA 13.0"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_calm_device_costs_nothing(make_system: MakeSystem) -> None:
         (
             "gpu.processes",
             {("DeviceGetComputeRunningProcesses", 0): [{"pid": 12, "usedGpuMemory": 512 << 20}]},
-            "1 other processes compute on it: 12 (512 MiB)",
+            "used by 1 other process: 12 (512 MiB)",
             "CUDA_VISIBLE_DEVICES",
         ),
     ],
