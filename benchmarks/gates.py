@@ -47,6 +47,8 @@ KEYS: dict[str, float | None] = {"mean": None, "p95": 0.95, "p99": 0.99}
 FIXED = (1, 2, 3, 4, 5, 8, 12, 15)
 MOST = MOST_ROUNDS
 REQUESTS_A_ROUND = (300, 1000, 3000)
+#: Of real rounds, looked at once.
+REAL_ROUNDS = (5, 10, 15, 20, 25, 30)
 CHUNK = 25
 #: Of the interval that a percentile of few rounds leans on.
 REPLICATES = 200
@@ -239,6 +241,9 @@ def drawn(rounds: list[dict[str, Floats]], many: int, factor: float) -> dict[str
     summary: dict[str, Any] = {"rounds": len(rounds), "requests_a_replay": REQUESTS, "factor": factor}
     for kind, names in (("itself", ("better", "worse")), ("planted", ("worse",))):
         summary[kind] = {key: found["until decided"] for key, found in rates(counts[kind], names).items()}
+    summary["by_rounds"] = {
+        str(count): called_at(rounds, count, many) for count in REAL_ROUNDS if count <= len(rounds)
+    }
     for kind, arm in (("itself", "again"), ("planted", "slower")):
         each = [log_ratio(r["one"], r[arm], 0.99) for r in rounds]
         summary[f"p99_ratio_{kind}"] = {
@@ -246,6 +251,25 @@ def drawn(rounds: list[dict[str, Floats]], many: int, factor: float) -> dict[str
             "sd_of_log": float(np.std(each, ddof=1)),
         }
     return summary
+
+
+def called_at(rounds: list[dict[str, Floats]], count: int, many: int) -> dict[str, Any]:
+    """How many of so many comparisons of p99 are called after ``count`` rounds, looked at once."""
+    called = {"itself": 0, "planted": 0}
+    for seed in range(many):
+        rng = np.random.default_rng([seed, count])
+        chosen = [rounds[k] for k in rng.permutation(len(rounds))[:count]]
+        swapped = rng.random(count) < 0.5
+        sides = [("again", "one") if swap else ("one", "again") for swap in swapped]
+        pairs = {
+            "itself": [(r[first], r[second]) for r, (first, second) in zip(chosen, sides, strict=True)],
+            "planted": [(r["one"], r["slower"]) for r in chosen],
+        }
+        for kind, of in pairs.items():
+            each = np.array([log_ratio(*pair, KEYS["p99"]) for pair in of])
+            found = verdict([pair[0] for pair in of], [pair[1] for pair in of], each, KEYS["p99"], FINAL)
+            called[kind] += found == "worse" or (kind == "itself" and found == "better")
+    return {**called, "comparisons": many}
 
 
 def decided(pairs: list[tuple[Floats, Floats]], q: float | None, most: int) -> tuple[str, int]:
