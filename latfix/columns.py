@@ -94,6 +94,18 @@ BATCH_DTYPE = np.dtype(
         ("padded_length", "<i8"),  # largest size of dimension 1 among its tensors (0 where there is none)
         ("first_shape", "<i8"),  # 1: the first batch of this shape in this process, warm-up included
         ("retried", "<i8"),  # 1: it failed as a batch and its members ran one by one
+        # On a device beside the host; zero elsewhere. Lengths by the device's own clock:
+        ("copy_in_ns", "<i8"),  # begin to end of the copy in
+        ("device_ns", "<i8"),  # begin to end of the compute
+        ("copy_out_ns", "<i8"),
+        ("copy_in_bytes", "<i8"),
+        ("copy_out_bytes", "<i8"),
+        ("pageable_bytes", "<i8"),  # of both, from or to memory that is not pinned
+        ("issue_ns", "<i8"),  # the host's call of the model, which puts the work into the stream
+        ("lead_ns", "<i8"),  # from that call's return to the end of compute: how far the host was ahead; signed
+        ("clock_slack_ns", "<i8"),  # how far off the stamps of the device may be on the host's clock
+        ("ahead_ns", "<i8"),  # how long before its turn it was closed and put into the stream, beside the one before
+        ("graph", "<i8"),  # 1: it ran as a captured graph; -1: graphs were captured and none fitted
     ]
 )
 

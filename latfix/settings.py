@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 Precision = Literal["default", "bf16", "int8_dynamic", "int8_weight_only"]
-Compile = Literal["off", "dynamic"]
+Compile = Literal["off", "dynamic", "reduce-overhead", "max-autotune"]
 Backend = Literal["torch", "onnxruntime", "openvino"]
 MemoryFormat = Literal["default", "channels_last"]
 Attention = Literal["default", "math", "flash"]
@@ -58,6 +58,9 @@ class RunnerSettings:
     admission: Admission = "all"
     memory_limit_mb: int = 0
     buffer_pool: bool = False
+    pinned_staging: bool = False
+    overlap: bool = False
+    cuda_graphs: bool = False
     gc: GarbageCollection = "default"
     pin: Pinning = "off"
     nice: int = 0

@@ -9,7 +9,7 @@ sums exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from latfix.columns import Columns
 from latfix.profilers.compute_model import Bools, Floats, Ints
+from latfix.profilers.device_work import DeviceProfile
 from latfix.profilers.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
 from latfix.profilers.intervals import Intervals
 from latfix.profilers.norms import Norms
@@ -69,6 +70,10 @@ class Setup:
     :param window_most_ns: above ``window_ns`` where a controller moved the window between the two.
     :param ageing_ns: in which a waiting request gained a class; 0 for never.
     :param recorded: the queue's policy cannot be told afterwards, so that it is replayed as it was recorded.
+    :param overlapped: batches were taken, and copied to the device, while others computed.
+    :param device_profile: what a few batches did on the device, kernel by kernel; ``None`` where that is not known.
+    :param device_waits: where in the model's code the host waits for the device.
+    :param copy_costs: by direction (``in``, ``out``), nanoseconds of a pinned copy, and for each of its bytes.
     """
 
     max_batch: int
@@ -84,6 +89,10 @@ class Setup:
     minor_fault_ns: float
     minor_fault_error: float
     calibrated: bool
+    overlapped: bool = False
+    device_profile: DeviceProfile | None = None
+    device_waits: tuple[str, ...] = ()
+    copy_costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
@@ -97,6 +106,7 @@ class Setup:
         fault = float(calibration.get("minor_fault_ns", 0.0))
         window, most = _window_ms(settings)
         continuous = settings.get("batching") == "continuous"
+        overlapped = bool((batches["ahead_ns"] > 0).any())
         return cls(
             # Batched continuously, every place of a worker is a server of its own that takes one at a time.
             max_batch=1 if continuous else max(int(settings.get("max_batch_size", largest)), largest, 1),
@@ -105,7 +115,8 @@ class Setup:
             ageing_ns=int(float(settings.get("ageing_ms", 0.0)) * 1e6),
             recorded=settings.get("batching", "fixed") != "fixed"
             or settings.get("schedule", "arrival") != "arrival"
-            or int(settings.get("memory_limit_mb", 0)) > 0,
+            or int(settings.get("memory_limit_mb", 0)) > 0
+            or overlapped,
             workers=max(int(settings.get("workers", workers)), workers, 1),
             prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
             by_length=settings.get("batch_order") == "length",
@@ -114,7 +125,20 @@ class Setup:
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
             calibrated=fault > 0,
+            overlapped=overlapped,
+            device_profile=DeviceProfile.of(meta),
+            device_waits=tuple(str(place) for place in meta.get("device_waits") or ()),
+            copy_costs=_copy_costs(calibration),
         )
+
+
+def _copy_costs(calibration: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    found = {}
+    for direction in ("in", "out"):
+        latency, per_mib = (calibration.get(f"copy_{direction}{part}_ns") for part in ("", "_mib"))
+        if latency is not None and per_mib is not None:
+            found[direction] = (float(latency), float(per_mib) / (1 << 20))
+    return found
 
 
 def _window_ms(settings: Mapping[str, Any]) -> tuple[float, float]:
@@ -171,6 +195,12 @@ class Evidence:
     def usually_blocked(self, unit: str) -> int:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
         return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
+
+    @property
+    def released_ns(self) -> Ints:
+        """``(m,)`` when the next batch could begin: where batches overlap, answers are handed out beside it."""
+        name = "compute_end_ns" if self.setup.overlapped else "finish_end_ns"
+        return np.asarray(self.batches[name], dtype=np.int64)
 
     def of_batch(self, per_batch: Ints) -> Ints:
         """A batch's figure, at each of its members; zero for requests without a batch."""

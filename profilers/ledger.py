@@ -128,7 +128,8 @@ class _Accounts:
             at_member = self.evidence.of_batch(amount)
             usual = self.reference.add(stage, 0 if disturbance else self._usual(k, name, at_member))
             self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
-            self.batch[k] += amount - usual
+            if name != "d2h" or not self.evidence.setup.overlapped:
+                self.batch[k] += amount - usual
 
     def book_own(self, k: int, claim: Claim) -> None:
         """Book modelled work and waits of the request's own path."""
@@ -202,8 +203,9 @@ def _line(accounts: _Accounts) -> Line:
     prepare[last] += work - usual - prepare.sum(axis=0)  # exact whatever rounding did
     service, reference = _batch_service(accounts)
     batch = accounts.batch.copy()
-    for k in range(last):
-        batch[k] += evidence.members.total(accounts.finish[k])
+    if not setup.overlapped:
+        for k in range(last):
+            batch[k] += evidence.members.total(accounts.finish[k])
     size = np.minimum(evidence.batches["size"], len(reference) - 1)
     batch[last] += service - np.rint(reference[size]).astype(np.int64) - batch.sum(axis=0)
     headed = np.zeros((len(CAUSES), len(evidence.ok)), np.int64)
@@ -228,7 +230,7 @@ def _line(accounts: _Accounts) -> Line:
         prepare_extra=_columns(prepare),
         batch_extra=_columns(headed),
         window_column=_index("batching.window"),
-        ended=evidence.of_batch(evidence.batches["finish_end_ns"]).astype(np.float64),
+        ended=evidence.of_batch(evidence.released_ns).astype(np.float64),
         length=rows["bucket_length"],
         # A minute, or a quarter of a run that is shorter than four.
         lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
@@ -255,16 +257,19 @@ def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
     """How long each batch held its worker, and how long one of each size would at reference."""
     evidence, stages = accounts.evidence, accounts.reference.stages
     batches, lag = evidence.batches, evidence.units["lag"].wall
-    service = batches["finish_end_ns"] - (batches["close_ns"] - lag)
+    service = evidence.released_ns - (batches["close_ns"] - lag)
     typical = evidence.expected.typical.astype(np.float64)
     # `compute`'s reference is a typical request's: what of it is not modelled work belongs to every batch.
     norms, padded, quiet = evidence.norms, evidence.of_batch(evidence.expected.padded), evidence.quiet
     modelled = norms.of("typical_batch", lambda: quiet_median(padded, quiet))
-    fixed = stages["batch"] + stages["h2d"] + stages["d2h"] + stages["compute"] - modelled
-    finish = norms.of("typical_finish", lambda: quiet_median(evidence.units["finish"].wall, quiet))
+    fixed = stages["batch"] + stages["h2d"] + stages["compute"] - modelled
+    finish = 0
+    if not evidence.setup.overlapped:
+        fixed += stages["d2h"]
+        finish = norms.of("typical_finish", lambda: quiet_median(evidence.units["finish"].wall, quiet))
     size = np.arange(len(typical))
     compute = np.minimum(typical, np.maximum(size, 1) * typical[min(1, len(typical) - 1)])
-    return service, np.maximum(fixed + compute + size * finish, 0.0)
+    return np.asarray(service, dtype=np.int64), np.asarray(np.maximum(fixed + compute + size * finish, 0.0))
 
 
 def _columns(entries: npt.NDArray[np.int64]) -> Floats:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -112,6 +112,9 @@ class StageRecorder:
     :param warmup: requests before them that are recorded, marked and left out.
     """
 
+    #: Rows are written out after a while: what is known late may be put in until then.
+    defers = True
+
     def __init__(self, requests: int, warmup: int = 0) -> None:
         self.slots = requests + warmup
         self.warmup = warmup
@@ -157,6 +160,8 @@ class StageRecorder:
         self._done: deque[int] = deque()
         self._done_batches: deque[int] = deque()
         self.completed = 0
+        #: Called before rows are looked at: they put in what is known only after a batch has ended.
+        self.resolvers: list[Callable[[], None]] = []
         #: Counters of the threads on the requests' path, for what reading them cost.
         self.counters: list[ThreadCounters] = []
         self._complete_lock = threading.Lock()
@@ -207,15 +212,21 @@ class StageRecorder:
     def drain_requests(self) -> npt.NDArray[Any]:
         """Rows of :data:`latfix.columns.REQUEST_DTYPE` of requests that ended since the last call."""
         slots = np.array([self._done.popleft() for _ in range(len(self._done))], dtype=np.int64)
+        self._resolve()
         return self._rows(slots)
 
     def drain_batches(self) -> npt.NDArray[Any]:
         """Rows of :data:`latfix.columns.BATCH_DTYPE` of batches that ended since the last call."""
         ids = np.array([self._done_batches.popleft() for _ in range(len(self._done_batches))], dtype=np.int64)
+        self._resolve()
         rows = np.zeros(len(ids), dtype=BATCH_DTYPE)
         for name, column in self._batches.items():
             rows[name] = column[ids] - (self.t0_ns if name in _BATCH_STAMPS else 0)
         return rows
+
+    def _resolve(self) -> None:
+        for resolver in self.resolvers:
+            resolver()
 
     def _rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         rows = np.zeros(len(slots), dtype=REQUEST_DTYPE)

@@ -22,6 +22,9 @@ class RingRecorder(StageRecorder):
     :param window: how many ended requests :meth:`recent` returns.
     """
 
+    #: A batch's row is used again as soon as it has ended.
+    defers = False
+
     def __init__(self, inside: int, window: int) -> None:
         super().__init__(window + 2 * inside)
         self.window = window

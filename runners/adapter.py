@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,18 +113,27 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
-    """``value`` with its tensors on ``device`` and its floating-point ones in ``dtype``."""
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """``value`` with ``change`` of each of its tensors in their places; lists become tuples, as a model is called."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        return value.to(device=device, dtype=cast, non_blocking=True)
+        return change(value)
     if isinstance(value, dict):
-        return {key: move(item, device, dtype) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(move(item, device, dtype) for item in value)
+        return tuple(map_tensors(item, change) for item in value)
     return value
+
+
+def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
+    """``value`` with its tensors on ``device`` and its floating-point ones in ``dtype``."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=device, dtype=cast, non_blocking=True)
+
+    return map_tensors(value, moved)
 
 
 def call_model(model: Any, inputs: Any) -> Any:

@@ -158,23 +158,35 @@ class BatchQueue:
                 dropped=tuple(dropped),
             )
 
-    def take_at_once(self, most: int) -> Formed | None:
+    def take_full(self) -> Formed | None:
+        """A batch of as many requests as it may hold, if so many wait now; ``None`` where they do not, or another
+        worker is forming a batch."""
+        return self.take_at_once(self._limits.size, least=self._limits.size)
+
+    def take_at_once(self, most: int, least: int = 1) -> Formed | None:
         """Up to ``most`` requests that wait now, for a worker that has room beside what it is working on.
 
-        ``None`` where none waits or another worker is forming a batch.
+        ``None`` where fewer than ``least`` wait or another worker is forming a batch.
         """
-        if not len(self._backlog) or not self._forming.acquire(blocking=False):
+        if len(self._backlog) < least or not self._forming.acquire(blocking=False):
             return None
         try:
             with self._changed:
-                if not len(self._backlog):
+                if len(self._backlog) < least:
                     return None
                 now = self._clock()
                 hopeless = self._doomed
                 doomed = None if hopeless is None else (lambda item: hopeless(item, now))
                 members, dropped = self._backlog.pop(most, doomed)
                 left = len(self._backlog)
-                return Formed(members=members, open_ns=now, close_ns=now, left=left, dropped=tuple(dropped))
+                return Formed(
+                    members=members,
+                    open_ns=now,
+                    close_ns=now,
+                    full=len(members) == self._limits.size,
+                    left=left,
+                    dropped=tuple(dropped),
+                )
         finally:
             self._forming.release()
 

@@ -139,13 +139,29 @@ class BufferPool:
                 if buffer.free:
                     return buffer.flat[:elements], True
                 self.held += 1
-        fresh = _new_buffer(bucket_elements(elements), like, inference=inference)
+        fresh = self._new_buffer(bucket_elements(elements), like, inference=inference)
         # Smaller ones would never be chosen again while this one is free.
         buffers[:] = [buffer for buffer in buffers if buffer.flat.numel() >= elements or not buffer.free]
         if len(buffers) < MOST_BUFFERS:
             buffers.append(fresh)
             buffers.sort(key=lambda buffer: buffer.flat.numel())
         return fresh.flat[:elements], False
+
+    def _new_buffer(self, elements: int, like: torch.Tensor, *, inference: bool) -> _Buffer:
+        import torch
+
+        # A tensor of inference mode could not be written to outside of it, where warm-up may run.
+        with torch.inference_mode(inference):
+            flat = self._memory(elements, like)
+            flat.zero_()  # its pages are there before the first batch needs them
+        storage = flat.untyped_storage()
+        return _Buffer(flat, storage, _references(storage))
+
+    def _memory(self, elements: int, like: torch.Tensor) -> torch.Tensor:
+        """Memory for so many numbers of the kind of ``like``, one-dimensional."""
+        import torch
+
+        return torch.empty(elements, dtype=like.dtype, device=like.device)
 
 
 def bucket_elements(elements: int) -> int:
@@ -154,17 +170,6 @@ def bucket_elements(elements: int) -> int:
         return 4
     power = 1 << (elements - 1).bit_length()
     return power * 3 // 4 if elements <= power * 3 // 4 else power
-
-
-def _new_buffer(elements: int, like: torch.Tensor, *, inference: bool) -> _Buffer:
-    import torch
-
-    # A tensor of inference mode could not be written to outside of it, where warm-up may run.
-    with torch.inference_mode(inference):
-        flat = torch.empty(elements, dtype=like.dtype, device=like.device)
-        flat.zero_()  # its pages are there before the first batch needs them
-    storage = flat.untyped_storage()
-    return _Buffer(flat, storage, _references(storage))
 
 
 def _references(storage: torch.UntypedStorage) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfix.runners.adapter import call_model, move
+from latfix.runners.adapter import call_model
 from latfix.runners.precision import kept_modules
 from latfix.runners.worker import ModelInstance
 
@@ -67,7 +67,7 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
         handles = [module.register_forward_hook(note, prepend=True) for module in working]
     try:
         with instance.guard():
-            inputs = move(batch, instance.device, instance.dtype)
+            inputs = instance.on_device(batch)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
                 call_model(instance.model, inputs)
     finally:

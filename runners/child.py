@@ -123,6 +123,10 @@ class Child:
         """What there is to change in the model: the evidence of the service as it is, and its layers' times."""
         return {"facts": self._service.facts(self._schedule(command))}
 
+    def do_device_profile(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What a few batches do on the device; asked for after a replay."""
+        return {"profile": self._service.device_profile(self._schedule(command))}
+
     def do_sensitivity(self, command: dict[str, Any]) -> dict[str, Any]:
         """Which layers must keep their precision; in services of its own, after which this process is of no use."""
         found = measure_sensitivity(

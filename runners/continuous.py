@@ -121,15 +121,14 @@ class SteppingWorker(Worker):
         return time.perf_counter_ns()
 
     def _on_stream(self) -> AbstractContextManager[Any]:
-        if self._stream is None:
+        accelerator = self._instance.accelerator
+        if accelerator is None or self._flights is None:
             return contextlib.nullcontext()
-        import torch
-
-        return torch.cuda.stream(self._stream)
+        return accelerator.using(self._flights.compute)
 
     def _settled_ns(self) -> int:
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._flights is not None:
+            self._flights.compute.synchronize()
         return time.perf_counter_ns()
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
@@ -180,9 +179,9 @@ class SteppingWorker(Worker):
         collated = time.perf_counter_ns()
         spent = difference(self._counters.snapshot(), rows[0].before)
         process = time.process_time_ns() - rows[0].process_ns
-        if self._stream is not None or instance.dtype is not None:
+        if self._flights is not None or instance.dtype is not None:
             batch = move(batch, instance.device, instance.dtype)
-        copied = collated if self._stream is None else self._settled_ns()
+        copied = collated if self._flights is None else self._settled_ns()
         for row in rows:
             recorder.batch_values(
                 row.batch_id,
@@ -210,7 +209,7 @@ class SteppingWorker(Worker):
         if not known:
             return
         outputs, left = answer
-        ended = computed if self._stream is None else self._settled_ns()
+        ended = computed if self._flights is None else self._settled_ns()
         going, gone = [self._rows[k] for k in complete], set(complete)
         self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in gone], left
         after, process_ns = self._counters.snapshot(), time.process_time_ns()
@@ -229,7 +228,7 @@ class SteppingWorker(Worker):
         outputs, left = self._model.leave(self._state, rows)
         if len(outputs) != len(rows):
             raise ValueError(f"leave() returned {len(outputs)} outputs; expected {len(rows)}")
-        return [output if self._stream is None else move(output, "cpu") for output in outputs], left
+        return [output if self._flights is None else move(output, "cpu") for output in outputs], left
 
     def _end_row(
         self, row: _Row, output: Any, computed_ns: int, ended_ns: int, after: Account, process_ns: int

@@ -19,8 +19,10 @@ from latfix.runners.adapter import USER_ERRORS, describe, elements_and_length, t
 from latfix.runners.batcher import BatchQueue, Waiting, bucket_length
 from latfix.runners.collector import IdleCollector
 from latfix.runners.continuous import SteppingWorker, steps_of
+from latfix.runners.device.clock import DeviceClock
 from latfix.runners.keep_warm import IdleGate
 from latfix.runners.operator_threads import limit_operator_threads
+from latfix.runners.overlapping import OverlappingWorker
 from latfix.runners.placement import Places
 from latfix.runners.steering import Steering, ordering_of
 from latfix.runners.worker import ModelInstance, Outcome, Worker
@@ -100,7 +102,9 @@ class Engine:
             threading.Thread(target=self._prepare_loop, args=(k,), name=f"latfix-prepare-{k}", daemon=True)
             for k in range(settings.prepare_threads)
         ]
-        kind = SteppingWorker if settings.batching == "continuous" else Worker
+        #: Of the devices that workers are on.
+        self.clocks: dict[str, DeviceClock] = {}
+        kind = _kind_of(settings, instances)
         self.workers: list[Worker] = [kind(k, self, instance) for k, instance in enumerate(instances)]
         self._steps = steps_of(instances[0].model) is not None
 
@@ -332,6 +336,14 @@ class Engine:
             )
         spans.clear()
         return total
+
+
+def _kind_of(settings: RunnerSettings, instances: list[ModelInstance]) -> type[Worker]:
+    """The workers that the settings ask for; on the host there is nothing for a batch to overlap with."""
+    if settings.batching == "continuous":
+        return SteppingWorker
+    on_device = any(instance.accelerator is not None for instance in instances)
+    return OverlappingWorker if settings.overlap and on_device else Worker
 
 
 def _either(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latfix.profilers.host import ThreadCounters
-from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, move, tensors_of
+from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
 from latfix.runners.batcher import Formed, Waiting
 from latfix.runners.hot_rows import HotRows
 from latfix.settings import RunnerSettings
@@ -167,7 +167,7 @@ class Keeper:
     def settle(self, stream: Any, counters: ThreadCounters) -> None:
         """On the worker's thread, before its first request: what belongs to a thread is made by its first operators.
 
-        :param stream: the CUDA stream that the worker computes on; ``None`` on the CPU.
+        :param stream: of its device, that the worker computes on; ``None`` on the CPU.
         :param counters: of the thread; what it does here is no part of a request's account.
         """
         self._stream, self._counters = stream, counters
@@ -214,13 +214,11 @@ class Keeper:
         """As a batch of requests is run, but recorded nowhere."""
         instance = self._instance
         batch = instance.collate(list(inputs))
-        if self._stream is None:
-            call_model(instance.model, move(batch, "cpu", instance.dtype))
+        if self._stream is None or instance.accelerator is None:
+            call_model(instance.model, instance.on_device(batch))
             return
-        import torch
-
-        with torch.cuda.stream(self._stream):
-            call_model(instance.model, move(batch, instance.device, instance.dtype))
+        with instance.accelerator.using(self._stream):
+            call_model(instance.model, instance.on_device(batch))
             self._stream.synchronize()
 
 

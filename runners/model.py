@@ -13,6 +13,8 @@ from latfix.runners.adapter import USER_ERRORS, check_batch_size, describe, load
 from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls, Tally
 from latfix.runners.compiled import Graphs, compiled, configure_compiler
+from latfix.runners.device.accelerator import accelerator_of
+from latfix.runners.device.staging import Staging
 from latfix.runners.operators import choose_attention, in_channels_last
 from latfix.runners.precision import answers_bf16, in_precision
 from latfix.runners.worker import ModelInstance
@@ -106,13 +108,10 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
                 loaded = LoadedModels(adapter, [], device)
             model = _load_one(adapter, device, settings, loaded)
         assert loaded is not None, "the first worker makes it"
-        collate, pool = adapter.collate, None
-        if settings.buffer_pool and pool_applies(adapter):
-            pool = BufferPool()
-            loaded.pools.append(pool)
-            collate = pool.collate
         dtype = _input_dtype(settings)
-        instance = ModelInstance(adapter, model, device, dtype, collate, set(), pool)
+        instance = ModelInstance(adapter, model, device, dtype, adapter.collate, set())
+        instance.accelerator = accelerator_of(device)
+        _give_buffers(instance, settings, loaded)
         instance.inference = settings.inference_mode
         if settings.compile != "off":
             instance.set_up = configure_compiler
@@ -139,6 +138,20 @@ def convert_models(models: LoadedModels, batches: Sequence[Any], settings: Runne
         model, conversion = convert(instance.model, batches, settings, models.adapter.folder, models.tally)
         models.replace_model(instance.model, model)
         models.conversions.append(conversion.to_json())
+
+
+def _give_buffers(instance: ModelInstance, settings: RunnerSettings, loaded: LoadedModels) -> None:
+    """The buffers that the settings ask for: pinned ones where a device copies from them, else a pool's."""
+    if settings.pinned_staging and instance.accelerator is not None:
+        pool: BufferPool = (staging := Staging(instance.accelerator))
+        instance.staging = staging
+    elif settings.buffer_pool and pool_applies(instance.adapter):
+        pool = instance.pool = BufferPool()
+    else:
+        return
+    loaded.pools.append(pool)
+    if pool_applies(instance.adapter):
+        instance.collate = pool.collate
 
 
 def pool_applies(adapter: Workload) -> bool:

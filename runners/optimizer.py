@@ -205,11 +205,13 @@ class Optimizer:
         if not record.counts()["ok"]:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
+        facts = base.ask("facts", folder=str(record.folder))["facts"]
+        # The diagnosis reads what was profiled where it does for any run.
+        profiled = {key: facts.pop(key) for key in ("device_profile", "device_waits") if key in facts}
+        record = replace(record, meta={**record.meta, "model": facts, **profiled})
+        write_json(record.folder / "run.json", record.meta)
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=options.seed)
         self._show(diagnosis)
-        facts = base.ask("facts", folder=str(record.folder))["facts"]
-        record = replace(record, meta={**record.meta, "model": facts})
-        write_json(record.folder / "run.json", record.meta)
         bench.begin(record)
         started = time.monotonic()
         scored = bench.accuracy(base, original=True)

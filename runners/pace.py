@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.record import RunRecord
-from latfix.runners.adapter import USER_ERRORS, call_model, move
+from latfix.runners.adapter import USER_ERRORS, call_model
 
 if TYPE_CHECKING:
     from latfix.runners.service import Service
@@ -94,7 +94,7 @@ def _compute(
             for k in some:
                 started = time.perf_counter_ns()
                 try:
-                    batch = move(instance.collate(inputs[k]), instance.device, instance.dtype)
+                    batch = instance.on_device(instance.collate(inputs[k]))
                     call_model(instance.model, batch)
                     if instance.device != "cpu":
                         torch.cuda.synchronize(instance.device)

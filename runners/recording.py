@@ -32,6 +32,7 @@ from latfix.profilers.sampler import (
 from latfix.profilers.unit_costs import unit_costs
 from latfix.runners.adapter import describe
 from latfix.runners.checkup.system import System
+from latfix.runners.device.copy_costs import copy_costs
 from latfix.runners.engine import Engine
 from latfix.runners.gpu_devices import device_index, device_uuid
 from latfix.runners.protocol import STALL_S, LineWriter
@@ -74,6 +75,9 @@ class RecordedReplay:
         hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
         compiled = service.compiles.count
         calibration = unit_costs().flat()
+        accelerator = service.models.instances[0].accelerator
+        if accelerator is not None:
+            calibration |= copy_costs(accelerator)
         engine = service.engine(recorder, self._request_of)
         facts = RunFacts(service, engine)
         pauses = GcPauses(service.events)

@@ -20,12 +20,14 @@ from latfix.runners.adapter import (
     call_model,
     check_inputs,
     describe,
-    move,
+    elements_and_length,
+    tensors_of,
 )
 from latfix.runners.calls import summary
 from latfix.runners.census import Census, census
 from latfix.runners.collector import IdleCollector
 from latfix.runners.compiled import compiler_evidence
+from latfix.runners.device.profile import profile_batch, waits_in
 from latfix.runners.engine import Engine, OnDone
 from latfix.runners.hot_rows import attach_hot_rows
 from latfix.runners.layer_times import linear_ms
@@ -43,6 +45,8 @@ from latfix.traffic.model import Traffic
 _CONVERTED_SIZES = 4
 #: Sizes of inputs that a compiled model is warmed up on where the settings name no number.
 _COMPILED_SIZES = 4
+#: Sizes of inputs whose batches are profiled on a device.
+_PROFILED_SIZES = 4
 #: How long the lookups of embedding tables are watched before the first request.
 _LEARNING_S = 5.0
 
@@ -162,7 +166,7 @@ class Service:
             with instance.guard(), hot.learning():
                 for value in inputs:
                     try:
-                        batch = move(instance.collate([value]), instance.device, instance.dtype)
+                        batch = instance.on_device(instance.collate([value]))
                         call_model(hot.model, batch)
                     except USER_ERRORS:  # a request that fails is reported when it is replayed
                         continue
@@ -291,6 +295,7 @@ class Service:
         }
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
+        found |= self.device_profile(traffic)
         seen = self._census(traffic)
         return found if seen is None else found | asdict(seen)
 
@@ -312,6 +317,33 @@ class Service:
             except USER_ERRORS:  # the replay reports the failure with its request
                 return found
         return found
+
+    def device_profile(self, traffic: Traffic) -> dict[str, Any]:
+        """What a few batches do on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
+
+        Profiled one by one, beside everything that is timed. Empty on the CPU, and where graphs were captured: the
+        host issues no operators then.
+        """
+        instance = self.models.instances[0]
+        if instance.accelerator is None or self.settings.cuda_graphs:
+            return {}
+        found: list[dict[str, Any]] = []
+        waits: list[str] = []
+        for inputs in self._representative(traffic, _PROFILED_SIZES):
+            for size in sorted({1, self.settings.max_batch_size}):
+                try:
+                    run_once(instance, inputs, size)
+                    with instance.guard():
+                        batch = instance.collate([inputs] * size)
+                    elements = elements_and_length(tensors_of(batch), 0)[0]
+                    waits = waits or waits_in(instance, batch)
+                    work = profile_batch(instance, batch, size=size, elements=elements)
+                except (*USER_ERRORS, RunnerError) as error:
+                    # The replay reports a request that fails; a profiler that does not work is told here.
+                    return {"device_profile": found, "device_profile_failure": describe(error)}
+                if work is not None:
+                    found.append(work.to_json())
+        return {"device_profile": found, "device_waits": waits}
 
     def _has_parts(self) -> bool:
         """Whether the model is a Python loop around parts of it that it names."""

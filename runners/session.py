@@ -21,6 +21,8 @@ from latfix.spec import WorkloadSpec, traffic_arguments
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import save_schedule
 
+#: How long a profile of a few batches may take.
+_PROFILE_S = 120.0
 #: Room that a run's folder must have on its disk before the run starts.
 _NEEDED_BYTES = 16 << 20
 
@@ -111,9 +113,12 @@ def prepare_folder(path: Path, replay: Replay) -> RunFolder:
     return folder
 
 
-def replay_into(process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent | None = None) -> RunRecord:
+def replay_into(
+    process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent | None = None, profile: bool = False
+) -> RunRecord:
     """Replay the schedule in ``folder`` on a started process, and close the folder in any case.
 
+    :param profile: where the model is on a device, profile a few batches after the replay.
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
     """
@@ -137,10 +142,21 @@ def replay_into(process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent 
         _close(folder)
         raise
     folder.meta.update({key: value for key, value in outcome.items() if key not in ("event", "do")})
+    if profile and not interrupted and folder.meta["device"] != "cpu":
+        folder.meta.update(_device_profile(process, folder))
     record = _close(folder)
     if interrupted:
         raise Interrupted(record)
     return record
+
+
+def _device_profile(process: RunnerProcess, folder: RunFolder) -> dict[str, Any]:
+    """What the replay cannot show; where it fails, the record is kept without it and says so."""
+    try:
+        found: dict[str, Any] = process.command("device_profile", folder=str(folder.path), timeout_s=_PROFILE_S)
+    except LatfixError as error:
+        return {"device_profile_failure": error.message}
+    return dict(found["profile"])
 
 
 def run(
@@ -159,7 +175,7 @@ def run(
             folder.meta["failure"] = str(error) or "interrupted while loading"
             _close(folder)
             raise
-        return replay_into(process, folder, on_event=on_event)
+        return replay_into(process, folder, on_event=on_event, profile=True)
 
 
 def _close(folder: RunFolder) -> RunRecord:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import RunnerError
-from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, move, tensors_of
+from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
 from latfix.runners.operator_threads import limit_operator_threads
 from latfix.runners.placement import Places
 from latfix.runners.worker import ModelInstance
@@ -89,7 +89,7 @@ def run_once(instance: ModelInstance, value: Any, size: int) -> None:
     try:
         batch = instance.collate([value] * size)
         instance.first_time(tensors_of(batch))
-        call_model(instance.model, move(batch, instance.device, instance.dtype))
+        call_model(instance.model, instance.on_device(batch))
     except USER_ERRORS as error:
         raise RunnerError(f"warming up with a batch of {size} raised {describe(error)}") from error
 

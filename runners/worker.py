@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from latfix.errors import RunnerError
-from latfix.profilers.host import ThreadCounters, difference
+from latfix.profilers.host import Account, ThreadCounters, difference
 from latfix.runners.adapter import (
     USER_ERRORS,
     describe,
     elements_and_length,
+    map_tensors,
     move,
     split_output,
     tensors_of,
@@ -22,8 +23,12 @@ from latfix.runners.adapter import (
 from latfix.runners.batcher import Formed, Waiting
 from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls
-from latfix.runners.compute import Ran, compute_on_cuda, compute_on_host
+from latfix.runners.compute import Collated, Ran, compute_on_host
 from latfix.runners.delays import Delays
+from latfix.runners.device.accelerator import Accelerator
+from latfix.runners.device.clock import DeviceClock
+from latfix.runners.device.flights import Flight, Flights
+from latfix.runners.device.staging import Staging
 from latfix.runners.hot_rows import HotRows
 from latfix.runners.keep_warm import Keeper
 from latfix.runners.operator_threads import limit_operator_threads
@@ -56,6 +61,8 @@ class ModelInstance:
     :param calls: what its worker's batches were.
     :param resident: what ``prepare`` returned for a small request, for the worker to run on its own.
     :param hot: rows of its embedding tables that are kept in the caches, where that is asked for.
+    :param accelerator: the device that it computes on; ``None`` on the CPU.
+    :param staging: pinned memory through which its batches and answers are copied, where that is asked for.
     """
 
     adapter: Workload
@@ -70,6 +77,8 @@ class ModelInstance:
     calls: Calls = field(default_factory=Calls)
     resident: Any = None
     hot: HotRows | None = None
+    accelerator: Accelerator | None = None
+    staging: Staging | None = None
 
     def guard(self) -> AbstractContextManager[Any]:
         """The mode that every batch runs in, at warm-up and when it is looked at as in requests.
@@ -82,6 +91,13 @@ class ModelInstance:
         if self.set_up is not None:
             self.set_up()
         return torch.inference_mode() if self.inference else torch.no_grad()
+
+    def on_device(self, batch: Any) -> Any:
+        """A batch where the model is, floating-point numbers in its precision; for what is no request of a record."""
+        accelerator = self.accelerator
+        if accelerator is None:
+            return move(batch, self.device, self.dtype)
+        return map_tensors(batch, lambda tensor: accelerator.upload(tensor, self.dtype))
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
         """Whether no batch of these shapes has run here before; remembers them."""
@@ -115,7 +131,7 @@ class Worker:
         self._spans: list[SpanRecord] = []
         self._own_finish = type(instance.adapter).finish is not Workload.finish
         self._counters: ThreadCounters
-        self._stream: Any = None
+        self._flights: Flights | None = None
         self._delays: Delays
         self._ready, self._failure = threading.Event(), ""
         self._in_inference_mode: Callable[[], bool]
@@ -174,16 +190,19 @@ class Worker:
 
         cores = self._engine.places.worker(self.number)
         self.operator_threads = limit_operator_threads(self._engine.settings, cores)
-        pooled = self.operator_threads > 1 and self._instance.device == "cpu"
+        accelerator = self._instance.accelerator
+        pooled = self.operator_threads > 1 and accelerator is None
         self._delays = Delays(self._engine.throttle, self._engine.pool if pooled else None)
-        if self._instance.device != "cpu":
-            self._stream = torch.cuda.Stream(self._instance.device)  # type: ignore[no-untyped-call]
+        if accelerator is not None:
+            clock = self._engine.clocks.setdefault(accelerator.device, DeviceClock())
+            overlap = self._engine.settings.overlap
+            self._flights = Flights(accelerator, self._instance, clock, self._engine.recorder, overlap=overlap)
         self._in_inference_mode = torch.is_inference_mode_enabled
         self._counters = ThreadCounters()
         self._engine.recorder.counters.append(self._counters)
         collect_spans(self._spans)
         with self._instance.guard():
-            self.keeper.settle(self._stream, self._counters)
+            self.keeper.settle(self._flights.compute if self._flights is not None else None, self._counters)
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Run a batch and finish its members; returns when the worker was free again."""
@@ -266,21 +285,32 @@ class Worker:
         return batch_id
 
     def _execute(self, batch_id: int, members: list[Waiting]) -> Ran:
-        recorder = self._engine.recorder
-        counters = self._counters
-        memory = self._engine.memory
+        """Run a batch and wait for its outputs."""
+        if self._flights is not None:
+            return self._land(self._launch(batch_id, members), members)
+        collated = self._collate(batch_id, members)
+        reading = self._instance.calls.begin()
+        output, end_ns = compute_on_host(self._instance, collated.batch, self._engine.recorder.batch, batch_id)
+        self._instance.calls.end(reading, inference=self._in_inference_mode())
+        after, process_ns = self._counters.snapshot(), time.process_time_ns()
+        spent = difference(after, collated.spent)
+        self._account(batch_id, spent, process_ns - collated.process_ns, collated.memory)
+        return Ran(split_output(output, len(members)), end_ns, process_ns, after)
+
+    def _collate(self, batch_id: int, members: list[Waiting]) -> Collated:
+        """Make the batch's tensors, and account for it."""
+        recorder, counters, memory = self._engine.recorder, self._counters, self._engine.memory
         opened, opening = memory.read(), time.process_time_ns()
         start, recorder.batch["wake_runq_ns"][batch_id] = counters.wake()
         batch = self._instance.collate([member.inputs for member in members])
         tensors = tensors_of(batch)
         elements, length = elements_and_length(tensors, 1)
-        if self._stream is None and self._instance.dtype is not None:
+        if self._flights is None and self._instance.dtype is not None:
             batch = move(batch, "cpu", self._instance.dtype)
         self._delays.begin()
         middle, before = time.process_time_ns(), counters.snapshot()
         spent = difference(before, start)
         grown = memory.growth(opened, spent)
-        between = memory.latest if any(grown) else opened
         values = {
             "padded_elements": elements,
             "padded_length": length,
@@ -288,21 +318,43 @@ class Worker:
         }
         recorder.batch_values(batch_id, values)
         recorder.batch_account("collate", batch_id, (*spent, middle - opening, *grown))
-        calls = self._instance.calls
-        reading = calls.begin()
-        if self._stream is None:
-            output, end_ns = compute_on_host(self._instance, batch, recorder.batch, batch_id)
-        else:
-            output, end_ns = compute_on_cuda(self._instance, self._stream, batch, recorder.batch, batch_id)
-        calls.end(reading, inference=self._in_inference_mode())
-        after = counters.snapshot()
-        spent = difference(after, before)
-        process_ns = time.process_time_ns()
+        return Collated(batch, before, middle, memory.latest if any(grown) else opened)
+
+    def _account(self, batch_id: int, spent: Account, process_ns: int, memory: Account) -> None:
+        """Account for the compute of a batch.
+
+        :param memory: as it was before.
+        """
+        recorder = self._engine.recorder
         recorder.batch_values(batch_id, self._delays.end(spent[1]))
         # Read whether or not it faulted, so that memory given back is seen.
-        grown = memory.change(between, memory.read())
-        recorder.batch_account("compute", batch_id, (*spent, process_ns - middle, *grown))
-        return Ran(split_output(output, len(members)), end_ns, process_ns, after)
+        grown = self._engine.memory.change(memory, self._engine.memory.read())
+        recorder.batch_account("compute", batch_id, (*spent, process_ns, *grown))
+
+    def _launch(self, batch_id: int, members: list[Waiting]) -> Flight:
+        """Put a batch's copies and its compute into the device's streams; does not wait for them."""
+        assert self._flights is not None, "on the host a batch runs while its caller waits"
+        collated = self._collate(batch_id, members)
+        calls = self._instance.calls
+        reading = calls.begin()
+        flight = self._flights.launch(batch_id, collated)
+        calls.end(reading, inference=self._in_inference_mode())
+        flight.spent = difference(self._counters.snapshot(), collated.spent)
+        flight.process_ns = time.process_time_ns() - collated.process_ns
+        return flight
+
+    def _land(self, flight: Flight, members: list[Waiting]) -> Ran:
+        """Wait until a batch's outputs are on the host."""
+        assert self._flights is not None, "only a device has flights"
+        before, process = self._counters.snapshot(), time.process_time_ns()
+        output = self._flights.land(flight)
+        if not self._engine.recorder.defers or self._engine.steering is not None:
+            self._flights.resolve()
+        after, process_ns = self._counters.snapshot(), time.process_time_ns()
+        waited = difference(after, before)
+        spent = tuple(a + b for a, b in zip(flight.spent, waited, strict=True))
+        self._account(flight.batch_id, spent, flight.process_ns + process_ns - process, flight.memory)
+        return Ran(split_output(output, len(members)), flight.end_ns, process_ns, after)
 
     def _finish(self, batch_id: int, members: list[Waiting], ran: Ran) -> int:
         engine, recorder, counters = self._engine, self._engine.recorder, self._counters

@@ -9,6 +9,7 @@ from latfix.profilers.causes import (
     batching_window,
     cold_compile,
     cold_start,
+    dispatch_launch,
     drift_cache,
     drift_memory,
     drift_sessions,
@@ -30,6 +31,8 @@ from latfix.profilers.causes import (
     traffic_burst,
     traffic_overload,
     traffic_priority,
+    transfer_copy,
+    transfer_sync,
     unexplained,
 )
 
@@ -44,6 +47,9 @@ CAUSES: tuple[Cause, ...] = (
     memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them
     memory_allocator.CAUSE,
     page_faults.CAUSE,
+    transfer_copy.CAUSE,  # on a device's own clock: copies, then waits of device and host for each other
+    transfer_sync.CAUSE,
+    dispatch_launch.CAUSE,
     gpu_contention.CAUSE,  # what a device took longer by: whoever else was on it, then its clock
     gpu_clocks.CAUSE,
     host_steal.CAUSE,

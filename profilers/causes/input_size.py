@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.device_work import UNIT_OF, needed_ns
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.expected_work import jackknife_error
 
@@ -13,10 +14,19 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
     expected = evidence.expected
     typical = expected.typical[np.minimum(evidence.batches["size"], len(expected.typical) - 1)]
     return Claim(
+        units=_copies(evidence),
+        disturbance=False,
         own={"prepare": expected.prepare, "compute": expected.alone, "finish": expected.finish},
         behind=expected.unpadded - typical,
         doubt=jackknife_error(expected.alone_of - expected.typical_of[:, None]),
     )
+
+
+def _copies(evidence: Evidence) -> dict[str, Parts]:
+    """To a device and back: what copies of so many bytes need."""
+    if not evidence.setup.on_device:
+        return {}
+    return {unit: Parts(cpu=needed_ns(evidence, direction)) for direction, unit in UNIT_OF.items()}
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

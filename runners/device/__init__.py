@@ -1,0 +1,1 @@
+"""What runs on a GPU: streams and events behind a narrow interface, staging, timelines, graphs, profiles."""

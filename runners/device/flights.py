@@ -1,0 +1,251 @@
+"""Batches on their way through a device: copied in, computed, copied out, without the host waiting in between.
+
+Six events mark a flight: begin and end of the copy in, of the compute, of the copy out. They are read when the batch
+has landed and its requests are on their way back, never by waiting for them, and give the stages their boundaries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from latfix.profilers.host import Account
+from latfix.runners.adapter import call_model
+from latfix.runners.compute import Collated
+from latfix.runners.device.accelerator import Accelerator, Event
+from latfix.runners.device.clock import DeviceClock
+from latfix.runners.device.event_pool import EventPool
+
+if TYPE_CHECKING:
+    import torch
+
+    from latfix.profilers.recorder import StageRecorder
+    from latfix.runners.worker import ModelInstance
+
+#: Sets of events made beforehand: so many batches may end between two flushes of the record without a new one.
+_READY = 64
+_IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
+
+
+@dataclass(slots=True)
+class Flight:
+    """One batch on the device.
+
+    :param enqueued_ns: when its copy in was put into a stream; ``issued_ns`` when the model's last operator was.
+    :param held: what must not be used again before it has landed: staged inputs, tensors on the device.
+    :param host: its outputs on the host, valid once it has landed.
+    :param spent: counters of the worker's thread while it was put together and enqueued; ``process_ns`` CPU time of
+        the process; ``memory`` as it was before.
+    :param end_ns: when the host knew that it had landed; ``compute_end_ns`` when its compute had ended.
+    :param slots: its members'.
+    :param behind: the flight that was under way when this one was enqueued.
+    """
+
+    batch_id: int
+    events: list[Event]
+    enqueued_ns: int
+    memory: Account
+    issued_ns: int = 0
+    held: list[Any] = field(default_factory=list)
+    host: Any = None
+    spent: Account = ()
+    process_ns: int = 0
+    end_ns: int = 0
+    compute_end_ns: int = 0
+    slots: Sequence[int] = ()
+    behind: Flight | None = None
+
+
+class Flights:
+    """Flights of one worker.
+
+    :param clock: of the device, shared by all workers on it.
+    :param overlap: copies go through streams of their own, beside the compute of another batch.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        instance: ModelInstance,
+        clock: DeviceClock,
+        recorder: StageRecorder,
+        *,
+        overlap: bool,
+    ) -> None:
+        self._accelerator = accelerator
+        self._instance = instance
+        self._clock = clock
+        self._recorder = recorder
+        self._overlap = overlap
+        self.compute = accelerator.stream()
+        self._copy_in = accelerator.stream() if overlap else self.compute
+        self._copy_out = accelerator.stream() if overlap else self.compute
+        with accelerator.using(self.compute):
+            self.events = EventPool(accelerator, 6, _READY)
+        self._landed: deque[Flight] = deque()
+        self._resolving = threading.Lock()
+        recorder.resolvers.append(self.resolve)
+
+    def launch(self, batch_id: int, collated: Collated) -> Flight:
+        """Enqueue a batch; returns when the host has put all of it into the streams.
+
+        From pageable memory, and to it, the host waits for the copies: the streams do not run ahead then.
+        """
+        flight = Flight(batch_id, self.events.take(), time.perf_counter_ns(), collated.memory)
+        try:
+            self._enqueue(flight, collated.batch)
+        except BaseException:
+            self._abandon(flight)
+            raise
+        return flight
+
+    def _enqueue(self, flight: Flight, batch: Any) -> None:
+        accelerator, events, k = self._accelerator, flight.events, flight.batch_id
+        stamp = self._recorder.batch
+        flight.held.append(batch)
+        stamp["collated_ns"][k] = flight.enqueued_ns
+        with accelerator.using(self._copy_in):
+            events[_IN].record(self._copy_in)
+            inputs = self._upload(batch, flight)
+            events[_IN_END].record(self._copy_in)
+        flight.held.append(inputs)
+        with accelerator.using(self.compute):
+            if self._overlap:
+                self.compute.wait_event(events[_IN_END])
+                events[_COMPUTE].record(self.compute)
+            begun = time.perf_counter_ns()
+            output = call_model(self._instance.model, inputs)
+            flight.issued_ns = time.perf_counter_ns()
+            events[_COMPUTE_END].record(self.compute)
+        flight.held.append(output)
+        stamp["issue_ns"][k] = flight.issued_ns - begun
+        with accelerator.using(self._copy_out):
+            if self._overlap:
+                self._copy_out.wait_event(events[_COMPUTE_END])
+                events[_OUT].record(self._copy_out)
+            flight.host = self._download(output, flight)
+            events[_OUT_END].record(self._copy_out)
+
+    def _abandon(self, flight: Flight) -> None:
+        """It failed while it was put together: nothing it holds may be used again before the device is done."""
+        for stream in (self._copy_in, self.compute, self._copy_out):
+            # A device that has failed says so again here; the first error is on its way already.
+            with contextlib.suppress(RuntimeError):
+                stream.synchronize()
+        flight.held.clear()
+        self.events.give_back(flight.events)
+
+    def land(self, flight: Flight) -> Any:
+        """Wait for a flight; returns its outputs, on the host."""
+        flight.events[_OUT_END].synchronize()
+        flight.end_ns = time.perf_counter_ns()
+        stamp, batch_id = self._recorder.batch, flight.batch_id
+        # Until its events are read: all of it is taken for compute.
+        stamp["h2d_end_ns"][batch_id] = flight.enqueued_ns
+        stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = flight.end_ns
+        flight.held.clear()
+        self._landed.append(flight)
+        output, flight.host = flight.host, None
+        return output
+
+    def resolve(self) -> None:
+        """Read the events of all flights that have landed, and put their times into the record.
+
+        Called by whoever writes the record, before it looks at the rows; flights are read in the order in which
+        they landed.
+        """
+        with self._resolving:
+            while self._landed:
+                self._read(self._landed.popleft())
+
+    def _read(self, flight: Flight) -> None:
+        events = flight.events
+        if not self._overlap:  # one stream: each part begins where the one before has ended
+            marks = [events[k] for k in (_IN, _IN_END, _IN_END, _COMPUTE_END, _COMPUTE_END, _OUT_END)]
+        else:
+            marks = events
+        times, slack, kept = self._clock.place(marks, flight.enqueued_ns, flight.end_ns)
+        self._stamp(flight, times, slack)
+        self.events.give_back(events, lost=kept)
+
+    def _stamp(self, flight: Flight, times: Sequence[int], slack: int) -> None:
+        stamp, k = self._recorder.batch, flight.batch_id
+        stamp["copy_in_ns"][k] = times[_IN_END] - times[_IN]
+        stamp["device_ns"][k] = times[_COMPUTE_END] - times[_COMPUTE]
+        stamp["copy_out_ns"][k] = times[_OUT_END] - times[_OUT]
+        stamp["clock_slack_ns"][k] = slack
+        stamp["lead_ns"][k] = times[_COMPUTE_END] - flight.issued_ns
+        floor = flight.behind.compute_end_ns if flight.behind is not None else 0
+        if floor:
+            self._take_turn(flight, floor)
+        flight.behind = None  # or every flight would hold on to all before it
+        collated = stamp["collated_ns"][k]
+        begin = min(max(times[_COMPUTE], collated), flight.end_ns)
+        end = min(max(times[_COMPUTE_END], begin), flight.end_ns)
+        stamp["h2d_end_ns"][k], stamp["compute_end_ns"][k], stamp["d2h_end_ns"][k] = begin, end, flight.end_ns
+        flight.compute_end_ns = end
+
+    def _take_turn(self, flight: Flight, floor: int) -> None:
+        """A batch that was copied in beside the one before: what was hidden there is no part of its stages.
+
+        Until the device was free, its requests waited in the queue, whatever else was done for them meanwhile.
+        """
+        stamp, k = self._recorder.batch, flight.batch_id
+        floor = min(floor, flight.end_ns)
+        stamp["ahead_ns"][k] = max(floor - stamp["close_ns"][k], 0)
+        stamp["free_ns"][k] = floor
+        for name in ("open_ns", "close_ns", "collated_ns"):
+            stamp[name][k] = max(stamp[name][k], floor)
+        taken = self._recorder.taken
+        for slot in flight.slots:
+            taken[slot] = max(taken[slot], floor)
+
+    def _upload(self, value: Any, flight: Flight, path: tuple[Any, ...] = ()) -> Any:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self._upload_tensor(value, flight, path)
+        if isinstance(value, dict):
+            return {key: self._upload(item, flight, (*path, key)) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return tuple(self._upload(item, flight, (*path, k)) for k, item in enumerate(value))
+        return value
+
+    def _upload_tensor(self, tensor: torch.Tensor, flight: Flight, path: tuple[Any, ...]) -> torch.Tensor:
+        instance, stamp, k = self._instance, self._recorder.batch, flight.batch_id
+        if self._accelerator.is_here(tensor):
+            return tensor
+        if instance.staging is not None:
+            tensor = instance.staging.stage(tensor, path)
+            flight.held.append(tensor)
+        size = tensor.numel() * tensor.element_size()
+        stamp["copy_in_bytes"][k] += size
+        if not self._accelerator.is_pinned(tensor):
+            stamp["pageable_bytes"][k] += size
+        return self._accelerator.upload(tensor, instance.dtype)
+
+    def _download(self, value: Any, flight: Flight, path: tuple[Any, ...] = ()) -> Any:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            if not self._accelerator.is_here(value):
+                return value
+            size = value.numel() * value.element_size()
+            stamp, k = self._recorder.batch, flight.batch_id
+            stamp["copy_out_bytes"][k] += size
+            staging = self._instance.staging
+            if staging is None:
+                stamp["pageable_bytes"][k] += size
+            return self._accelerator.download(value, None if staging is None else staging.landing(value, path))
+        if isinstance(value, dict):
+            return {key: self._download(item, flight, (*path, key)) for key, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self._download(item, flight, (*path, k)) for k, item in enumerate(value))
+        if isinstance(value, list):
+            return [self._download(item, flight, (*path, k)) for k, item in enumerate(value)]
+        return value

@@ -1,0 +1,190 @@
+"""What a batch does on the device, kernel by kernel: seen in a profile of its own, never in one that is timed.
+
+Between its first operator and its last, the device works or it waits. It waits for the host to put the next operator
+into the stream (``launch``), or because the host itself had waited for the device: a number read on the host
+(``.item()``), a copy from pageable memory, a synchronization (``sync``). Which it was is told by when the
+next operator was put in, and by what the host did last before.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.runners.adapter import call_model
+
+if TYPE_CHECKING:
+    from latfix.runners.worker import ModelInstance
+
+#: Marks the part of a profile that is the model's call.
+RANGE = "latfix.compute"
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+#: Calls in which the host waits for the device, or may: copies do not, from and to pinned memory.
+_WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
+#: So many kernels are told by name, the longest first.
+_NAMED = 200
+#: So many places in the code.
+_PLACES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork:
+    """What one batch did.
+
+    :param size: requests in it; ``elements`` of its collated inputs.
+    :param span_ns: from its first operator on the device to the end of its last.
+    :param busy_ns: of that, something ran; ``launch_ns`` it waited for the host to issue the next; ``sync_ns`` it did
+        because the host had waited for the device. What is left are the moments between operators that were there.
+    :param launches: operators; ``waits`` calls in which the host waited, within the model's call.
+    :param copies: bytes by kind, such as ``HtoD (Pageable -> Device)``.
+    :param kernels: how often each ran.
+    """
+
+    size: int
+    elements: int
+    span_ns: int
+    busy_ns: int
+    launch_ns: int
+    sync_ns: int
+    launches: int
+    waits: int
+    copies: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for ``run.json``."""
+        return asdict(self)
+
+
+def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int = 0) -> DeviceWork | None:
+    """What a profile shows of the model's call.
+
+    :param events: as in the trace that ``torch.profiler`` exports: times ``ts`` and ``dur`` in microseconds, calls
+        and what they started on the device tied by ``correlation``.
+    :returns: ``None`` where nothing ran on a device.
+    """
+    done = [event for event in events if event.get("ph") == "X"]
+    inside = _range(done)
+    calls = [event for event in done if event.get("cat") in _CALLS and inside[0] <= event["ts"] <= inside[1]]
+    issued = {_tie(call): call for call in calls if _tie(call) is not None}
+    work = sorted(
+        (event for event in done if event.get("cat") in _ON_DEVICE and _tie(event) in issued), key=lambda e: e["ts"]
+    )
+    if not work:
+        return None
+    waits = sorted((call for call in calls if _waits(call, work)), key=_end)
+    busy = launch = sync = 0.0
+    until = float(work[0]["ts"])
+    for each in work:
+        begin, gap = float(each["ts"]), float(each["ts"]) - until
+        call = issued[_tie(each)]
+        if gap > 0 and call["ts"] > until:
+            # The stream was empty when it was put in. Had the host, before that, waited for what ran last?
+            blocked = any(until <= _end(wait) <= call["ts"] for wait in waits)
+            sync, launch = (sync + gap, launch) if blocked else (sync, launch + gap)
+        busy += max(_end(each) - max(begin, until), 0.0)
+        until = max(until, _end(each))
+    kernels = Counter(str(each["name"]) for each in work if each["cat"] == "kernel")
+    copies: Counter[str] = Counter()
+    for each in work:
+        if each["cat"] == "gpu_memcpy":
+            copies[str(each["name"]).removeprefix("Memcpy ")] += int(each.get("args", {}).get("bytes", 0))
+    return DeviceWork(
+        size=size,
+        elements=elements,
+        span_ns=round((until - work[0]["ts"]) * 1e3),
+        busy_ns=round(busy * 1e3),
+        launch_ns=round(launch * 1e3),
+        sync_ns=round(sync * 1e3),
+        launches=len(work),
+        waits=_stops(calls, waits),
+        copies=dict(copies),
+        kernels=dict(kernels.most_common(_NAMED)),
+    )
+
+
+def profile_batch(instance: ModelInstance, batch: Any, *, size: int, elements: int) -> DeviceWork | None:
+    """Run a batch once under the profiler, as a request would run it; ``None`` where nothing ran on a device.
+
+    The batch must have run before: a first use would be profiled otherwise.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    accelerator = instance.accelerator
+    assert accelerator is not None, "only what runs on a device is profiled"
+    stream = accelerator.stream()
+    with instance.guard(), accelerator.using(stream):
+        inputs = instance.on_device(batch)
+        stream.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+            with record_function(RANGE):
+                call_model(instance.model, inputs)
+            stream.synchronize()
+    with tempfile.TemporaryDirectory(prefix="latfix-profile-") as folder:
+        file = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+    return work_of(events, size=size, elements=elements)
+
+
+def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
+    """Where the model's code makes the host wait for the device, as ``file:line``, in the order met."""
+    accelerator = instance.accelerator
+    assert accelerator is not None, "only what runs on a device is looked at"
+    stream = accelerator.stream()
+    with instance.guard(), accelerator.using(stream):
+        inputs = instance.on_device(batch)
+        stream.synchronize()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with accelerator.telling_waits():
+                call_model(instance.model, inputs)
+        stream.synchronize()
+    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if "synchroniz" in str(each.message))
+    return list(dict.fromkeys(places))[:_PLACES]
+
+
+def _range(events: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Microseconds between which the host called the model; everything where that is not marked."""
+    marked = [each for each in events if each.get("name") == RANGE and each.get("cat") == "user_annotation"]
+    if not marked:
+        return float("-inf"), float("inf")
+    return float(marked[0]["ts"]), _end(marked[0])
+
+
+def _waits(call: Mapping[str, Any], work: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the host waited for the device in a call: until something that ran there had ended."""
+    name = str(call["name"])
+    if not any(part in name for part in _WAITS):
+        return False
+    if "Synchronize" in name:
+        return True
+    # A copy of one kind or the other: it waited if it returned after what it copied was there.
+    own = next((each for each in work if _tie(each) == _tie(call)), None)
+    return own is not None and _end(call) >= _end(own)
+
+
+def _stops(calls: Sequence[Mapping[str, Any]], waits: Sequence[Mapping[str, Any]]) -> int:
+    """How often the host stood still: waits that follow each other directly are one (a copy, and its end)."""
+    waiting, stops, before = {id(wait) for wait in waits}, 0, False
+    for call in sorted(calls, key=lambda call: float(call["ts"])):
+        now = id(call) in waiting
+        stops += now and not before
+        before = now
+    return stops
+
+
+def _end(event: Mapping[str, Any]) -> float:
+    return float(event["ts"]) + float(event.get("dur", 0.0))
+
+
+def _tie(event: Mapping[str, Any]) -> int | None:
+    found = event.get("args", {}).get("correlation")
+    return int(found) if found else None
