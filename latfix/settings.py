@@ -75,6 +75,11 @@ class RunnerSettings:
         # From TOML and JSON it comes as a list.
         object.__setattr__(self, "keep_precision", tuple(self.keep_precision))
 
+    @property
+    def captures(self) -> bool:
+        """Whether batches on a device are to run as captured graphs."""
+        return self.cuda_graphs or self.compile == "reduce-overhead"
+
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunnerSettings:
         """These settings with some fields replaced; ``env`` is merged, not replaced."""
         values = dict(overrides)

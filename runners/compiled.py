@@ -10,6 +10,7 @@ from typing import Any
 
 from latfix.runners.cache import cache_folder
 from latfix.runners.calls import Tally
+from latfix.settings import Compile
 
 #: Versions of one function that may be compiled, for each model instance; beyond it, loading fails and says so.
 _VERSIONS = 64
@@ -41,11 +42,15 @@ class Graphs:
                 self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
 
 
-def compiled(model: Any, tally: Tally, graphs: Graphs) -> Any:
+def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic") -> Any:
     """The model, or the parts of it that its ``compile_parts`` names, compiled for dynamic shapes.
 
     Whatever is compiled counts itself in ``tally`` when it runs. Where more versions would be needed than are
     allowed, the framework would go on uncompiled and say nothing; here it fails, at warm-up.
+
+    :param mode: ``max-autotune`` also times several kernels for each matrix product and takes the fastest.
+        ``reduce-overhead`` compiles as ``dynamic`` does: what it means in the framework, captured graphs, is left to
+        :mod:`latfix.runners.device.graphs`, which captures a bounded number of them and none in a request.
     """
     import torch
 
@@ -56,7 +61,7 @@ def compiled(model: Any, tally: Tally, graphs: Graphs) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
         graphs.add(graph)
-        run: Any = compile_fx(graph, inputs)
+        run: Any = compile_fx(graph, inputs, config_patches=_options(mode))
         return tally.counting(run)
 
     parts = getattr(model, "compile_parts", None)
@@ -66,6 +71,14 @@ def compiled(model: Any, tally: Tally, graphs: Graphs) -> Any:
     for name in parts():
         setattr(model, name, torch.compile(getattr(model, name), dynamic=True, backend=backend))
     return model
+
+
+def _options(mode: Compile) -> dict[str, Any]:
+    if mode != "max-autotune":
+        return {}
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options("max-autotune-no-cudagraphs"))
 
 
 def configure_compiler() -> None:

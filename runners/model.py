@@ -24,6 +24,8 @@ from latfix.workload import Workload
 if TYPE_CHECKING:
     import torch
 
+    from latfix.runners.device.graphs import GraphedModel
+
 #: Precisions that a backend computes in; torch does all.
 _BACKEND_PRECISIONS = {"onnxruntime": ("default",), "openvino": ("default", "bf16")}
 
@@ -57,6 +59,23 @@ class LoadedModels:
         for instance in self.instances:
             seen.setdefault(id(instance.model), instance)
         return list(seen.values())
+
+    def graphed(self) -> list[GraphedModel]:
+        """Models that run as captured graphs, one a worker; none where none was captured."""
+        if all(instance.accelerator is None for instance in self.instances):
+            return []  # without importing what only devices need
+        from latfix.runners.device.graphs import GraphedModel
+
+        return [instance.model for instance in self.instances if isinstance(instance.model, GraphedModel)]
+
+    def graph_facts(self) -> dict[str, Any]:
+        """What became of the batches of all workers' graphs; empty where there are none."""
+        found = self.graphed()
+        if not found:
+            return {}
+        from latfix.runners.device.graphs import facts_of
+
+        return facts_of(found)
 
     def replace_model(self, old: Any, new: Any) -> None:
         """Have every instance that runs ``old`` run ``new``."""
@@ -154,6 +173,14 @@ def _give_buffers(instance: ModelInstance, settings: RunnerSettings, loaded: Loa
         instance.collate = pool.collate
 
 
+def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
+    """Settings that need a device beside the host, where the model is on the CPU: a line each, for the record."""
+    if device != "cpu":
+        return []
+    asked = [name for name in ("pinned_staging", "overlap", "cuda_graphs") if getattr(settings, name)]
+    return [f"{name} needs a GPU: not in effect on the CPU" for name in asked]
+
+
 def pool_applies(adapter: Workload) -> bool:
     """Whether the adapter batches by the default collate, which a buffer pool can stand in for."""
     return type(adapter).collate is Workload.collate
@@ -200,7 +227,9 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
         model = in_precision(model, settings.precision, settings.keep_precision)
         if settings.memory_format == "channels_last":
             loaded.relaid += in_channels_last(model)
-        return model if settings.compile == "off" else compiled(model, loaded.tally, loaded.graphs)
+        if settings.compile == "off":
+            return model
+        return compiled(model, loaded.tally, loaded.graphs, settings.compile)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         what = f"precision = {settings.precision!r}, compile = {settings.compile!r}"
         raise RunnerError(f"changing the model ({what}) raised {describe(error)}") from error

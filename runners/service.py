@@ -31,7 +31,7 @@ from latfix.runners.device.profile import profile_batch, waits_in
 from latfix.runners.engine import Engine, OnDone
 from latfix.runners.hot_rows import attach_hot_rows
 from latfix.runners.layer_times import linear_ms
-from latfix.runners.model import LoadedModels, convert_models, load_models
+from latfix.runners.model import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
 from latfix.runners.model_home import bring_home
 from latfix.runners.process_setup import ProcessSetup
 from latfix.runners.steering import check_key, check_policies
@@ -82,6 +82,7 @@ class Service:
         self.compiles = CompileEvents(self.events)
         self.process.before_load()
         self.models = load_models(self.folder, self.entry, self.settings)
+        self.process.notes += unused_on_host(self.settings, self.models.device)
         if self.settings.pin == "locality":
             bring_home(self.models.instances, self.settings)
         attach_hot_rows(self.models.instances, self.settings)
@@ -105,6 +106,7 @@ class Service:
         check_inputs(self.models.adapter, traffic)
         self._convert(traffic)
         self._learn_rows(traffic)
+        self._capture(traffic)
         # What is not compiled now never is: requests must not wait for a compiler.
         wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if self.settings.compile != "off" else 0)
         if self.settings.keep_warm_ms and not wanted:
@@ -153,6 +155,17 @@ class Service:
         except USER_ERRORS as error:
             raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
         convert_models(self.models, batches, self.settings)
+
+    def _capture(self, traffic: Traffic) -> None:
+        """Have captured graphs run the models, where the settings ask for it and there is a device."""
+        models = self.models
+        if not self.settings.captures or models.instances[0].accelerator is None or models.graphed():
+            return
+        from latfix.runners.device.capture import capture_graphs
+
+        started = time.perf_counter()
+        capture_graphs(models, traffic, self.settings, pads=pool_applies(models.adapter))
+        self.warmup.seconds += time.perf_counter() - started
 
     def _learn_rows(self, traffic: Traffic) -> None:
         """See which rows of embedding tables a sample of the traffic looks up."""
@@ -215,6 +228,8 @@ class Service:
             )
         for instance in self.models.instances:
             instance.calls.reset()
+        for graphed in self.models.graphed():
+            graphed.facts.begin()
         return Engine(
             adapter=self.models.adapter,
             instances=self.models.instances,
@@ -296,6 +311,7 @@ class Service:
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
         found |= self.device_profile(traffic)
+        found |= self.models.graph_facts()
         seen = self._census(traffic)
         return found if seen is None else found | asdict(seen)
 
@@ -325,7 +341,7 @@ class Service:
         host issues no operators then.
         """
         instance = self.models.instances[0]
-        if instance.accelerator is None or self.settings.cuda_graphs:
+        if instance.accelerator is None or self.settings.captures:
             return {}
         found: list[dict[str, Any]] = []
         waits: list[str] = []
@@ -355,7 +371,7 @@ class Service:
             return None
         instance = self.models.instances[0]
         # Hooks on a compiled model would compile it again, and a converted one has no modules.
-        plain = self.settings.compile == "off" and self.settings.backend == "torch"
+        plain = self.settings.compile == "off" and self.settings.backend == "torch" and not self.models.graphed()
         try:
             with instance.guard():
                 batch = instance.collate(inputs[:1])

@@ -71,7 +71,7 @@ def sizes_to_run(inputs: Sequence[Any], most: int) -> Iterator[tuple[Any, int]]:
 
     Sizes are 1, 2, 4, … up to ``most`` for each, then those between where they are few and it does not take long.
     """
-    first = _doubling(most)
+    first = doubling(most)
     yield from product(inputs, first)
     between = [size for size in range(1, most + 1) if size not in first and most * len(inputs) <= _EVERY_SIZE]
     until = time.perf_counter() + _BETWEEN_S
@@ -109,7 +109,8 @@ def as_worker(settings: RunnerSettings, work: Callable[[], None]) -> None:
         pool.submit(run).result()
 
 
-def _doubling(most: int) -> list[int]:
+def doubling(most: int) -> list[int]:
+    """1, 2, 4, … and the largest."""
     sizes = [1]
     while sizes[-1] * 2 <= most:
         sizes.append(sizes[-1] * 2)

@@ -33,7 +33,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="dispatch.launch",
     evidence_class="modelled",
-    fixes=("fuse.cudagraph", "fuse.compile"),
+    fixes=("fuse.cudagraph",),
     happened="the GPU waiting for the host to issue its work",
     behind="one in which the GPU waited for the host",
     claim=_claim,

@@ -82,6 +82,7 @@ class Flights:
         self._clock = clock
         self._recorder = recorder
         self._overlap = overlap
+        self._graphs = getattr(instance.model, "facts", None)
         self.compute = accelerator.stream()
         self._copy_in = accelerator.stream() if overlap else self.compute
         self._copy_out = accelerator.stream() if overlap else self.compute
@@ -118,9 +119,12 @@ class Flights:
             if self._overlap:
                 self.compute.wait_event(events[_IN_END])
                 events[_COMPUTE].record(self.compute)
+            replays = self._graphs.replays if self._graphs is not None else 0
             begun = time.perf_counter_ns()
             output = call_model(self._instance.model, inputs)
             flight.issued_ns = time.perf_counter_ns()
+            if self._graphs is not None:
+                stamp["graph"][k] = 1 if self._graphs.replays > replays else -1
             events[_COMPUTE_END].record(self.compute)
         flight.held.append(output)
         stamp["issue_ns"][k] = flight.issued_ns - begun

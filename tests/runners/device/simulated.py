@@ -9,6 +9,7 @@ is then. Copies from memory that is not pinned keep the host waiting, and so doe
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import queue
 import threading
 import time
@@ -203,14 +204,15 @@ class SimulatedAccelerator:
         self.uploads.append(pinned)
         size = host.numel() * host.element_size() * self.speeds.byte * (1 if pinned else self.speeds.pageable)
         slot = _Slot()
+        kind = dtype if dtype is not None and host.is_floating_point() else host.dtype
+        memory = _memory(host)
 
         def copy() -> None:
-            # A copy takes its time, and reads what is there while it does.
+            # A copy takes its time, and reads what is there when it is done. It holds nothing that it reads.
             self._takes("in", size)
-            cast = dtype is not None and host.is_floating_point()
-            slot.value = host.detach().to(dtype if cast else host.dtype, copy=True)
+            slot.value = memory().to(kind, copy=True)
 
-        like = host if dtype is None or not host.is_floating_point() else host.to(dtype)
+        like = host.to(kind)
         self.current.put(copy)
         if not pinned:
             self.current.synchronize()
@@ -220,13 +222,12 @@ class SimulatedAccelerator:
         assert isinstance(there, DeviceTensor), "it does not lie on the device"
         self.downloads.append(into is not None)
         size = there.numel() * there.element_size() * self.speeds.byte * (1 if into is not None else 2)
-        host = torch.full(there.shape, float("nan")).to(there.dtype) if into is None else into.view(there.shape)
+        host = torch.empty(there.shape, dtype=there.dtype) if into is None else into.view(there.shape)
+        memory = _memory(host)
 
         def copy() -> None:
             self._takes("out", size)
-            # In a mode of its own: buffers made in inference mode could not be written to otherwise.
-            with torch.inference_mode():
-                host.copy_(_value(there))
+            memory().copy_(_value(there))
 
         self.current.put(copy)
         if into is None:
@@ -284,6 +285,14 @@ class SimulatedAccelerator:
         if seconds > 0:
             time.sleep(seconds)
         self.busy.append((what, begun, time.perf_counter_ns()))
+
+
+def _memory(host: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What lies where a contiguous tensor lies now, whoever it belongs to by then."""
+    assert host.is_contiguous(), "copied in one piece"
+    size, address = host.numel() * host.element_size(), host.data_ptr()
+    shape, kind = tuple(host.shape), host.dtype
+    return lambda: torch.frombuffer((ctypes.c_byte * size).from_address(address), dtype=kind).view(shape)
 
 
 def _wait(reached: threading.Event) -> None:

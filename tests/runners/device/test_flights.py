@@ -123,9 +123,9 @@ class Served:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_request_gets_its_own_answer(overlap: bool, staged: bool, workers: int) -> None:
     """Copies read their memory when the device comes to them: a buffer that is used again too early shows here."""
-    speeds = Speeds(operator=0.001, byte=2e-6, issue=0.0001)
-    served = Served(80, speeds=speeds, staged=staged, overlap=overlap, workers=workers)
-    assert len(served.outcomes) == 80 and served.wrong() == []
+    speeds = Speeds(operator=0.001, byte=1e-5)
+    served = Served(60, speeds=speeds, staged=staged, overlap=overlap, workers=workers)
+    assert len(served.outcomes) == 60 and served.wrong() == []
     total = np.sum([served.rows[f"{stage}_ns"] for stage in STAGES], axis=0)
     assert np.array_equal(total, served.rows["latency_ns"])
     assert all((served.rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
@@ -162,7 +162,9 @@ def test_stages_are_those_of_the_device() -> None:
     work = [(begin, end) for what, begin, end in served.device.busy if what == "compute"]
     spans = [last[1] - first[0] for first, last in zip(work[::3], work[2::3], strict=True)]
     assert min(spans) >= 30e6
-    assert np.median(np.abs(served.batches["device_ns"] - spans)) < 0.02 * np.median(spans)
+    late = served.batches["device_ns"] - spans
+    # The device begins when the host has issued the first of them.
+    assert (late >= -1_000).all() and (late <= served.batches["issue_ns"] + served.batches["clock_slack_ns"]).all()
     size = served.batches["size"]
     assert (served.batches["copy_in_bytes"] == size * _WIDTH * 4).all()
     assert (served.batches["copy_out_bytes"] == size * (_WIDTH * 4 + 4)).all()
