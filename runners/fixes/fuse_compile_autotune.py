@@ -1,4 +1,4 @@
-"""``fuse.compile_autotune``: compiled as by ``fuse.compile``, with the fastest of several kernels for each product."""
+"""``fuse.compile_autotune``: compiled as by ``fuse.compile``, each product by the fastest of several kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fuse.cudagraph``: a batch's operators are captured at warm-up, one graph a bucket of shapes, and issued at once."""
+"""``fuse.cudagraph``: operators are captured at warm-up, a graph for each bucket of shapes, and issued at once."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ FIX = Fix(
     title="copy the next batch in while this one computes",
     treats=("transfer.copy", "traffic.burst", "traffic.overload"),
     relief=0.2,
-    risk="two batches' memory at once; a request of high priority that comes after a full batch was taken waits for it",
+    risk="two batches' memory at once; a request of high priority that comes after a full batch was taken waits for "
+    "that one, too",
     obstacle=_obstacle,
     change=_change,
     verify=_verify,

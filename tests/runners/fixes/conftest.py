@@ -51,6 +51,7 @@ def _record(
     deadline_ms: float = np.nan,
     series: Mapping[str, Sequence[float]] | None = None,
     notes: Sequence[Mapping[str, Any]] = (),
+    columns: Mapping[str, _Times] | None = None,
     **meta: Any,
 ) -> RunRecord:
     """A run of batches whose members have the given lengths, each ``gap_ms`` after the one before has ended.
@@ -59,6 +60,7 @@ def _record(
     :param queue_ms: waits of the requests; this, ``priority`` and ``status`` are repeated.
     :param resident_mb: how much each batch makes the process grow.
     :param series: values by the name of a sampled series.
+    :param columns: more columns of the batches, repeated as often as it takes.
     """
     settings = settings if isinstance(settings, RunnerSettings) else _BEFORE.with_overrides(settings)
     batches = [[40, 200], [50], [45, 190], [60]] * 20 if members is None else members
@@ -85,6 +87,8 @@ def _record(
     table["process_cpu_ns"] = (compute * cores_busy).astype(np.int64)
     table["compute_minflt"] = table["size"] * faults
     table["compute_resident_bytes"] = np.full(count, resident_mb << 20)
+    for name, values in (columns or {}).items():
+        table[name] = np.resize(np.asarray(values, dtype=np.int64), count)
     traffic = Traffic(
         arrival_ns=rows["arrival_ns"].copy(),
         ids=[str(k) for k in range(n)],

@@ -25,6 +25,10 @@ INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
 PACKED = "latfix.runners.int8_linear.Int8WeightLinear"
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
+#: Bytes of the copies of a batch on a device, and the same from memory that is not pinned.
+COPIED = {"copy_in_bytes": 9000, "copy_out_bytes": 1000}
+PAGEABLE = {**COPIED, "pageable_bytes": 10_000}
+
 REPLACED = {"batches_run": 80, "batches_replaced": 80, "replaced_share": 0.9}
 ALIKE = [[40, 42], [50], [190, 200], [60]] * 20
 ONE_BY_ONE = [[200], [40]] * 40
@@ -118,6 +122,15 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
         {},
     ),
     ("fuse.compile", {}, {**REPLACED, "compilations": 3, "compile_s": 9.0, "graphs": 3}, {}),
+    ("fuse.compile_autotune", {}, {**REPLACED, "compilations": 3, "compile_s": 90.0, "graphs": 3}, {}),
+    (
+        "fuse.cudagraph",
+        {"columns": {"graph": [1] * 79 + [-1]}},
+        {"graphs_captured": 12, "graph_padded": 9, "capture_s": 2.0, "graph_misses": {"no graph of 9x300": 1}},
+        {},
+    ),
+    ("transfer.pinned", {"columns": COPIED, "pool_hits": 79, "pool_misses": 1}, {}, {"columns": PAGEABLE}),
+    ("transfer.overlap", {"columns": {"ahead_ns": [0, 900_000]}}, {}, {}),
     ("fuse.onnxruntime", {}, {**REPLACED, **converted("onnxruntime")}, {}),
     ("fuse.openvino", {}, {**REPLACED, **converted("openvino")}, {}),
     ("fuse.channels_last", {}, {"relaid": 3, "layouts": {"channels_last": 9, "contiguous": 1}}, {}),
@@ -237,6 +250,10 @@ ASKED_FOR: dict[str, dict[str, Any]] = {
     "quantize.int8_weight_only": {"precision": "int8_weight_only"},
     "quantize.bf16": {"precision": "bf16"},
     "fuse.compile": {"compile": "dynamic", "warmup_shapes": 8},
+    "fuse.compile_autotune": {"compile": "max-autotune", "warmup_shapes": 8},
+    "fuse.cudagraph": {"cuda_graphs": True, "warmup_shapes": 8},
+    "transfer.pinned": {"pinned_staging": True},
+    "transfer.overlap": {"overlap": True, "pinned_staging": True},
     "fuse.onnxruntime": {"backend": "onnxruntime"},
     "fuse.openvino": {"backend": "openvino"},
     "fuse.channels_last": {"memory_format": "channels_last"},
@@ -290,6 +307,9 @@ HALF: list[tuple[str, Run, Run]] = [
     ("fuse.compile", {}, {**REPLACED, "compilations": 0}),
     ("fuse.compile", {}, {**REPLACED, "compilations": 3, "batches_replaced": 60}),
     ("memory.pool", {"pool_hits": 3, "pool_misses": 70}, {}),
+    ("fuse.cudagraph", {"columns": {"graph": [1, -1]}}, {"graphs_captured": 12, "graph_misses": {"no graph": 40}}),
+    ("fuse.compile_autotune", {}, {**REPLACED, "compilations": 3, "batches_replaced": 60}),
+    ("transfer.pinned", {"columns": {**COPIED, "pageable_bytes": [0, 5000]}}, {}),
     ("memory.allocator", {"faults": 510, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}),
     ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}}, {}),
     ("gc.freeze", CHANCE, {"gc_enabled": True, "gc_frozen": 90_000}),
