@@ -65,7 +65,7 @@ _MATRIX = re.compile(
 )
 #: They add up, convert or move what matrix kernels made, or turn it round for them.
 _NO_MATRIX = re.compile(
-    r"^(?:void )?at::native::|splitkreduce|reduce_kernel|quantize|_quant_|transpose|nchwtonhwc|nhwctonchw|memcpy|memset"
+    r"^(?:void )?at::native::|splitkreduce|reduce_kernel|quantize|_quant_|transpose|nchwtonhwc|nhwctonchw"
 )
 _MOVES = re.compile(r"copy|catarray|fill|gather|scatter|indexselect|transpose|memcpy|memset|nccl")
 

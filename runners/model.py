@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls, Tally
 from latfix.runners.compiled import Graphs, compiled, configure_compiler
 from latfix.runners.operators import choose_attention, in_channels_last
-from latfix.runners.precision import answers_bf16, in_precision
+from latfix.runners.precision import activation_dtype, in_precision
+from latfix.runners.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
 from latfix.workload import Workload
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
 
 #: Precisions that a backend computes in; torch does all.
 _BACKEND_PRECISIONS = {"onnxruntime": ("default",), "openvino": ("default", "bf16")}
+#: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
+#: that lacks what is asked of it.
+_CHANGE_ERRORS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+)
 
 
 @dataclass(slots=True)
@@ -93,6 +106,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
     torch.manual_seed(settings.seed)
     device = resolve_device(settings.device)
     _check_backend(settings, device)
+    _check_precision(settings, device)
     if settings.intra_op_threads:
         torch.set_num_threads(settings.intra_op_threads)
     choose_attention(settings.attention)
@@ -115,7 +129,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
         instance = ModelInstance(adapter, model, device, dtype, collate, set(), pool)
         instance.inference = settings.inference_mode
         if settings.compile != "off":
-            instance.set_up = configure_compiler
+            instance.set_up = partial(configure_compiler, freezing=not uses_torchao(settings.precision, device))
         if settings.compile != "off" or settings.backend != "torch":
             instance.calls = Calls(tally=loaded.tally)
         loaded.instances.append(instance)
@@ -164,10 +178,15 @@ def _check_backend(settings: RunnerSettings, device: str) -> None:
             raise InputError(f"{said}: found {name} = {value!r}, which only torch knows; expected {neutral!r}")
 
 
-def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
-    import torch
+def _check_precision(settings: RunnerSettings, device: str) -> None:
+    if settings.backend != "torch":
+        return
+    if reason := unsupported(settings.precision, device, device_capability(device)):
+        raise InputError(f"precision = {settings.precision!r}: found device {device}; {reason}")
 
-    return torch.bfloat16 if answers_bf16(settings.precision) and settings.backend == "torch" else None
+
+def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
+    return activation_dtype(settings.precision) if settings.backend == "torch" else None
 
 
 def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
@@ -187,7 +206,10 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
         model = in_precision(model, settings.precision, settings.keep_precision)
         if settings.memory_format == "channels_last":
             loaded.relaid += in_channels_last(model)
-        return model if settings.compile == "off" else compiled(model, loaded.tally, loaded.graphs)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        if settings.compile == "off":
+            return model
+        freezing = not uses_torchao(settings.precision, device)
+        return compiled(model, loaded.tally, loaded.graphs, freezing=freezing)
+    except _CHANGE_ERRORS as error:
         what = f"precision = {settings.precision!r}, compile = {settings.compile!r}"
         raise RunnerError(f"changing the model ({what}) raised {describe(error)}") from error

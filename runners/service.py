@@ -23,7 +23,7 @@ from latfix.runners.adapter import (
     move,
 )
 from latfix.runners.calls import summary
-from latfix.runners.census import Census, census
+from latfix.runners.census import Census, census, weight_kinds
 from latfix.runners.collector import IdleCollector
 from latfix.runners.compiled import compiler_evidence
 from latfix.runners.engine import Engine, OnDone
@@ -31,6 +31,7 @@ from latfix.runners.hot_rows import attach_hot_rows
 from latfix.runners.layer_times import linear_ms
 from latfix.runners.model import LoadedModels, convert_models, load_models
 from latfix.runners.model_home import bring_home
+from latfix.runners.precision_support import device_capability
 from latfix.runners.process_setup import ProcessSetup
 from latfix.runners.steering import check_key, check_policies
 from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, representative, run_once, sizes_to_run
@@ -289,6 +290,9 @@ class Service:
             "conversions": self.models.conversions,
             **summary(instance.calls for instance in self.models.instances),
         }
+        if self.settings.backend == "torch":
+            found["capability"] = device_capability(self.models.device)
+            found |= weight_kinds(self.models.instances[0].model, self.settings.keep_precision)
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
         seen = self._census(traffic)

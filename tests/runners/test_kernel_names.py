@@ -9,8 +9,8 @@ from latfix.runners.kernel_names import is_device_kernel, is_matrix_kernel, matr
 _GEMV = (
     "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, {0}, {0}, {0}, float, false, true, true,"
     " false, 7, false, cublasGemvParamsEx<int, cublasGemvTensorStridedBatched<{0} const>,"
-    " cublasGemvTensorStridedBatched<{0} const>, cublasGemvTensorStridedBatched<{0}>, float> >(cublasGemvParamsEx<int,"
-    " cublasGemvTensorStridedBatched<{0} const>, cublasGemvTensorStridedBatched<{0} const>,"
+    " cublasGemvTensorStridedBatched<{0} const>, cublasGemvTensorStridedBatched<{0}>, float> >(cublasGemvParamsEx<"
+    "int, cublasGemvTensorStridedBatched<{0} const>, cublasGemvTensorStridedBatched<{0} const>,"
     " cublasGemvTensorStridedBatched<{0}>, float>)"
 )
 _FLASH = (
@@ -91,7 +91,10 @@ MATRIX = [
     (_GEMV.format("__half"), "fp16"),
     (_GEMV.format("float"), "fp32"),
     ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 2, 4, false, false>(…)", "fp16"),
-    ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const> >", "fp32"),
+    (
+        "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const> >",
+        "fp32",
+    ),
     # convolutions
     ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x32x32_stage4", "fp16"),
     ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize64x32x64", "tf32"),
@@ -100,7 +103,10 @@ MATRIX = [
     # attention
     (_FLASH.format("cutlass::bfloat16_t"), "bf16"),
     (_FLASH.format("cutlass::half_t"), "fp16"),
-    ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)", "bf16"),
+    (
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
+        "bf16",
+    ),
     ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", "fp16"),
     ("fmha_cutlassF_f32_aligned_64x64_rf_sm80", "fp32"),
     # cuDNN writes f16 for bfloat16, too
@@ -134,12 +140,15 @@ _ELEMENT = (
         (_ELEMENT.format("c10::BFloat16"), "bf16"),
         (_ELEMENT.format("c10::Half"), "fp16"),
         (_ELEMENT.format("float"), "fp32"),
-        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int)", "bf16"),
+        (
+            "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int)",
+            "bf16",
+        ),
         ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int)", "fp32"),
         (_ELEMENT.format("long"), ""),
         (
-            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)"
-            "::{lambda()#3}::operator()() const::{lambda(c10::BFloat16)#1}>",
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase"
+            "&)::{lambda()#3}::operator()() const::{lambda(c10::BFloat16)#1}>",
             "",
         ),
         ("triton_poi_fused_add_gelu_0", ""),
@@ -165,12 +174,14 @@ def test_operators_and_copies_are_no_kernels() -> None:
 
 
 def test_launches_are_counted_by_format() -> None:
-    counted = matrix_formats({
-        "aten::mm": 9,
-        "nvjet_tst_128x24_64x11_2x1_v_bz_TNT": 4,
-        "ampere_bf16_s16816gemm_bf16_64x64_tn": 1,
-        "ampere_sgemm_128x64_tn": 2,
-        "triton_tem_fused_mm_1": 3,
-        _ELEMENT.format("c10::BFloat16"): 70,
-    })
+    counted = matrix_formats(
+        {
+            "aten::mm": 9,
+            "nvjet_tst_128x24_64x11_2x1_v_bz_TNT": 4,
+            "ampere_bf16_s16816gemm_bf16_64x64_tn": 1,
+            "ampere_sgemm_128x64_tn": 2,
+            "triton_tem_fused_mm_1": 3,
+            _ELEMENT.format("c10::BFloat16"): 70,
+        }
+    )
     assert counted == {"bf16": 5, "fp32": 2, "": 3}
