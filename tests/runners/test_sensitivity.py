@@ -79,6 +79,9 @@ def test_the_layer_that_int8_ruins_is_found(fragile: Path) -> None:
     found = found_in(fragile)
     effects = {layer.names[0]: layer.effect for layer in found.layers}
     assert effects["fragile"] > 5 * max(effects["first"], effects["last"]) > 0
+    if not found.trials:  # beside busy neighbors, int8 may not be faster in any layer
+        assert "no layer of 3 is faster" in found.reason
+        return
     assert found.trials[0]["kept"] == 0 and found.all_score == found.trials[0]["score"]
     if found.trials[0]["allowed"]:  # where this machine is not faster with int8 in that layer, it was left out
         assert "fragile" in found.keep
