@@ -45,7 +45,8 @@ def fits(layer: torch.nn.Linear, precision: Precision) -> bool:
     """Whether the product of this precision takes a layer's sizes."""
     if precision == "int8_weight_only":
         return True
-    return layer.in_features % STEP == 0 and layer.out_features % STEP == 0
+    # Some versions of torchao leave layers of 16 inputs, too: too small to gain anything.
+    return layer.in_features % STEP == 0 and layer.out_features % STEP == 0 and layer.in_features > STEP
 
 
 def quantize_layers(layers: Iterable[torch.nn.Linear], precision: Precision, capability: Capability | None) -> None:

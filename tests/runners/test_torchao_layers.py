@@ -147,7 +147,7 @@ class Products(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes the rows of each int8 product."""
 
     def __init__(self, rows: list[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._rows = rows
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,13 +24,16 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 AO = "torchao.quantization.Int8Tensor"
 
 
+def with_meta(run: RunRecord, **meta: Any) -> RunRecord:
+    return replace(run, meta={**run.meta, **meta})
+
+
 @pytest.fixture
 def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Context]:
     """A context of a run on a GPU, with what was seen of its model."""
 
     def make(capability: Any = (9, 0), settings: RunnerSettings | None = None, **model: Any) -> Context:
-        run = make_record(device="cuda:0")
-        run.meta["model"] = {"capability": capability, **model}
+        run = with_meta(make_record(device="cuda:0"), model={"capability": capability, **model})
         return make_context(run, settings or RunnerSettings())
 
     return make
@@ -143,8 +147,7 @@ def test_kernels_tell_what_was_computed_in(
 
 
 def test_where_layers_are_kept_some_kernels_are_enough(make_record: Make, verified: Verify) -> None:
-    run = make_record(device="cuda:0")
-    run.meta["settings"] = {**run.meta.get("settings", {}), "keep_precision": ["head"]}
+    run = with_meta(make_record(device="cuda:0"), settings={"keep_precision": ["head"]})
     assert verified("quantize.bf16", run, **seen({BF16: 1, FP32: 9})).effective
     assert not verified("quantize.bf16", run, **seen({FP32: 9})).effective
 
@@ -187,8 +190,7 @@ def test_without_kernels_layers_and_graphs_tell_of_16_bits(make_record: Make, ve
 def test_on_a_gpu_weights_tell_what_was_left_out(
     make_record: Make, verified: Verify, kernels: dict[str, int], kept: dict[str, int], effective: bool
 ) -> None:
-    run = make_record(device="cuda:0")
-    run.meta["settings"] = {**run.meta.get("settings", {}), "keep_precision": ["head"]}
+    run = with_meta(make_record(device="cuda:0"), settings={"keep_precision": ["head"]})
     found = verified("quantize.int8_excluded", run, **seen(kernels, weights={AO: 3}, kept_weights=kept))
     assert found.effective is effective, found.evidence
     assert found.evidence.endswith("the weights that they had: head")
