@@ -49,6 +49,7 @@ def in_place_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latfix.runners.precision._gpu", lambda _: torch.device("cuda", 0))
     monkeypatch.setattr("latfix.runners.precision.device_capability", lambda _: (9, 0))
     monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)
+    monkeypatch.setattr("torchao.quantization.quant_api.is_sm_at_least_89", lambda: True)
 
 
 def net() -> Net:
