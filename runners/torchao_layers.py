@@ -15,7 +15,7 @@ from latfix.runners.precision_support import Capability, by_torchao
 from latfix.settings import Precision
 
 #: cuBLAS multiplies int8 of more than 16 rows only: torch's product raises for fewer, and outside of the compiler
-#: torchao multiplies in float32 then and says nothing. Products of 32 rows are what it does best.
+#: torchao multiplies in float32 then and says nothing.
 _LEAST_ROWS = 32
 #: Inputs and outputs of a layer that the int8 and fp8 products take are multiples of this; torchao leaves other
 #: layers as they are (fp8) or multiplies them on the host (int8).
