@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-Precision = Literal["default", "bf16", "int8_dynamic", "int8_weight_only"]
+Precision = Literal["default", "bf16", "fp16", "int8_dynamic", "int8_weight_only", "fp8_dynamic"]
 Compile = Literal["off", "dynamic", "reduce-overhead", "max-autotune"]
 Backend = Literal["torch", "onnxruntime", "openvino"]
 MemoryFormat = Literal["default", "channels_last"]

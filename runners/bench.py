@@ -26,7 +26,10 @@ RESTARTS = 2
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
 #: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing.
-_MAKING_S = {"fuse.compile": 90.0, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0}
+_COMPILING_S = 90.0
+_MAKING_S = {"fuse.compile": _COMPILING_S, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0}
+#: Fixes that come compiled on a GPU.
+_COMPILED_ON_GPU = ("quantize.int8_dynamic", "quantize.int8_excluded", "quantize.fp8_dynamic")
 #: Most seconds for finding the layers that accuracy hangs on.
 _SENSITIVITY_S = 60.0
 #: How fast an arm is sent the windows that nobody times.
@@ -228,6 +231,8 @@ class Bench:
         self._made_s[fix.id] = max(scouted_s - self.load_s - 4 * _PACE_S, 0.0)
 
     def _making_s(self, fix: Fix) -> float:
+        if fix.id in _COMPILED_ON_GPU and self.baseline.meta.get("device", "cpu") != "cpu":
+            return self._made_s.get(fix.id, _COMPILING_S)
         return self._made_s.get(fix.id, _MAKING_S.get(fix.id, 0.0))
 
     def final_s(self, rounds: int) -> float:

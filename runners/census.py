@@ -10,6 +10,7 @@ from typing import Any
 
 from latfix.runners.adapter import call_model
 from latfix.runners.precision import kept_modules
+from latfix.runners.precision_support import by_torchao
 from latfix.runners.worker import ModelInstance
 
 #: Operators of these libraries are kernels; what else a profile holds is bookkeeping.
@@ -82,13 +83,40 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
     )
 
 
+def weight_kinds(model: Any, keep: Collection[str] = ()) -> dict[str, dict[str, int]]:
+    """What the weights of the model's linear layers are held in, compiled or not: layers by type of their weight.
+
+    :param keep: names of the modules that were to keep their precision; their layers are counted apart.
+    """
+    import torch
+
+    model = getattr(model, "_orig_mod", model)  # behind what the compiler put around it
+    if not isinstance(model, torch.nn.Module):
+        return {"weights": {}, "kept_weights": {}}
+    exempt = kept_modules(model, keep)
+    changed: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            (kept if id(module) in exempt else changed)[_weight_kind(module.weight)] += 1
+    return {"weights": dict(changed), "kept_weights": dict(kept)}
+
+
+def _weight_kind(weight: Any) -> str:
+    return _type_name(type(weight)) if by_torchao(weight) else str(weight.dtype).removeprefix("torch.")
+
+
 def does_work(module: Any) -> bool:
     """A leaf, or a module of the framework's own whose children only hold its parameters (int8 layers)."""
     return not list(module.children()) or ".quantized." in type(module).__module__
 
 
 def _kind(module: Any) -> str:
-    kind = type(module)
+    weight = getattr(module, "weight", None)
+    return _type_name(type(weight)) if by_torchao(weight) else _type_name(type(module))
+
+
+def _type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

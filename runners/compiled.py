@@ -42,7 +42,7 @@ class Graphs:
                 self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
 
 
-def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic") -> Any:
+def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic", *, freezing: bool = True) -> Any:
     """The model, or the parts of it that its ``compile_parts`` names, compiled for dynamic shapes.
 
     Whatever is compiled counts itself in ``tally`` when it runs. Where more versions would be needed than are
@@ -51,11 +51,12 @@ def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic"
     :param mode: ``max-autotune`` also times several kernels for each matrix product and takes the fastest.
         ``reduce-overhead`` compiles as ``dynamic`` does: what it means in the framework, captured graphs, is left to
         :mod:`latfix.runners.device.graphs`, which captures a bounded number of them and none in a request.
+    :param freezing: as in :func:`configure_compiler`.
     """
     import torch
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
-    configure_compiler()
+    configure_compiler(freezing=freezing)
 
     def backend(graph: Any, inputs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx
@@ -81,12 +82,16 @@ def _options(mode: Compile) -> dict[str, Any]:
     return dict(list_mode_options("max-autotune-no-cudagraphs"))
 
 
-def configure_compiler() -> None:
-    """Set the compiler up in this thread: in torch 2.13 its settings are each thread's own."""
+def configure_compiler(*, freezing: bool = True) -> None:
+    """Set the compiler up in this thread: in torch 2.13 its settings are each thread's own.
+
+    :param freezing: weights become constants of the compiled code. Not those of torchao: with torch 2.13 its int8
+        layers answered with errors of a third of their size on the CPU then, and of a hundredth without.
+    """
     import torch._dynamo.config
     import torch._inductor.config
 
-    torch._inductor.config.freezing = True
+    torch._inductor.config.freezing = freezing
     torch._dynamo.config.recompile_limit = _VERSIONS
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from latfix.runners.adapter import call_model, tensors_of
-from latfix.runners.precision import answers_bf16, cast_floats, in_precision, quantizable
+from latfix.runners.precision import activation_dtype, cast_floats, in_precision, quantizable
 from latfix.settings import Precision
 
 #: Turns of each layer; fewer where time runs out.
@@ -22,7 +23,7 @@ Call = tuple[Any, Any]
 def layer_times(
     model: Any, names: Iterable[str], batch: Any, precisions: Sequence[Precision], seconds: float
 ) -> dict[str, tuple[float, ...]]:
-    """Nanoseconds of each layer in one forward pass: as it is, then in each of the precisions.
+    """Nanoseconds of each layer in one forward pass: as it is, then in each of the precisions, if any.
 
     All layers run one after the other, as they are and then changed, in turns: each finds the caches as the others
     left them, which is what int8 is about, and would find its own weights there if it were repeated by itself. Of
@@ -32,23 +33,18 @@ def layer_times(
     :param batch: what the model is called with once, to see what each layer is called with.
     :param seconds: after so long, turns are fewer.
     """
-    import torch
-
     modules = dict(model.named_modules())
     wanted = {name: modules[name] for name in names}
     plan = _in_order({name: _distinct(calls) for name, calls in _recorded(wanted, model, batch).items()})
     deadline = time.perf_counter() + seconds
     least: list[list[int]] = [[2**62] * len(plan) for _ in range(1 + len(precisions))]
-    for number, precision in enumerate(precisions, start=1):
-        changed = {
-            name: in_precision(torch.nn.Sequential(copy.deepcopy(module)), precision)
-            for name, module in wanted.items()
-        }
-        before = [(wanted[name], call) for name, call, _ in plan]
-        after = [(changed[name], _cast(*call, precision)) for name, call, _ in plan]
+    before = [(wanted[name], call) for name, call, _ in plan]
+    settle = _settling(batch)
+    for number in range(1, max(len(precisions), 1) + 1):
+        compared = [(0, before), *((number, _changed(plan, wanted, one)) for one in precisions[number - 1 : number])]
         for turn in range(-1, _TURNS):  # the first does not count
-            for kind, steps in ((0, before), (number, after)):
-                for place, spent in enumerate(_timed(steps)):
+            for kind, steps in compared:
+                for place, spent in enumerate(_timed(steps, settle)):
                     if turn >= 0:
                         least[kind][place] = min(least[kind][place], spent)
             if turn + 1 >= _LEAST_TURNS and time.perf_counter() > deadline:
@@ -81,12 +77,29 @@ def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
     return {name: round(total, 4) for name, total in zip(("default", *LINEAR_PRECISIONS), sums, strict=True)}
 
 
-def _cast(args: Any, kwargs: Any, precision: Precision) -> Call:
+def _changed(
+    plan: Sequence[tuple[str, Call, int]], layers: Mapping[str, Any], precision: Precision
+) -> list[tuple[Any, Call]]:
+    """The plan's calls with copies of the layers in another precision."""
     import torch
 
-    if not answers_bf16(precision):
-        return args, kwargs
-    return cast_floats(args, torch.bfloat16), cast_floats(kwargs, torch.bfloat16)
+    changed = {
+        name: in_precision(torch.nn.Sequential(copy.deepcopy(module)), precision) for name, module in layers.items()
+    }
+    return [(changed[name], _cast(*call, precision)) for name, call, _ in plan]
+
+
+def _settling(batch: Any) -> Callable[[], None]:
+    """Waits for the device to be done with what it was given; on the CPU it is."""
+    import torch
+
+    device = next((tensor.device for tensor in tensors_of(batch) if tensor.is_cuda), None)
+    return (lambda: None) if device is None else partial(torch.cuda.synchronize, device)
+
+
+def _cast(args: Any, kwargs: Any, precision: Precision) -> Call:
+    dtype = activation_dtype(precision)
+    return (args, kwargs) if dtype is None else (cast_floats(args, dtype), cast_floats(kwargs, dtype))
 
 
 def _recorded(modules: dict[str, Any], model: Any, batch: Any) -> dict[str, list[Call]]:
@@ -123,11 +136,13 @@ def _in_order(calls: Mapping[str, Sequence[tuple[Call, int]]]) -> list[tuple[str
     return [(name, *kinds[number]) for number in range(most) for name, kinds in calls.items() if number < len(kinds)]
 
 
-def _timed(steps: Sequence[tuple[Any, Call]]) -> list[int]:
-    """Nanoseconds of each call, one after the other."""
+def _timed(steps: Sequence[tuple[Any, Call]], settle: Callable[[], None]) -> list[int]:
+    """Nanoseconds of each call, one after the other, the device's work included."""
     spent = []
+    settle()
     for module, (args, kwargs) in steps:
         start = time.perf_counter_ns()
         module(*args, **kwargs)
+        settle()
         spent.append(time.perf_counter_ns() - start)
     return spent

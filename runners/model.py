@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from latfix.runners.compiled import Graphs, compiled, configure_compiler
 from latfix.runners.device.accelerator import accelerator_of
 from latfix.runners.device.staging import Staging
 from latfix.runners.operators import choose_attention, in_channels_last
-from latfix.runners.precision import answers_bf16, in_precision
+from latfix.runners.precision import activation_dtype, in_precision
+from latfix.runners.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
 from latfix.workload import Workload
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
 
 #: Precisions that a backend computes in; torch does all.
 _BACKEND_PRECISIONS = {"onnxruntime": ("default",), "openvino": ("default", "bf16")}
+#: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
+#: that lacks what is asked of it.
+_CHANGE_ERRORS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+)
 
 
 @dataclass(slots=True)
@@ -114,6 +127,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
     torch.manual_seed(settings.seed)
     device = resolve_device(settings.device)
     _check_backend(settings, device)
+    _check_precision(settings, device)
     if settings.intra_op_threads:
         torch.set_num_threads(settings.intra_op_threads)
     choose_attention(settings.attention)
@@ -133,7 +147,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
         _give_buffers(instance, settings, loaded)
         instance.inference = settings.inference_mode
         if settings.compile != "off":
-            instance.set_up = configure_compiler
+            instance.set_up = partial(configure_compiler, freezing=not uses_torchao(settings.precision, device))
         if settings.compile != "off" or settings.backend != "torch":
             instance.calls = Calls(tally=loaded.tally)
         loaded.instances.append(instance)
@@ -204,10 +218,15 @@ def _check_backend(settings: RunnerSettings, device: str) -> None:
             raise InputError(f"{said}: found {name} = {value!r}, which only torch knows; expected {neutral!r}")
 
 
-def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
-    import torch
+def _check_precision(settings: RunnerSettings, device: str) -> None:
+    if settings.backend != "torch":
+        return
+    if reason := unsupported(settings.precision, device, device_capability(device)):
+        raise InputError(f"precision = {settings.precision!r}: found device {device}; {reason}")
 
-    return torch.bfloat16 if answers_bf16(settings.precision) and settings.backend == "torch" else None
+
+def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
+    return activation_dtype(settings.precision) if settings.backend == "torch" else None
 
 
 def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
@@ -229,7 +248,8 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
             loaded.relaid += in_channels_last(model)
         if settings.compile == "off":
             return model
-        return compiled(model, loaded.tally, loaded.graphs, settings.compile)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        freezing = not uses_torchao(settings.precision, device)
+        return compiled(model, loaded.tally, loaded.graphs, settings.compile, freezing=freezing)
+    except _CHANGE_ERRORS as error:
         what = f"precision = {settings.precision!r}, compile = {settings.compile!r}"
         raise RunnerError(f"changing the model ({what}) raised {describe(error)}") from error

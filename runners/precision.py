@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from latfix.errors import InputError
+from latfix.runners.precision_support import by_torchao, device_capability, uses_torchao
 from latfix.settings import Precision
 
 if TYPE_CHECKING:
@@ -18,22 +19,27 @@ if TYPE_CHECKING:
 def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[str] = ()) -> torch.nn.Module:
     """The model with its layers in ``precision``, those in ``keep`` as they were.
 
-    ``int8_dynamic`` changes ``nn.Linear``, ``bf16`` everything that holds numbers; ``int8_weight_only`` does both,
-    as far as the kernel's sizes allow. The model that is given is changed or left, so only the one that is returned
-    may be used.
+    ``int8_dynamic`` changes ``nn.Linear``, ``bf16`` and ``fp16`` everything that holds numbers; ``int8_weight_only``
+    and ``fp8_dynamic`` change the linear layers, as far as the kernel's sizes allow, and all else to bfloat16. On a
+    GPU torchao makes the layers of eight bits. The model that is given is changed or left, so only the one that is
+    returned may be used.
 
+    :param model: on the device that it runs on.
     :param keep: names of modules, as :meth:`torch.nn.Module.named_modules` says them; what is inside of one stays
         with it.
     :raises InputError: ``keep`` names a module that is not there.
+    :raises ImportError: torchao is needed and missing.
     """
     kept = kept_modules(model, keep)
-    if precision == "bf16":
-        return _to_bf16(model, kept)
+    if precision == "default":
+        return model
+    if precision in ("bf16", "fp16"):
+        return _cast(model, kept, activation_dtype(precision))
+    if precision == "fp8_dynamic" or _gpu(model) is not None:
+        return _by_its_layers(_by_torchao(model, precision, kept))
     if precision == "int8_dynamic":
         return _by_its_layers(_to_int8_dynamic(model, kept))
-    if precision == "int8_weight_only":
-        return _by_its_layers(_to_int8_weight_only(model, kept))
-    return model
+    return _by_its_layers(_to_int8_weight_only(model, kept))
 
 
 def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch.nn.Module]:
@@ -43,11 +49,9 @@ def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch
     """
     import torch
 
-    from latfix.runners.int8_linear import STEP
-
     if precision == "default":
         return {}
-    if precision == "bf16":
+    if precision in ("bf16", "fp16"):
         inside = {id(part) for whole in model.modules() if _indivisible(whole) for part in _parts(whole)}
         return {
             name: module
@@ -55,27 +59,53 @@ def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch
             if name and id(module) not in inside and (_indivisible(module) or _holds_numbers(module))
         }
     # NonDynamicallyQuantizableLinear, which attention reads the weight of, is another type, and stays.
-    step = STEP if precision == "int8_weight_only" else 1
+    fits = _fitting(precision, on_gpu=_gpu(model) is not None)
     return {
         name: module
         for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module.in_features % step == 0
+        if type(module) is torch.nn.Linear and fits(module) and not by_torchao(module.weight)
     }
+
+
+def _fitting(precision: Precision, *, on_gpu: bool) -> Callable[[torch.nn.Linear], bool]:
+    """Which sizes of a linear layer the kernels of this precision take."""
+    from latfix.runners import int8_linear, torchao_layers
+
+    if on_gpu or precision == "fp8_dynamic":
+        return lambda layer: torchao_layers.fits(layer, precision)
+    step = int8_linear.STEP if precision == "int8_weight_only" else 1
+    return lambda layer: layer.in_features % step == 0
 
 
 def layer_in_precision(layer: torch.nn.Module, precision: Precision) -> torch.nn.Module:
     """A copy of one layer in another precision, which takes and answers what the layer did."""
     import torch
 
+    outer, inner = _own_dtype(layer), activation_dtype(precision)
     changed = in_precision(torch.nn.Sequential(copy.deepcopy(layer)), precision)
-    if answers_bf16(precision):
-        _bridge(changed, inner=torch.bfloat16, outer=torch.float32)
+    if inner is not None:
+        _bridge(changed, inner=inner, outer=outer)
     return changed.eval()
 
 
-def answers_bf16(precision: Precision) -> bool:
-    """Whether what lies between the layers is bfloat16."""
-    return precision in ("bf16", "int8_weight_only")
+def activation_dtype(precision: Precision) -> torch.dtype | None:
+    """What lies between the layers, inputs and answers are in; ``None`` where that is left as it is."""
+    import torch
+
+    if precision == "fp16":
+        return torch.float16
+    return torch.bfloat16 if precision in ("bf16", "int8_weight_only", "fp8_dynamic") else None
+
+
+def pays_only_compiled(model: torch.nn.Module, precision: Precision) -> bool:
+    """Whether a precision's layers are slower, not faster, as long as nothing compiles them."""
+    gpu = _gpu(model)
+    return gpu is not None and uses_torchao(precision, str(gpu))
+
+
+def _gpu(model: torch.nn.Module) -> torch.device | None:
+    """The CUDA device that holds the model; ``None`` where that is the CPU."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda), None)
 
 
 def kept_modules(model: torch.nn.Module, keep: Collection[str]) -> set[int]:
@@ -111,6 +141,20 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
     return quantized
 
 
+def _by_torchao(model: torch.nn.Module, precision: Precision, kept: set[int]) -> torch.nn.Module:
+    from latfix.runners.torchao_layers import quantize_layers
+
+    dtype, gpu = activation_dtype(precision), _gpu(model)
+    if dtype is not None:  # as with the CPU's int8 weights
+        kept = _with_what_is_shared(model, kept)
+    layers = [layer for layer in quantizable(model, precision).values() if id(layer) not in kept]
+    if dtype is not None:
+        model = _cast(model, kept, dtype)
+    capability = None if gpu is None else device_capability(str(gpu))
+    quantize_layers(layers, precision, capability)  # type: ignore[arg-type]
+    return model
+
+
 def _to_int8_weight_only(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
     from latfix.runners.int8_linear import Int8WeightLinear
 
@@ -122,7 +166,7 @@ def _to_int8_weight_only(model: torch.nn.Module, kept: set[int]) -> torch.nn.Mod
         for name, child in parent.named_children():
             if id(child) in made:
                 setattr(parent, name, made[id(child)])
-    return _to_bf16(made.get(id(model), model), kept)
+    return _cast(made.get(id(model), model), kept, activation_dtype("int8_weight_only"))
 
 
 def _by_its_layers(model: torch.nn.Module) -> torch.nn.Module:
@@ -132,26 +176,26 @@ def _by_its_layers(model: torch.nn.Module) -> torch.nn.Module:
 
     for module in model.modules():
         if isinstance(module, torch.nn.TransformerEncoderLayer):
-            if not type(module.linear1) is type(module.linear2) is torch.nn.Linear:
+            layers = (module.linear1, module.linear2)
+            if any(type(layer) is not torch.nn.Linear or by_torchao(layer.weight) for layer in layers):
                 module.activation_relu_or_gelu = 0  # one of the kernel's conditions; the layers go by ``activation``
         elif isinstance(module, torch.nn.TransformerEncoder):
             module.use_nested_tensor = False  # which only that kernel takes
     return model
 
 
-def _to_bf16(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
-    import torch
-
+def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> torch.nn.Module:
+    assert dtype is not None, "only precisions that change what lies between the layers come here"
     if not kept:
-        return model.to(torch.bfloat16)
+        return model.to(dtype)
     kept = _with_what_is_shared(model, kept)
     for module in model.modules():
         if id(module) not in kept:
-            module._apply(_caster(torch.bfloat16), recurse=False)  # type: ignore[no-untyped-call]
+            module._apply(_caster(dtype), recurse=False)  # type: ignore[no-untyped-call]
     inside = {id(part) for whole in model.modules() if id(whole) in kept for part in _parts(whole)}
     for module in model.modules():
         if id(module) in kept and id(module) not in inside:
-            _bridge(module, inner=torch.float32, outer=torch.bfloat16)
+            _bridge(module, inner=_own_dtype(module), outer=dtype)
     return model
 
 
@@ -185,6 +229,14 @@ def _parts(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
 def _holds_numbers(module: torch.nn.Module) -> bool:
     own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
     return any(tensor.is_floating_point() for tensor in own)
+
+
+def _own_dtype(module: torch.nn.Module) -> torch.dtype:
+    """What a module computes in, by the first numbers that it holds; float32 where it holds none."""
+    import torch
+
+    held = (tensor.dtype for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point())
+    return next(held, torch.float32)
 
 
 def _caster(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:

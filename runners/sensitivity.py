@@ -24,7 +24,7 @@ from latfix.runners.accuracy import Accuracy, evaluate, sample_requests
 from latfix.runners.adapter import USER_ERRORS, call_model, describe, move, tensors_of
 from latfix.runners.guard import judge
 from latfix.runners.layer_times import layer_times
-from latfix.runners.precision import answers_bf16, layer_in_precision, quantizable
+from latfix.runners.precision import activation_dtype, layer_in_precision, pays_only_compiled, quantizable
 from latfix.runners.service import Service
 from latfix.settings import Precision, RunnerSettings
 from latfix.traffic.model import Traffic
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _REQUESTS = 24
 #: A layer is changed only where that is at least this much faster; otherwise it costs accuracy for nothing.
 _WINS = 1.02
+#: The share of a layer's time that eight bits are taken to save where only a compiler brings it out.
+_ASSUMED = 0.5
 #: The share of the budget for the layers one by one; the rest is for the accuracy of what was chosen.
 _LAYERS_SHARE = 0.35
 #: The share of the squared change of the answers by which layers stand out.
@@ -145,7 +147,7 @@ def _choose(
 ) -> None:
     """Decide how many of the dearest layers are kept: the fewest with which the accuracy is allowed."""
     for layer in found.layers:
-        layer.kept = "no gain" if layer.saves_ms <= 0 and not answers_bf16(found.precision) else ""
+        layer.kept = "no gain" if layer.saves_ms <= 0 and activation_dtype(found.precision) is None else ""
     useless = [layer for layer in found.layers if layer.kept]
     useful = sorted((layer for layer in found.layers if not layer.kept), key=lambda layer: -layer.price)
     if not useful:
@@ -263,8 +265,7 @@ def _layers(
         again = [_answer(model, batch) for batch in batches]
         pass_s = (time.perf_counter() - started) / 2
         noise = _change(exact, again)
-        times = layer_times(model, names, batches[len(batches) // 2], (precision,), max(left_s() / 3, 0.0))
-        saves = {name: _saved_ms(times[name][0], times[name][1], precision) for name in names}
+        saves = _savings(model, names, batches[len(batches) // 2], precision, max(left_s() / 3, 0.0))
         layers = []
         for group in _groups(names, int(max(left_s(), 0.0) / max(pass_s, 1e-9))):
             with _changed(model, group, precision):
@@ -288,10 +289,20 @@ def _layer_by_layer() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+def _savings(model: Any, names: Sequence[str], batch: Any, precision: Precision, seconds: float) -> dict[str, float]:
+    """Milliseconds that changing each layer saves; where that cannot be timed layer by layer, because it takes a
+    compiler, the same share of each layer's time: what is asked is their order."""
+    if pays_only_compiled(model, precision):
+        times = layer_times(model, names, batch, (), seconds)
+        return {name: _ASSUMED * times[name][0] / 1e6 for name in names}
+    times = layer_times(model, names, batch, (precision,), seconds)
+    return {name: _saved_ms(times[name][0], times[name][1], precision) for name in names}
+
+
 def _saved_ms(before_ns: float, after_ns: float, precision: Precision) -> float:
-    """What changing a layer saves; nothing where it is not clearly faster, except among layers that talk in
-    bfloat16: there one that is left out costs its neighbors two conversions."""
-    wins = before_ns > _WINS * after_ns or answers_bf16(precision)
+    """What changing a layer saves; nothing where it is not clearly faster, except among layers that talk in a
+    format of 16 bits: there one that is left out costs its neighbors two conversions."""
+    wins = before_ns > _WINS * after_ns or activation_dtype(precision) is not None
     return max(before_ns - after_ns, 0.0) / 1e6 if wins else 0.0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from latfix.runners.adapter import (
     tensors_of,
 )
 from latfix.runners.calls import summary
-from latfix.runners.census import Census, census
+from latfix.runners.census import Census, census, weight_kinds
 from latfix.runners.collector import IdleCollector
 from latfix.runners.compiled import compiler_evidence
 from latfix.runners.device.profile import profile_batch, waits_in
@@ -33,6 +34,7 @@ from latfix.runners.hot_rows import attach_hot_rows
 from latfix.runners.layer_times import linear_ms
 from latfix.runners.model import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
 from latfix.runners.model_home import bring_home
+from latfix.runners.precision_support import device_capability
 from latfix.runners.process_setup import ProcessSetup
 from latfix.runners.steering import check_key, check_policies
 from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, representative, run_once, sizes_to_run
@@ -308,9 +310,13 @@ class Service:
             "conversions": self.models.conversions,
             **summary(instance.calls for instance in self.models.instances),
         }
+        if self.settings.backend == "torch":
+            found["capability"] = device_capability(self.models.device)
+            found |= weight_kinds(self.models.instances[0].model, self.settings.keep_precision)
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
         found |= self.device_profile(traffic)
+        found["device_kernels"] = _kernels(found.get("device_profile", ()))
         found |= self.models.graph_facts()
         seen = self._census(traffic)
         return found if seen is None else found | asdict(seen)
@@ -337,11 +343,10 @@ class Service:
     def device_profile(self, traffic: Traffic) -> dict[str, Any]:
         """What a few batches do on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
 
-        Profiled one by one, beside everything that is timed. Empty on the CPU, and where graphs were captured: the
-        host issues no operators then.
+        Profiled one by one, beside everything that is timed. Empty on the CPU.
         """
-        instance = self.models.instances[0]
-        if instance.accelerator is None or self.settings.captures:
+        instance = self._uncaptured(self.models.instances[0])
+        if instance.accelerator is None:
             return {}
         found: list[dict[str, Any]] = []
         waits: list[str] = []
@@ -361,6 +366,11 @@ class Service:
                     found.append(work.to_json())
         return {"device_profile": found, "device_waits": waits}
 
+    def _uncaptured(self, instance: ModelInstance) -> ModelInstance:
+        """The instance with the model that its graphs were captured of: the same operators, issued one by one."""
+        graphed = self.models.graphed()
+        return replace(instance, model=graphed[0].original) if graphed else instance
+
     def _has_parts(self) -> bool:
         """Whether the model is a Python loop around parts of it that it names."""
         return getattr(self.models.instances[0].model, "compile_parts", None) is not None
@@ -369,12 +379,20 @@ class Service:
         inputs = self._representative(traffic, 1)
         if not inputs:
             return None
-        instance = self.models.instances[0]
+        instance = self._uncaptured(self.models.instances[0])
         # Hooks on a compiled model would compile it again, and a converted one has no modules.
-        plain = self.settings.compile == "off" and self.settings.backend == "torch" and not self.models.graphed()
+        plain = self.settings.compile == "off" and self.settings.backend == "torch"
         try:
             with instance.guard():
                 batch = instance.collate(inputs[:1])
             return census(instance, batch, self.settings.keep_precision if plain else (), hooks=plain)
         except USER_ERRORS:  # the replay reports the failure with its request
             return None
+
+
+def _kernels(profiled: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Kernels of all profiled batches, by name."""
+    total: Counter[str] = Counter()
+    for work in profiled:
+        total.update(work["kernels"])
+    return dict(total)

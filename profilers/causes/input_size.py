@@ -43,7 +43,9 @@ CAUSE = Cause(
     fixes=(
         "quantize.int8_dynamic",
         "quantize.int8_weight_only",
+        "quantize.fp8_dynamic",
         "quantize.bf16",
+        "quantize.fp16",
         "fuse.compile",
         "fuse.onnxruntime",
         "fuse.openvino",

@@ -54,6 +54,14 @@ PARTS = (
         install='pip install "latfix[openvino]"',
     ),
     Part(
+        id="software.torchao",
+        module="torchao",
+        package="torchao",
+        gives="quantize.int8_dynamic and quantize.fp8_dynamic on a GPU",
+        install='pip install "latfix[quantization]"',
+        needs_gpu=True,
+    ),
+    Part(
         id="software.tensorrt",
         module="torch_tensorrt",
         package="torch-tensorrt",

@@ -6,7 +6,7 @@ from typing import Any
 
 from latfix.runners.compiled import compiler_missing
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.model_facts import COMPUTE, other_backend, replaced
+from latfix.runners.fixes.model_facts import COMPUTE, on_cpu, other_backend, replaced
 
 _SHAPES = 8
 #: Where the compiler breaks a model into graphs and steps between them, graphs must take this share of the time.
@@ -16,7 +16,7 @@ _MOST_TIME = 0.5
 def _obstacle(context: Context) -> str:
     if context.settings.compile != "off":
         return "the model is compiled already"
-    if context.settings.precision == "int8_dynamic":
+    if context.settings.precision == "int8_dynamic" and on_cpu(context):
         return "does not go with quantize.int8_dynamic, whose kernels it cannot see into"
     return other_backend(context) or compiler_missing()
 

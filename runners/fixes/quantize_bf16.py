@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from latfix.runners.fixes import reduced_precision
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.model_facts import COMPUTE, other_backend
+from latfix.runners.fixes.model_facts import COMPUTE, on_cpu
+
+#: Compute capability of the first GPUs that multiply bfloat16 themselves; before, it is emulated.
+_LEAST = (8, 0)
 
 
 def native_bf16() -> bool:
@@ -23,11 +27,14 @@ def _native_bf16() -> bool:
 
 
 def _obstacle(context: Context) -> str:
-    if context.settings.precision != "default":
-        return f"the precision is {context.settings.precision} already"
-    if context.record.meta.get("device", "cpu") == "cpu" and not _native_bf16():
-        return "this CPU has no bfloat16 instructions, without which it is slower"
-    return other_backend(context)
+    if reason := reduced_precision.obstacle(context, "bf16"):
+        return reason
+    if on_cpu(context):
+        return "" if _native_bf16() else "this CPU has no bfloat16 instructions, without which it is slower"
+    capability = reduced_precision.capability(context)
+    if capability is not None and capability < _LEAST:
+        return "bfloat16 is emulated on GPUs before compute capability 8.0; quantize.fp16 is not"
+    return reduced_precision.in_half_already(context)
 
 
 def _change(context: Context) -> dict[str, Any]:
@@ -36,12 +43,17 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
+    return reduced_precision.computes_in(applied, "bf16") or answered_in(applied, "bfloat16")
+
+
+def answered_in(applied: Applied, dtype: str) -> Verified:
+    """Whether the model's layers answered in a type, where no kernel tells what they computed in."""
     # A compiled model has no modules to look at; what its graphs compute in is known from when they were compiled.
     compiled = applied.evidence.get("graph_dtypes")
     dtypes = compiled or applied.evidence.get("dtypes", {})
-    count, total = dtypes.get("bfloat16", 0), sum(dtypes.values())
+    count, total = dtypes.get(dtype, 0), sum(dtypes.values())
     what = "operators of the compiled graphs" if compiled else "leaf modules that ran in a forward pass"
-    return Verified(count > 0, f"{count} of {total} {what} answered in bfloat16")
+    return Verified(count > 0, f"{count} of {total} {what} answered in {dtype}")
 
 
 FIX = Fix(

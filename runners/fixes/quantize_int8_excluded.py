@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from latfix.runners.fixes import reduced_precision
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.model_facts import COMPUTE, count
-from latfix.runners.fixes.quantize_int8_dynamic import QUANTIZED, int8_obstacle
+from latfix.runners.fixes.quantize_int8_dynamic import QUANTIZED, int8_change, int8_obstacle, ran_on_gpu
 
 
 def _obstacle(context: Context) -> str:
@@ -24,19 +25,32 @@ def _obstacle(context: Context) -> str:
 
 def _change(context: Context) -> dict[str, Any]:
     keep = dict.fromkeys((*context.settings.keep_precision, *(context.sensitivity or {})))
-    return {"precision": "int8_dynamic", "keep_precision": list(keep)}
+    return {**int8_change(context), "keep_precision": list(keep)}
 
 
 def _verify(applied: Applied) -> Verified:
+    if ran_on_gpu(applied):
+        return _verify_on_gpu(applied)
     modules, kept = applied.evidence.get("modules", {}), applied.evidence.get("kept", {})
     quantized, total = count(modules, QUANTIZED), sum(modules.values())
     spared, wrongly = sum(kept.values()), count(kept, QUANTIZED)
-    named = applied.record.meta.get("settings", {}).get("keep_precision", [])
     said = (
         f"{quantized} of {total} leaf modules that ran in a forward pass were int8; {spared - wrongly} ran as they"
-        f" were: {', '.join(named)}"
+        f" were: {_named(applied)}"
     )
     return Verified(quantized > 0 and spared > 0 and not wrongly, said)
+
+
+def _verify_on_gpu(applied: Applied) -> Verified:
+    """A compiled model has no modules that run; which weights it holds can be seen all the same."""
+    products, kept = reduced_precision.products_in(applied, "int8"), applied.evidence.get("kept_weights", {})
+    spared, wrongly = sum(kept.values()), count(kept, "torchao")
+    said = f"{products.evidence}; {spared - wrongly} have the weights that they had: {_named(applied)}"
+    return Verified(products.effective and spared > 0 and not wrongly, said)
+
+
+def _named(applied: Applied) -> str:
+    return ", ".join(applied.record.meta.get("settings", {}).get("keep_precision", []))
 
 
 FIX = Fix(

@@ -13,7 +13,10 @@ _KERNEL = "_weight_int8pack_mm"
 
 def _obstacle(context: Context) -> str:
     if not on_cpu(context):
-        return "its packed int8 product is used on the CPU only"
+        return (
+            "its packed product is used on the CPU only: on a GPU the weights are widened before each product, which"
+            " takes longer than it saves"
+        )
     if not native_bf16():
         return "this CPU has no bfloat16 instructions, which its activations are in"
     if context.settings.precision != "default":

@@ -473,6 +473,18 @@ def test_settings_that_another_backend_would_ignore_are_refused(linear: Path, va
         load_models(linear, "adapter:Small", settings(**values))
 
 
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("fp16", r"precision = 'fp16': found device cpu; half precision is computed on GPUs only"),
+        ("fp8_dynamic", r"precision = 'fp8_dynamic': found device cpu; .*compute capability 8.9 or later"),
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_refused(linear: Path, precision: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_models(linear, "adapter:Small", settings(precision=precision))
+
+
 def test_a_backend_without_a_converted_model_serves_nothing(linear: Path) -> None:
     service = Service(linear, "adapter:Small", settings(backend="onnxruntime"))
     service.load()

@@ -63,6 +63,26 @@ def test_a_module_that_is_kept_computes_in_its_own_precision_beside_the_others()
     assert torch.allclose(exact, found.float(), atol=0.05 * float(exact.abs().max()))
 
 
+def test_half_precision_reaches_all_but_what_is_kept() -> None:
+    exact = answer(tied())
+    assert set(dtypes(in_precision(tied(), "fp16")).values()) == {torch.float16}
+    model = in_precision(tied(), "fp16", ["middle"])
+    assert {name for name, dtype in dtypes(model).items() if dtype is torch.float32} == {
+        "middle.0.weight",
+        "middle.0.bias",
+    }
+    found = answer(model)
+    assert found.dtype is torch.float16
+    assert 0 < float((exact - found.float()).abs().max()) < 0.005 * float(exact.abs().max())
+
+
+def test_a_kept_module_computes_in_what_it_was_in_before() -> None:
+    model = in_precision(tied().double(), "bf16", ["middle"])
+    seen: list[torch.dtype] = []
+    model.get_submodule("middle").register_forward_hook(lambda *a: seen.append(a[2].dtype), prepend=True)
+    assert answer(model).dtype is torch.bfloat16 and seen == [torch.float64]
+
+
 def test_what_shares_a_parameter_with_a_kept_module_is_kept_too() -> None:
     model = in_precision(tied(), "bf16", ["head"])
     assert dtypes(model)["embed.weight"] is dtypes(model)["head.weight"] is torch.float32
@@ -100,14 +120,16 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ("default", set()),
         ("int8_dynamic", {"middle.0", "head"}),
         ("int8_weight_only", set()),  # eight inputs are too few for its kernel
+        ("fp8_dynamic", set()),  # as here
         ("bf16", {"embed", "attend", "middle.0", "head"}),
+        ("fp16", {"embed", "attend", "middle.0", "head"}),
     ],
 )
 def test_layers_that_can_be_left_out(precision: Any, names: set[str]) -> None:
     assert set(quantizable(tied(), precision)) == names
 
 
-@pytest.mark.parametrize("precision", ["int8_dynamic", "int8_weight_only", "bf16"])
+@pytest.mark.parametrize("precision", ["int8_dynamic", "int8_weight_only", "bf16", "fp16"])
 def test_one_layer_alone_takes_and_answers_what_it_did(precision: Any) -> None:
     torch.manual_seed(3)
     layer, x = nn.Linear(32, 10).eval(), torch.randn(5, 32)

@@ -198,6 +198,7 @@ def machine_that_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("latfix.runners.precision_support.torchao_missing", lambda: "")
     for where, what in {
         "quantize_bf16._native_bf16": lambda: True,
         "fuse_compile.compiler_missing": lambda: "",

@@ -31,6 +31,8 @@ LATE = [int(Status.OK)] * 9 + [int(Status.TIMEOUT)]
 LENGTHS = [20, 400, 60, 150, 300, 30] * 10
 #: Runs that call for a fix which the ordinary one does not call for.
 CALLED_FOR: dict[str, dict[str, Any]] = {
+    "quantize.fp8_dynamic": {"device": "cuda:0"},
+    "quantize.fp16": {"device": "cuda:0"},
     "batch.continuous": {"notes": [{"steps": True}]},
     "schedule.shortest_expected": {
         "members": [[length] for length in LENGTHS],
@@ -117,7 +119,6 @@ def test_what_it_costs_and_what_it_may_bring_is_told(fix: Fix) -> None:
         ("batch.bucket", {"max_batch_size": 1}, {}, {}, "one by one"),
         ("batch.bucket", {}, {"members": [[50, 50]] * 40}, {}, "padding"),
         ("batch.size", {"max_batch_size": 8}, {}, {}, "would not fill"),
-        ("quantize.int8_dynamic", {}, {"device": "cuda:0"}, {}, "CPU only"),
         ("transfer.pinned", {}, {}, {}, "no device to copy to"),
         ("transfer.overlap", {}, {}, {}, "on the CPU"),
         ("transfer.overlap", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "batching is continuous"),
@@ -134,6 +135,11 @@ def test_what_it_costs_and_what_it_may_bring_is_told(fix: Fix) -> None:
         ),
         ("fuse.compile_autotune", {}, {}, {}, "one kernel to choose from"),
         ("fuse.compile_autotune", {"compile": "reduce-overhead"}, {"device": "cuda:0"}, {}, "with reduce-overhead"),
+        ("quantize.int8_weight_only", {}, {"device": "cuda:0"}, {}, "CPU only"),
+        ("quantize.fp16", {}, {}, {}, "on GPUs only"),
+        ("quantize.fp8_dynamic", {}, {}, {}, "compute capability 8.9"),
+        ("quantize.fp8_dynamic", {"precision": "bf16"}, {"device": "cuda:0"}, {}, "bf16 already"),
+        ("quantize.fp16", {"backend": "onnxruntime"}, {"device": "cuda:0"}, {}, "onnxruntime runs the model"),
         ("quantize.int8_dynamic", {"precision": "bf16"}, {}, {}, "bf16"),
         ("quantize.int8_dynamic", {"compile": "dynamic"}, {}, {}, "torch.compile"),
         ("quantize.bf16", {"precision": "int8_dynamic"}, {}, {}, "int8_dynamic"),
@@ -273,8 +279,12 @@ def test_what_changes_answers_says_so() -> None:
         "quantize.int8_dynamic",
         "quantize.int8_excluded",
         "quantize.int8_weight_only",
+        "quantize.fp8_dynamic",
         "quantize.bf16",
+        "quantize.fp16",
         "fuse.compile",
+        "fuse.compile_autotune",
+        "fuse.cudagraph",
         "fuse.onnxruntime",
         "fuse.openvino",
         "fuse.channels_last",

@@ -23,6 +23,10 @@ MIB = 1 << 20
 LINEAR = "torch.nn.modules.linear.Linear"
 INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
 PACKED = "latfix.runners.int8_linear.Int8WeightLinear"
+FP8 = "torchao.quantization.Float8Tensor"
+BF16_KERNEL, FP16_KERNEL = "nvjet_tst_128x24_64x11_2x1_v_bz_TNT", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
+FP8_KERNEL = "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"
+INT8_KERNEL = "cutlass_80_tensorop_i16832gemm_s8_128x64_128x3_tn_align16"
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
 #: Bytes of the copies of a batch on a device, and the same from memory that is not pinned.
@@ -119,6 +123,20 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
         "quantize.bf16",
         {"settings": {"precision": "bf16", "compile": "dynamic"}},
         {"dtypes": {}, "graph_dtypes": {"bfloat16": 4, "float32": 1}},
+        {},
+    ),
+    ("quantize.bf16", {"device": "cuda:0"}, {"device": "cuda:0", "kernels": {BF16_KERNEL: 5}}, {}),
+    ("quantize.fp16", {"device": "cuda:0"}, {"device": "cuda:0", "kernels": {FP16_KERNEL: 5}}, {}),
+    (
+        "quantize.fp8_dynamic",
+        {"device": "cuda:0"},
+        {"device": "cuda:0", "kernels": {FP8_KERNEL: 5}, "weights": {FP8: 5}},
+        {},
+    ),
+    (
+        "quantize.int8_dynamic",
+        {"device": "cuda:0"},
+        {"device": "cuda:0", "kernels": {INT8_KERNEL: 5}, "weights": {"torchao.quantization.Int8Tensor": 5}},
         {},
     ),
     ("fuse.compile", {}, {**REPLACED, "compilations": 3, "compile_s": 9.0, "graphs": 3}, {}),
@@ -248,7 +266,9 @@ ASKED_FOR: dict[str, dict[str, Any]] = {
     "quantize.int8_dynamic": {"precision": "int8_dynamic"},
     "quantize.int8_excluded": {"precision": "int8_dynamic", "keep_precision": ("head",)},
     "quantize.int8_weight_only": {"precision": "int8_weight_only"},
+    "quantize.fp8_dynamic": {"precision": "fp8_dynamic", "compile": "dynamic", "warmup_shapes": 8},
     "quantize.bf16": {"precision": "bf16"},
+    "quantize.fp16": {"precision": "fp16"},
     "fuse.compile": {"compile": "dynamic", "warmup_shapes": 8},
     "fuse.compile_autotune": {"compile": "max-autotune", "warmup_shapes": 8},
     "fuse.cudagraph": {"cuda_graphs": True, "warmup_shapes": 8},
@@ -301,6 +321,8 @@ HALF: list[tuple[str, Run, Run]] = [
     ("batch.size", {**CHANCE, "settings": {"max_batch_size": 16}}, {}),
     ("quantize.int8_dynamic", CHANCE, {"modules": {}}),
     ("quantize.int8_excluded", CHANCE, {"modules": {INT8: 4}, "kept": {INT8: 1}}),
+    ("quantize.fp16", CHANCE, {"dtypes": {"bfloat16": 4}}),
+    ("quantize.fp8_dynamic", CHANCE, {"device": "cuda:0", "weights": {FP8: 4}, "kernels": {BF16_KERNEL: 4}}),
     ("quantize.bf16", CHANCE, {"dtypes": {}}),
     ("quantize.bf16", CHANCE, {"dtypes": {"bfloat16": 4}, "graph_dtypes": {"float32": 4}}),
     ("fuse.compile", {"compilations_in_run": 1}, {**REPLACED, "compilations": 3}),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from latfix.runners.bench import Bench
+from latfix.runners.fixes import fuse_compile, quantize_bf16, quantize_int8_dynamic, quantize_int8_excluded
 
 
 def test_what_does_not_fit_the_budget_is_skipped_and_says_so(search: Any, world: Any) -> None:
@@ -32,3 +36,13 @@ def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> 
     assert world.statuses(outcome) == {"a.A": "skipped"}
     assert [name for _, name, _ in world.replays] == ["baseline"]
     assert outcome.verdict == "no_gain"
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.0), ("cuda:0", 90.0)])
+def test_what_comes_compiled_on_a_gpu_takes_its_time(device: str, seconds: float) -> None:
+    bench: Any = SimpleNamespace(_made_s={}, baseline=SimpleNamespace(meta={"device": device}))
+    for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
+        assert Bench._making_s(bench, fix) == seconds
+    assert Bench._making_s(bench, fuse_compile.FIX) == 90.0 and Bench._making_s(bench, quantize_bf16.FIX) == 0.0
+    bench._made_s[quantize_int8_dynamic.FIX.id] = 7.0
+    assert Bench._making_s(bench, quantize_int8_dynamic.FIX) == 7.0, "seen is better than expected"

@@ -1,0 +1,157 @@
+"""Which number format a CUDA kernel computes in, as far as its name tells.
+
+Libraries write the format into the names of their kernels: cuBLAS and cuBLASLt (``ampere_…gemm``, ``sm90_xmma_…``,
+``nvjet_…``), CUTLASS (C-style names and templates), cuDNN, FlashAttention, and torch's own templates by their
+arguments. The format is that of what is multiplied; sums are wider in all of them. Kernels that a compiler generates
+say what they do, not in which numbers, and most cannot be told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+Format = Literal["bf16", "fp16", "tf32", "fp32", "int8", "fp8", ""]
+
+#: Letters of an nvjet name: of the first operand. What is not here (fp4, double) is not told.
+_NVJET = {"h": "fp16", "t": "bf16", "q": "fp8"}
+_SPELLED: Mapping[str, Format] = {
+    "bf16": "bf16",
+    "f16": "fp16",
+    "fp16": "fp16",
+    "tf32": "tf32",
+    "f32": "fp32",
+    "i8": "int8",
+    "s8": "int8",
+    "u8": "int8",
+    "e4m3": "fp8",
+    "e5m2": "fp8",
+}
+#: ``aten::mm`` and the like: operators, which profiles hold beside the kernels that they started.
+_OPERATOR = re.compile(r"[A-Za-z_]\w*::\w[\w.]*")
+_NVJET_NAME = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
+#: Types of operands and result, then the type that is multiplied: ``f32f32_tf32f32_f32`` multiplies in tf32.
+_XMMA = re.compile(
+    r"xmma_\w*?gemm_(?:indexed_)?(?P<io>bf16|tf32|f16|f32|i8|e4m3|e5m2)[a-z0-9]*"
+    r"(?:_(?P<by>bf16|tf32|f16|f32|i8|e4m3|e5m2)(?:f16|f32|i32|tf32|bf16))?"
+)
+#: An instruction of CUTLASS 3: result, then operands, as in ``SM90_64x128x32_F32E4M3E4M3_SS_TN``.
+_ATOM = re.compile(r"sm\d+_\d+x\d+x\d+_(?:f32|f16|s32)(bf16|f16|tf32|e4m3|e5m2|s8|u8)")
+_ALONE = r"(?<![a-z0-9]){}(?![a-z0-9])"
+#: Of C-style names, in the order in which they decide.
+_SPELLINGS: tuple[tuple[re.Pattern[str], Format], ...] = (
+    (re.compile(r"e2m1|(?<![a-z])[iu]\d+\w*gemm_[su]4|b1_|(?<![a-z])[dzc]\d*gemm"), ""),
+    (re.compile(r"e4m3|e5m2|fp8|f8f8"), "fp8"),
+    (re.compile(r"(?<![a-z])i\d{4,}(?:gemm|cudnn)|(?<![a-z0-9])(?:int8|s8)(?![a-z0-9])"), "int8"),
+    (re.compile(r"tf32|tfloat32"), "tf32"),
+    (re.compile(_ALONE.format("bf16") + r"|bfloat16"), "bf16"),
+    (re.compile(_ALONE.format("fp?16") + r"|half_t|(?<![a-z])h\d*(?:x\d+x\d+)?gemm"), "fp16"),
+    # Without any type in the name, the instruction of 16 × 8 × 8 is the one for tf32 from Ampere on.
+    (re.compile(r"(?:cutlass_8\d|ampere)\w*_s1688gemm"), "tf32"),
+    (re.compile(r"sgemm|scudnn|simt_s"), "fp32"),
+)
+_ARGUMENTS: tuple[tuple[re.Pattern[str], Format], ...] = (
+    (re.compile(r"__nv_bfloat16|c10::bfloat16|cutlass::bfloat16_t"), "bf16"),
+    (re.compile(r"__half|c10::half|cutlass::half_t"), "fp16"),
+    (re.compile(r"__nv_fp8|c10::float8|float_e4m3"), "fp8"),
+    (re.compile(r"(?<![\w:])(?:signed char|int8_t)(?!\w)"), "int8"),
+    (re.compile(r"(?<![\w:])float(?![\w])"), "fp32"),
+)
+_MATRIX = re.compile(
+    r"nvjet_|gemm|gemv|xmma_|tensorop|scudnn|convolve|fprop|(?<![a-z])bmm_|dot_kernel|triton_tem_|fmha|sdpa|"
+    r"flash_fwd(?!\w*combine)|flashattnfwd(?!combine)|mm_kernel"
+)
+#: They add up, convert or move what matrix kernels made, or turn it round for them.
+_NO_MATRIX = re.compile(
+    r"^(?:void )?at::native::|splitkreduce|reduce_kernel|quantize|_quant_|transpose|nchwtonhwc|nhwctonchw"
+)
+_MOVES = re.compile(r"copy|catarray|fill|gather|scatter|indexselect|transpose|memcpy|memset|nccl")
+
+
+def is_device_kernel(name: str) -> bool:
+    """Whether a name in a profile is a kernel's, and not an operator's of the framework or a copy's."""
+    return not _OPERATOR.fullmatch(name) and not name.startswith(("Memcpy", "Memset"))
+
+
+def is_matrix_kernel(name: str) -> bool:
+    """Whether a kernel multiplies matrices: products, convolutions, fused attention."""
+    low = name.lower()
+    return is_device_kernel(name) and _MATRIX.search(low) is not None and _NO_MATRIX.search(low) is None
+
+
+def number_format(name: str) -> Format:
+    """The format that a kernel computes in; empty where its name does not tell, or it moves or converts data only.
+
+    :param name: as CUPTI and torch's profiler give it, demangled.
+    """
+    low = name.lower()
+    if not is_device_kernel(name) or "nccl" in low:
+        return ""
+    if low.startswith("triton_"):
+        return _of_triton(low)
+    if found := _NVJET_NAME.search(low):
+        return _of_nvjet(low, found.group(1))
+    if is_matrix_kernel(name):
+        return _of_matrix(low)
+    return "" if _MOVES.search(low) or _NO_MATRIX.search(low.replace("at::native::", "")) else _of_arguments(low)
+
+
+def matrix_formats(kernels: Mapping[str, int]) -> Counter[Format]:
+    """Launches of matrix kernels by format, from launches by name."""
+    found: Counter[Format] = Counter()
+    for name, launches in kernels.items():
+        if is_matrix_kernel(name):
+            found[number_format(name)] += launches
+    return found
+
+
+def _of_triton(low: str) -> Format:
+    """Of what inductor generates only the templates of operators that take one format can be told."""
+    if not low.startswith("triton_tem_"):
+        return ""
+    return "int8" if "_int_mm" in low else "fp8" if "_scaled_mm" in low else ""
+
+
+def _of_nvjet(low: str, letters: str) -> Format:
+    if letters.startswith("s"):
+        return "tf32" if "tf32" in low else ""
+    return _NVJET.get(letters[0], "")  # type: ignore[return-value]
+
+
+def _of_matrix(low: str) -> Format:
+    if found := _XMMA.search(low):
+        return _SPELLED[found.group("by") or found.group("io")]
+    if found := _ATOM.search(low):
+        return _SPELLED[found.group(1)]
+    if found := re.search(r"fmha_cutlassf_(bf16|f16|f32)", low):
+        return _SPELLED[found.group(1)]
+    if "sdpa" in low:  # cuDNN writes f16 for either of the two formats of 16 bits
+        return ""
+    # A template of the library around a kernel with a name of its own repeats it; the first mention is enough.
+    spelled = low if "::gemm" in low or "flash" in low else low.partition("<")[0] + _inner_name(low)
+    for pattern, format_ in _SPELLINGS:
+        if pattern.search(spelled):
+            return format_
+    return _first_argument(low)
+
+
+def _inner_name(low: str) -> str:
+    found = re.search(r"kernel2?<(\w+)>", low)
+    return found.group(1) if found else ""
+
+
+def _first_argument(low: str) -> Format:
+    """The first type among a template's arguments: that of the operands."""
+    hits = [(hit.start(), format_) for pattern, format_ in _ARGUMENTS if (hit := pattern.search(low, low.find("<")))]
+    return min(hits)[1] if hits and "<" in low else ""
+
+
+def _of_arguments(low: str) -> Format:
+    """The one type that a template is made for; float beside a narrower one is what it is computed in between."""
+    kinds = {format_ for pattern, format_ in _ARGUMENTS if pattern.search(low)}
+    narrow = kinds - {"fp32"}
+    if len(narrow) == 1:
+        return narrow.pop()
+    return "fp32" if kinds == {"fp32"} else ""
