@@ -85,8 +85,8 @@ def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int
     for each in work:
         begin, gap = float(each["ts"]), float(each["ts"]) - until
         call = issued[_tie(each)]
-        if gap > 0 and call["ts"] > until:
-            # The stream was empty when it was put in. Had the host, before that, waited for what ran last?
+        if gap > 0 and _put_in(call) > until:
+            # The stream had run empty. Had the host, before that, waited for what ran last?
             blocked = any(until <= _end(wait) <= call["ts"] for wait in waits)
             sync, launch = (sync + gap, launch) if blocked else (sync, launch + gap)
         busy += max(_end(each) - max(begin, until), 0.0)
@@ -169,6 +169,11 @@ def _waits(call: Mapping[str, Any], work: Sequence[Mapping[str, Any]]) -> bool:
     # A copy of one kind or the other: it waited if it returned after what it copied was there.
     own = next((each for each in work if _tie(each) == _tie(call)), None)
     return own is not None and _end(call) >= _end(own)
+
+
+def _put_in(call: Mapping[str, Any]) -> float:
+    """When what was called for was in the stream: a launch at its end, a copy, which may wait for itself, at once."""
+    return _end(call) if "Launch" in str(call["name"]) else float(call["ts"])
 
 
 def _stops(calls: Sequence[Mapping[str, Any]], waits: Sequence[Mapping[str, Any]]) -> int:
