@@ -13,6 +13,7 @@ from latfix.cli.options import (
     JsonOption,
     JsonTarget,
     MapOption,
+    ProfileOption,
     SeedOption,
     SkipOption,
     TrafficOptions,
@@ -36,6 +37,7 @@ def backends(
     traffic: Annotated[
         Path | None, typer.Option("--traffic", help="Recorded traffic; a model file alone needs it.")
     ] = None,
+    profile: ProfileOption = "",
     mapping: MapOption = None,
     skip_bad_lines: SkipOption = False,
     batch: Annotated[
@@ -59,7 +61,7 @@ def backends(
         raise InputError(f"--batch: found {batch}; expected a whole number from 1 to 4096")
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds: found {seconds}; expected a number above 0, at most 3600")
-    spec = load_spec(workload, traffic=traffic)
+    spec = load_spec(workload, traffic=traffic, profile=profile)
     settings = spec.settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, TrafficOptions(mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines))
     target = JsonTarget.open(json_file)

@@ -16,6 +16,7 @@ from latfix.cli.options import (
     LimitOption,
     MapOption,
     OutOption,
+    ProfileOption,
     RepeatOption,
     SeedOption,
     SkipOption,
@@ -35,6 +36,7 @@ from latfix.cli.recording import HistoryOption
 def diagnose(
     workload: WorkloadArgument,
     traffic: TrafficOption = None,
+    profile: ProfileOption = "",
     mapping: MapOption = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Apply a plan that latfix optimize wrote.")] = None,
     speed: SpeedOption = 1.0,
@@ -81,7 +83,7 @@ def diagnose(
     check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
-    spec = load_spec(workload, traffic=traffic)
+    spec = load_spec(workload, traffic=traffic, profile=profile)
     settings = spec.settings
     fixes: tuple[str, ...] = ()
     if plan is not None:

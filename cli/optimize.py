@@ -16,6 +16,7 @@ from latfix.cli.options import (
     LimitOption,
     MapOption,
     OutOption,
+    ProfileOption,
     RepeatOption,
     SeedOption,
     SkipOption,
@@ -36,6 +37,7 @@ from latfix.errors import InputError
 def optimize(
     workload: WorkloadArgument,
     traffic: TrafficOption = None,
+    profile: ProfileOption = "",
     mapping: MapOption = None,
     budget: Annotated[
         str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
@@ -99,7 +101,7 @@ def optimize(
     parsed = tuple(parse_gate(text) for text in gate or ())
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
     check_resume(resume, out)
-    spec = load_spec(workload, traffic=traffic)
+    spec = load_spec(workload, traffic=traffic, profile=profile)
     settings = spec.settings
     earlier: tuple[PlannedFix, ...] = ()
     if plan is not None:

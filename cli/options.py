@@ -31,6 +31,10 @@ WorkloadArgument = Annotated[
 TrafficOption = Annotated[
     Path | None, typer.Option("--traffic", help="Recorded traffic to replay instead of the workload's own.")
 ]
+ProfileOption = Annotated[
+    str,
+    typer.Option("--profile", metavar="NAME", help="A profile of the workload: [profile.NAME] in its workload.toml."),
+]
 MapOption = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="FEATURE=EXPR", help='Derive a feature: --map "tokens=min(input_tokens/16,256)".'),
@@ -104,10 +108,11 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     traffic = read_traffic(spec.traffic, mapping=mapping, skip_bad_lines=options.skip_bad_lines)
     if not len(traffic):
         raise InputError(f"{spec.traffic}: found no request; expected at least one")
-    if options.repeat > 1:
-        traffic = repeat(traffic, options.repeat)
-    if options.speed != 1.0:
-        traffic = scale_time(traffic, options.speed)
+    times, speed = options.repeat * spec.repeat, options.speed * spec.speed
+    if times > 1:
+        traffic = repeat(traffic, times)
+    if speed != 1.0:
+        traffic = scale_time(traffic, speed)
     if options.to_duration is not None:
         traffic = scale_to_duration(traffic, options.to_duration)
     if options.duration is not None:

@@ -21,6 +21,7 @@ from latfix.cli.options import (
     LimitOption,
     MapOption,
     OutOption,
+    ProfileOption,
     SeedOption,
     SkipOption,
     TrafficOption,
@@ -78,6 +79,7 @@ def sweep(
         typer.Option("--at-least", metavar="RPS", help="Fail unless it bears so many requests a second."),
     ] = None,
     traffic: TrafficOption = None,
+    profile: ProfileOption = "",
     mapping: MapOption = None,
     duration: DurationOption = None,
     limit: LimitOption = None,
@@ -111,7 +113,7 @@ def sweep(
         raise InputError(f"--requests: found {requests}; expected a whole number from 20 to 1000000")
     wanted = _wanted(loads, rates)
     combinations = parse_variants(variants or ())
-    spec = load_spec(workload, traffic=traffic)
+    spec = load_spec(workload, traffic=traffic, profile=profile)
     limit_ms = slo if slo is not None else spec.objective.slo_ms
     target = Target(
         percentile=percentile if percentile is not None else spec.objective.percentile,

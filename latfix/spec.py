@@ -14,11 +14,12 @@ from latfix.errors import InputError, input_error
 from latfix.expressions import Expression
 from latfix.model_content import MODEL_SUFFIXES, check_model_file, is_model_file
 from latfix.model_inputs import InputRule, parse_inputs
+from latfix.profiles import overlaid
 from latfix.settings import Objective, RunnerSettings
 from latfix.settings_check import check_keys, find_line, validate_objective, validate_settings
 
 SPEC_FILE = "workload.toml"
-_TABLES = ("workload", "runner", "objective", "traffic", "inputs")
+_TABLES = ("workload", "runner", "objective", "traffic", "inputs", "profile")
 _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -33,6 +34,8 @@ class WorkloadSpec:
     :param traffic_map: features derived from others, by name.
     :param settings: how the service runs today.
     :param traffic_given: whether that traffic was named on the command line, and not by the workload.
+    :param profile: of the workload that this is; empty for none.
+    :param speed: how many times as fast as recorded the profile replays; ``repeat`` how often in a row.
     """
 
     name: str
@@ -43,6 +46,9 @@ class WorkloadSpec:
     settings: RunnerSettings = field(default_factory=RunnerSettings)
     objective: Objective = field(default_factory=Objective)
     traffic_given: bool = False
+    profile: str = ""
+    speed: float = 1.0
+    repeat: int = 1
 
 
 def samples() -> dict[str, Path]:
@@ -53,23 +59,24 @@ def samples() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{SPEC_FILE}"))}
 
 
-def load_spec(workload: str, *, traffic: Path | None = None) -> WorkloadSpec:
+def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") -> WorkloadSpec:
     """The workload that a command line names: a folder, a model file, or a sample by name.
 
     :param traffic: recorded traffic to use instead of the workload's own; a model file has none of its own.
-    :raises InputError: there is no such workload, or its ``workload.toml`` is wrong.
+    :param profile: of the workload; empty for none.
+    :raises InputError: there is no such workload or profile, or its ``workload.toml`` is wrong.
     """
     path = Path(workload)
     there = _is_there(path)
     if there and path.is_dir():
-        return read_spec(path, traffic=traffic)
+        return read_spec(path, traffic=traffic, profile=profile)
     if there and path.name == SPEC_FILE:
-        return read_spec(path.parent, traffic=traffic)
+        return read_spec(path.parent, traffic=traffic, profile=profile)
     known = samples()
     if is_model_file(path) and workload not in known:
-        return _model_spec(path, traffic)
+        return _model_spec(path, traffic, profile)
     if workload in known:
-        return read_spec(known[workload], traffic=traffic)
+        return read_spec(known[workload], traffic=traffic, profile=profile)
     near = difflib.get_close_matches(workload, known, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"samples are {', '.join(known)}"
     if there:
@@ -79,7 +86,7 @@ def load_spec(workload: str, *, traffic: Path | None = None) -> WorkloadSpec:
     raise InputError(f"{workload}: found no such folder or sample; expected {expected}; {advice}")
 
 
-def read_spec(folder: Path, *, traffic: Path | None = None) -> WorkloadSpec:
+def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -> WorkloadSpec:
     """Read and check ``workload.toml`` of ``folder``; see :func:`load_spec`."""
     file = folder / SPEC_FILE
     document, text = read_toml(file)
@@ -87,6 +94,7 @@ def read_spec(folder: Path, *, traffic: Path | None = None) -> WorkloadSpec:
     for name in _TABLES:
         if name in document and not isinstance(document[name], dict):
             raise input_error(file, find_line(text, "", name), f"{name} = {document[name]!r}", f"a table [{name}]")
+    document, replayed = overlaid(document, profile, file=file, text=text)
     head = document.get("workload")
     if head is None:
         raise input_error(file, None, "no [workload] table", 'one with name, entry = "file:Class" and traffic')
@@ -108,6 +116,9 @@ def read_spec(folder: Path, *, traffic: Path | None = None) -> WorkloadSpec:
         settings=RunnerSettings(**settings),
         objective=Objective(**objective),
         traffic_given=traffic is not None,
+        profile=profile,
+        speed=float(replayed.speed),
+        repeat=replayed.repeat,
     )
 
 
@@ -181,10 +192,12 @@ def _model_entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -
     return model
 
 
-def _model_spec(path: Path, traffic: Path | None) -> WorkloadSpec:
+def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
     """A model file as a workload: the one that ``workload.toml`` beside it describes, or one with defaults."""
     if _named_beside(path.parent, path):
-        return read_spec(path.parent, traffic=traffic)
+        return read_spec(path.parent, traffic=traffic, profile=profile)
+    if profile:
+        raise InputError(f"--profile: found {profile!r} and a model file without a {SPEC_FILE}; leave it out")
     check_model_file(path)
     if traffic is None:
         todo = f"name it with --traffic FILE, or in a {SPEC_FILE} beside it"
@@ -205,6 +218,7 @@ def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[st
     :param mapping: all features that were derived, by name.
     """
     words = ["--traffic", str(spec.traffic)] if spec.traffic_given else []
+    words += ["--profile", spec.profile] if spec.profile else []
     for name, expression in mapping.items():
         if spec.traffic_map.get(name) != expression:
             words += ["--map", f"{name}={expression}"]

@@ -247,6 +247,23 @@ class Ranker(latfix.Workload):
         return wanted, [(found[i][0], found[i][1], found[i][2]) for i in wanted]
 
 
+class LargeRanker(Ranker):
+    """The same service with a network that keeps a GPU busy: 105 million weights, drawn from a seed.
+
+    Nobody trained it, so there is no score: what counts is that its answers stay as they are.
+    """
+
+    evaluate = latfix.Workload.evaluate
+
+    def load(self, device: str) -> torch.nn.Module:
+        super().load("cpu")
+        torch.manual_seed(0)
+        model = RankerModel(width=1024, attention=1024, layers=8, heads=16, hidden=4096)
+        with torch.no_grad():
+            model.score_out.weight.mul_(50.0)  # so that answers differ from one another
+        return model.eval().to(device)
+
+
 def pack_history(items: npt.NDArray[np.integer[Any]], kinds: npt.NDArray[np.integer[Any]]) -> bytes:
     """Store form of a history: all item ids as little-endian uint16, then all kinds as uint8."""
     return items.astype("<u2").tobytes() + kinds.astype(np.uint8).tobytes()

@@ -63,13 +63,18 @@ class InspectorModel(nn.Module):
     ``mask`` of the same shape, one where there is an image. Output: class logits (batch, 10) float32.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wider: int = 1, deeper: int = 1) -> None:
+        """:param wider: times as many channels; ``deeper`` times as many blocks."""
         super().__init__()
-        self.stem = nn.Conv2d(1, 32, 5, 2, 2, bias=False)
-        self.stem_norm = nn.BatchNorm2d(32)
+        self.stem = nn.Conv2d(1, 32 * wider, 5, 2, 2, bias=False)
+        self.stem_norm = nn.BatchNorm2d(32 * wider)
         widths = ((32, 48, 1), (48, 96, 2), (96, 96, 1), (96, 160, 2), (160, 160, 1))
-        self.blocks = nn.ModuleList(Block(*each) for each in widths)
-        self.hidden = nn.Linear(160, 512)
+        blocks: list[Block] = []
+        for inputs, outputs, stride in widths:
+            blocks.append(Block(inputs * wider, outputs * wider, stride))
+            blocks += [Block(outputs * wider, outputs * wider, 1) for _ in range(deeper - 1)]
+        self.blocks = nn.ModuleList(blocks)
+        self.hidden = nn.Linear(160 * wider, 512)
         self.classes = nn.Linear(512, len(CLASSES))
 
     def forward(self, image: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -135,6 +140,23 @@ class Inspector(latfix.Workload):
         answers = zip(predict(requests), self._labels, strict=True)
         right = sum(answer["class"] == CLASSES[label] for answer, label in answers)
         return right / len(self._labels)
+
+
+class LargeInspector(Inspector):
+    """The same service with a network that keeps a GPU busy: 40 million weights, drawn from a seed.
+
+    Nobody trained it, so there is no score: what counts is that its answers stay as they are.
+    """
+
+    evaluate = latfix.Workload.evaluate
+
+    def load(self, device: str) -> torch.nn.Module:
+        super().load("cpu")
+        torch.manual_seed(0)
+        model = InspectorModel(wider=4, deeper=2)
+        with torch.no_grad():
+            model.classes.weight.mul_(50.0)  # so that answers differ from one another
+        return model.eval().to(device)
 
 
 def normalize(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
