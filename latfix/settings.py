@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-Precision = Literal["default", "bf16", "int8_dynamic", "int8_weight_only"]
+Precision = Literal["default", "bf16", "fp16", "int8_dynamic", "int8_weight_only"]
 Compile = Literal["off", "dynamic"]
-Backend = Literal["torch", "onnxruntime", "openvino"]
+Backend = Literal["torch", "onnxruntime", "openvino", "tensorrt"]
 MemoryFormat = Literal["default", "channels_last"]
 Attention = Literal["default", "math", "flash"]
 BatchOrder = Literal["arrival", "length"]

@@ -25,8 +25,9 @@ from latfix.traffic.transform import scale_time
 RESTARTS = 2
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
-#: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing.
-_MAKING_S = {"fuse.compile": 90.0, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0}
+#: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing. That of
+#: TensorRT is a guess: it has not been seen yet.
+_MAKING_S = {"fuse.compile": 90.0, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0, "fuse.tensorrt": 120.0}
 #: Most seconds for finding the layers that accuracy hangs on.
 _SENSITIVITY_S = 60.0
 #: How fast an arm is sent the windows that nobody times.

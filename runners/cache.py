@@ -68,7 +68,7 @@ def keep(made: Path, place: Path) -> Path:
         if not place.is_dir():
             return made
         shutil.rmtree(made, ignore_errors=True)
-    _make_room(place.parent)
+    make_room(place.parent)
     return place
 
 
@@ -78,7 +78,8 @@ def used(place: Path) -> None:
         os.utime(place)
 
 
-def _make_room(folder: Path) -> None:
+def make_room(folder: Path) -> None:
+    """Remove what was used longest ago, where a folder of the cache holds too much."""
     kept = []
     for entry in folder.iterdir():
         try:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.errors import InputError, RunnerError
 from latfix.runners.adapter import USER_ERRORS, check_batch_size, describe, load_adapter
+from latfix.runners.backends import backend_missing
 from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls, Tally
 from latfix.runners.compiled import Graphs, compiled, configure_compiler
 from latfix.runners.operators import choose_attention, in_channels_last
+from latfix.runners.outside import Outside
 from latfix.runners.precision import answers_bf16, in_precision
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
@@ -22,8 +24,17 @@ from latfix.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-#: Precisions that a backend computes in; torch does all.
-_BACKEND_PRECISIONS = {"onnxruntime": ("default",), "openvino": ("default", "bf16")}
+    from latfix.runners.traffic_shapes import TrafficShapes
+
+#: Precisions that a backend computes in.
+_BACKEND_PRECISIONS = {
+    "torch": ("default", "bf16", "int8_dynamic", "int8_weight_only"),
+    "onnxruntime": ("default",),
+    "openvino": ("default", "bf16"),
+    "tensorrt": ("default", "bf16", "fp16"),
+}
+#: The kind of device that a backend runs on; torch runs on all.
+BACKEND_DEVICES = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}
 
 
 @dataclass(slots=True)
@@ -37,6 +48,7 @@ class LoadedModels:
     :param graphs: what the compiler was given.
     :param relaid: weights that ``memory_format`` laid out anew.
     :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
+    :param outside: batches that an engine was not built for.
     """
 
     adapter: Workload
@@ -48,6 +60,7 @@ class LoadedModels:
     graphs: Graphs = field(default_factory=Graphs)
     relaid: int = 0
     conversions: list[dict[str, Any]] = field(default_factory=list)
+    outside: Outside = field(default_factory=Outside)
 
     def distinct(self) -> list[ModelInstance]:
         """Instances with a model of their own: one for all where they share it."""
@@ -124,14 +137,20 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
     return loaded
 
 
-def convert_models(models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings) -> None:
+def convert_models(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes | None = None
+) -> None:
     """Have another backend run the models, where the settings ask for it; they are converted once.
 
     :param batches: of the traffic's own inputs, of several sizes.
+    :param shapes: of the traffic's batches; TensorRT needs them.
     :raises InputError: the backend is not installed.
     :raises RunnerError: a model cannot be converted, or answers something else then.
     """
     if settings.backend == "torch" or models.conversions:
+        return
+    if shapes is not None:
+        _convert_for_tensorrt(models, batches, settings, shapes)
         return
     from latfix.runners.converted import convert
 
@@ -141,6 +160,19 @@ def convert_models(models: LoadedModels, batches: Sequence[Any], settings: Runne
         models.conversions.append(conversion.to_json())
 
 
+def _convert_for_tensorrt(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes
+) -> None:
+    from latfix.runners.tensorrt.convert import Material, convert
+
+    material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
+    for instance in models.distinct():
+        model, conversion = convert(instance.model, material, settings, models.device, models.tally, models.outside)
+        models.replace_model(instance.model, model)
+        models.conversions.append(conversion.to_json())
+    models.outside.reset()
+
+
 def pool_applies(adapter: Workload) -> bool:
     """Whether the adapter batches by the default collate, which a buffer pool can stand in for."""
     return type(adapter).collate is Workload.collate
@@ -148,14 +180,17 @@ def pool_applies(adapter: Workload) -> bool:
 
 def _check_backend(settings: RunnerSettings, device: str) -> None:
     backend = settings.backend
-    if backend == "torch":
-        return
     said = f"backend = {backend!r}"
-    if device != "cpu":
-        raise InputError(f"{said}: found device {device}; expected the CPU; use backend = 'torch'")
     if settings.precision not in _BACKEND_PRECISIONS[backend]:
         known = " or ".join(repr(precision) for precision in _BACKEND_PRECISIONS[backend])
         raise InputError(f"{said}: found precision = {settings.precision!r}; expected {known}")
+    if backend == "torch":
+        return
+    if device.partition(":")[0] != BACKEND_DEVICES[backend]:
+        expected = "the CPU" if BACKEND_DEVICES[backend] == "cpu" else "a CUDA device"
+        raise InputError(f"{said}: found device {device}; expected {expected}; use backend = 'torch'")
+    if backend == "tensorrt" and backend_missing(backend):
+        raise InputError(f"{said}: {backend_missing(backend)}")
     if settings.keep_precision and settings.precision != "default":
         raise InputError(f"{said}: found keep_precision, which only torch knows; expected none")
     for name, neutral in (("compile", "off"), ("memory_format", "default"), ("attention", "default")):

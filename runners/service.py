@@ -33,6 +33,7 @@ from latfix.runners.model import LoadedModels, convert_models, load_models
 from latfix.runners.model_home import bring_home
 from latfix.runners.process_setup import ProcessSetup
 from latfix.runners.steering import check_key, check_policies
+from latfix.runners.traffic_shapes import traffic_shapes
 from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, representative, run_once, sizes_to_run
 from latfix.runners.worker import ModelInstance, Outcome
 from latfix.settings import RunnerSettings
@@ -146,9 +147,15 @@ class Service:
                 for k in range(len(inputs))
                 for size in sizes
             ]
+            shapes = None
+            if self.settings.backend == "tensorrt":  # an engine is built for shapes: the extremes must be among them
+                shapes = traffic_shapes(adapter, traffic, most)
+                batches.append(adapter.collate([shapes.middling] * most))
+        except RunnerError:
+            raise
         except USER_ERRORS as error:
             raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
-        convert_models(self.models, batches, self.settings)
+        convert_models(self.models, batches, self.settings, shapes)
 
     def _learn_rows(self, traffic: Traffic) -> None:
         """See which rows of embedding tables a sample of the traffic looks up."""
@@ -211,6 +218,7 @@ class Service:
             )
         for instance in self.models.instances:
             instance.calls.reset()
+        self.models.outside.reset()
         return Engine(
             adapter=self.models.adapter,
             instances=self.models.instances,
@@ -287,6 +295,7 @@ class Service:
             "relaid": self.models.relaid,
             "compile_parts": self._has_parts(),
             "conversions": self.models.conversions,
+            "outside": self.models.outside.to_json(),
             **summary(instance.calls for instance in self.models.instances),
         }
         if self.settings.compile != "off":
