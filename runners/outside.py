@@ -1,4 +1,4 @@
-"""Batches that a converted model was not made for: counted, with examples of their shapes, and run by the original."""
+"""Batches that a converted model was not made for: counted, with some of their shapes, and run by the original."""
 
 from __future__ import annotations
 

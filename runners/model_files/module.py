@@ -12,8 +12,8 @@ from latfix.runners.model_files.layout import Layout
 class FileModule(torch.nn.Module):
     """Takes one tensor for each input, each with the batch in dimension 0, and returns outputs likewise.
 
-    Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its last
-    request, and their outputs are dropped.
+    Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its
+    last request, and their outputs are dropped.
     """
 
     def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
