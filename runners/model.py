@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfix.errors import InputError, RunnerError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.runners.adapter import USER_ERRORS, check_batch_size, describe, load_adapter
 from latfix.runners.backends import backend_missing
 from latfix.runners.buffers import BufferPool
@@ -210,6 +210,8 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
 
     try:
         model = adapter.load(device)
+    except LatfixError:  # a model file's, which says all that there is to say
+        raise
     except USER_ERRORS as error:
         raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
     if not isinstance(model, torch.nn.Module):

@@ -75,7 +75,7 @@ def test_values_come_back_ready_for_the_settings() -> None:
         "seed = 9223372036854775808",
         "shared_model = 1",
         'buffer_pool = "yes"',
-        'precision = "fp16"',
+        'precision = "fp8"',
         "precision = 16",
         'compile = "Dynamic"',
         'batch_order = ""',

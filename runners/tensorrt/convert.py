@@ -28,6 +28,8 @@ from latfix.settings import RunnerSettings
 
 #: The largest deviation where torch rounds inputs to TF32, as its convolutions do by default: 10 bits of mantissa.
 _MOST_TF32 = 1e-2
+#: Programs that are kept: each holds the model's weights once or twice.
+_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ def convert(
     if found is None:
         found = _built(case)
     program, converted, deviation, built_s = found
-    make_room(case.place.parent)
+    make_room(case.place.parent, _KEPT)
     return converted, TensorRtConversion(
         backend=f"{settings.backend} {_version(case.package)}",
         device=device_name(device),

@@ -31,6 +31,7 @@ LATE = [int(Status.OK)] * 9 + [int(Status.TIMEOUT)]
 LENGTHS = [20, 400, 60, 150, 300, 30] * 10
 #: Runs that call for a fix which the ordinary one does not call for.
 CALLED_FOR: dict[str, dict[str, Any]] = {
+    "fuse.tensorrt": {"device": "cuda:0"},
     "batch.continuous": {"notes": [{"steps": True}]},
     "schedule.shortest_expected": {
         "members": [[length] for length in LENGTHS],
@@ -257,6 +258,7 @@ def test_what_changes_answers_says_so() -> None:
         "fuse.compile",
         "fuse.onnxruntime",
         "fuse.openvino",
+        "fuse.tensorrt",
         "fuse.channels_last",
         "fuse.attention",
         "batch.size",

@@ -1,9 +1,9 @@
 """Stand-ins for torch-tensorrt and TensorRT that refuse, divide, lose and run as the real ones do, on the CPU.
 
-Written after the sources of torch-tensorrt 2.11 and 2.13 and the documentation of TensorRT 10 and 11: shapes come from
-the exported program and not from ``inputs``; unknown options are swallowed; engines are kept only where weights may be
-given again; a saved program is inlined around an operator that runs an engine; TensorRT returns ``None`` or false and
-tells the reason to a logger.
+Written after the sources of torch-tensorrt 2.11 and 2.13 and the documentation of TensorRT 10 and 11: shapes come
+from the exported program and not from ``inputs``; unknown options are swallowed; engines are kept only where weights
+may be given again; a saved program is inlined around an operator that runs an engine; TensorRT returns ``None`` or
+false and tells the reason to a logger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -183,7 +183,9 @@ class FakeTorchTensorRt:
         token = Path(file_path).read_bytes().decode("utf-8", "replace")
         if token not in self.files:
             print("Traceback …", file=sys.stderr)
-            raise ValueError(f"The file {file_path} doesn't correspond to a valid Torchscript module or ExportedProgram.")
+            raise ValueError(
+                f"The file {file_path} doesn't correspond to a valid Torchscript module or ExportedProgram."
+            )
         self.loaded += 1
         return SimpleNamespace(module=self.files[token])
 
@@ -233,7 +235,7 @@ def _tell(graph: Any) -> None:
     lines = []
     for name, part in graph.named_children():
         if isinstance(part, FakeEngine):
-            count = sum(node.op == "call_function" for node in part.part.graph.nodes)
+            count = sum(node.op == "call_function" for node in cast(Any, part.part).graph.nodes)
             lines += [f"    TRT Engine #1 - Submodule name: {name}", f"     Number of Operators in Engine: {count}"]
     logging.getLogger(TRACKER).debug("\n".join(lines))
 
@@ -285,7 +287,7 @@ _NUMPY = {"FLOAT": torch.float32, "INT64": torch.int64}
 
 
 class FakeContext:
-    """An execution context: a shape outside of its profile is refused with false, and memory is what addresses say."""
+    """An execution context: a shape outside of its profile is refused with false; memory is where addresses say."""
 
     def __init__(self, engine: FakeCudaEngine) -> None:
         self._engine = engine
@@ -302,7 +304,9 @@ class FakeContext:
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         profile = self._engine.document["profiles"][self.active_optimization_profile]
-        if name in profile and not all(a <= size <= b for a, size, b in zip(profile[name][0], shape, profile[name][2], strict=True)):
+        if name in profile and not all(
+            a <= size <= b for a, size, b in zip(profile[name][0], shape, profile[name][2], strict=True)
+        ):
             self._engine.logger.log(FakeTensorRt.ILogger.ERROR, f"IExecutionContext::setInputShape: {name} {shape}")
             return False
         self._shapes[name] = shape
@@ -412,7 +416,7 @@ class FakeTensorRt:
             document = json.loads(data.removeprefix(b"ftrt"))
         except ValueError:
             logger.log(self.ILogger.WARNING, "a warning that is not the reason")
-            logger.log(self.ILogger.ERROR, "IRuntime::deserializeCudaEngine: Error Code 1:\nversion tag does not match")
+            logger.log(self.ILogger.ERROR, "deserializeCudaEngine: Error Code 1:\nversion tag does not match")
             return None
         self.engines.append(FakeCudaEngine(document, logger))
         return self.engines[-1]
@@ -434,12 +438,15 @@ WriteEngine = Callable[..., Path]
 
 @pytest.fixture
 def write_engine(tmp_path: Path) -> WriteEngine:
-    """Writes an engine's file; by default of up to 4 requests of 1 to 6 numbers, answered by numbers and their sum."""
+    """Writes an engine's file; by default of up to 4 requests of 1 to 6 numbers: as many, and their sum."""
 
     def write(**more: Any) -> Path:
         document = {
             "inputs": [{"name": "x", "dtype": "FLOAT", "shape": [-1, -1]}],
-            "outputs": [{"name": "y", "dtype": "FLOAT", "shape": [-1, -1]}, {"name": "total", "dtype": "FLOAT", "shape": [-1]}],
+            "outputs": [
+                {"name": "y", "dtype": "FLOAT", "shape": [-1, -1]},
+                {"name": "total", "dtype": "FLOAT", "shape": [-1]},
+            ],
             "profiles": [{"x": [[1, 1], [4, 4], [4, 6]]}],
             **more,
         }

@@ -120,6 +120,8 @@ def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, package: A
     for a, b in zip(serve(plain, *requests), serve(other, *requests), strict=True):
         length = min(len(a["each"]), len(b["each"]))  # batches may have been formed otherwise
         assert torch.allclose(a["each"][:length], b["each"][:length], rtol=1e-4, atol=1e-5)
+    for k in requests:
+        (a,), (b,) = serve(plain, k), serve(other, k)
         assert torch.allclose(a["all"], b["all"], rtol=1e-4, atol=1e-5)
     evidence = other.evidence(traffic())
     assert evidence["batches_replaced"] == evidence["batches_run"] > 0
@@ -201,7 +203,15 @@ def test_a_precision_is_asked_for_and_answers_keep_their_dtype(
 def test_an_older_compiler_is_asked_in_its_own_words(padded: Path, package: Any) -> None:
     told: dict[str, Any] = {}
 
-    def older(exported_program: Any, inputs: Any = None, *, device: Any = None, enabled_precisions: Any = None, use_explicit_typing: bool = True, **kwargs: Any) -> Any:
+    def older(
+        exported_program: Any,
+        inputs: Any = None,
+        *,
+        device: Any = None,
+        enabled_precisions: Any = None,
+        use_explicit_typing: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         told.update(kwargs, enabled_precisions=enabled_precisions, explicit=use_explicit_typing)
         return package.compile(exported_program, inputs, device=device)
 
@@ -303,14 +313,16 @@ def test_a_program_that_cannot_be_saved_serves_all_the_same(padded: Path, packag
 
 def test_a_model_that_tensorrt_takes_nothing_of_is_refused(padded: Path, package: Any) -> None:
     package.stays = ("aten",)
-    with pytest.raises(RunnerError, match=r"TensorRT takes none of the model's \d+ operators \(aten\.cumsum, aten\.embedding"):
+    with pytest.raises(
+        RunnerError, match=r"TensorRT takes none of the model's \d+ operators \(aten\.cumsum, aten\.embedding"
+    ):
         compiled(padded)
 
 
 def test_a_compiler_that_fails_is_quoted_in_one_line(
     padded: Path, package: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: Any, **kwargs: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         print("a page of progress")
         raise RuntimeError("Engine building failed\n" + "and why\n" * 40)
 

@@ -165,7 +165,9 @@ def test_runs_that_fail_say_why(
 
 def test_an_engine_of_another_version(engine_package: Any, tmp_path: Path) -> None:
     (tmp_path / "model.engine").write_bytes(b"ftrt" + bytes(64))
-    with pytest.raises(InputError, match=r"does not load \(.*version tag does not match\); expected one built by") as caught:
+    with pytest.raises(
+        InputError, match=r"does not load \(.*version tag does not match\); expected one built by"
+    ) as caught:
         open_model(tmp_path / "model.engine")
     assert "\n" not in caught.value.message and not engine_package.engines
 
@@ -178,8 +180,10 @@ def test_it_keeps_its_precision_and_its_device(
     with pytest.raises(ValueError, match="holds its precision in the file"):
         module.to(torch.bfloat16)
     monkeypatch.setattr("latfix.runners.model_files.tensorrt.DEVICE_KIND", "cuda")
-    with pytest.raises(InputError, match='runs on a GPU; found device cpu; use device = "cuda"'):
-        open_model(write_engine()).load("cpu")
+    with pytest.raises(
+        InputError, match=r"model\.engine: a TensorRT engine runs on a GPU; found device cpu; use dev"
+    ):
+        service_of(write_engine())
     assert engine_package.engines
 
 
@@ -206,7 +210,9 @@ def test_the_command_line_says_so_before_torch_is_loaded(write_engine: WriteEngi
         f" code = main(['diagnose', {str(file)!r}, '--traffic', {str(file.parent / 'traffic.jsonl')!r}]);"
         " assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=file.parent, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=file.parent, check=False
+    )
     assert ended.returncode == 2, ended.stderr
     assert "pip install tensorrt" in ended.stderr and len(ended.stderr.strip().splitlines()) == 1
     assert not (file.parent / "latfix-runs").exists()

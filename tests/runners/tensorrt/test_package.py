@@ -46,26 +46,35 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 )
 def test_an_import_that_fails_is_one_line(write: Write, raises: str, says: str) -> None:
     write("torch_tensorrt", f"print('make sure tensorrt lib is in the path')\nraise {raises}\n")
-    with pytest.raises(RunnerError, match=rf"torch_tensorrt does not import \({says}.*check the NVIDIA driver") as caught:
+    with pytest.raises(
+        RunnerError, match=rf"torch_tensorrt does not import \({says}.*check the NVIDIA driver"
+    ) as caught:
         torch_tensorrt()
     assert "\n" not in caught.value.message and "pip install" in caught.value.message
 
 
 def test_nothing_is_printed_and_warnings_stay_warnings(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    write("torch_tensorrt", "import logging\nprint('you are using …')\nlogging.captureWarnings(True)\n__version__ = '1'\n")
+    write(
+        "torch_tensorrt",
+        "import logging\nprint('you are using …')\nlogging.captureWarnings(True)\n__version__ = '1'\n",
+    )
     shown = warnings.showwarning
     assert torch_tensorrt().__version__ == "1"
     assert warnings.showwarning is shown and capsys.readouterr() == ("", "")
     logging.captureWarnings(False)
 
 
-def test_what_is_missing_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch, write: Write) -> None:
-    monkeypatch.setattr(nvidia.metadata, "version", lambda _: "2.13.0+cu130")
+def test_what_is_missing_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cu130")
     monkeypatch.setitem(sys.modules, "torch_tensorrt", None)
-    with pytest.raises(InputError, match=r'torch_tensorrt, which is not installed; pip install "torch-tensorrt==2\.13\.\*"'):
+    with pytest.raises(
+        InputError, match=r'torch_tensorrt, which is not installed; pip install "torch-tensorrt==2\.13\.\*"'
+    ):
         torch_tensorrt()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(InputError, match="package tensorrt, which is not installed; pip install tensorrt$"):
+    with pytest.raises(InputError, match=r"package tensorrt, which is not installed; pip install tensorrt$"):
         tensorrt()
     write("torch_tensorrt", "import dllist_that_is_not_there\n")
     with pytest.raises(InputError, match="torch_tensorrt needs dllist_that_is_not_there, which is not installed"):
@@ -75,7 +84,7 @@ def test_what_is_missing_is_named_with_the_line_that_installs_it(monkeypatch: py
 def test_what_the_backend_needs_is_seen_without_loading_it(
     monkeypatch: pytest.MonkeyPatch, write: Write, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(nvidia.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert backend_missing("tensorrt").startswith("needs torch_tensorrt and tensorrt, not found; pip install ")
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -88,10 +97,10 @@ def test_the_driver_is_found_and_not_started(monkeypatch: pytest.MonkeyPatch) ->
     def gone(name: str) -> object:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(nvidia.ctypes, "CDLL", gone)
+    monkeypatch.setattr("ctypes.CDLL", gone)
     monkeypatch.setattr(nvidia, "installed", lambda _: True)
     assert "no NVIDIA driver (libcuda.so.1)" in nvidia.engine_obstacle()
-    monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert nvidia.engine_obstacle() == ""
     monkeypatch.setattr(nvidia, "installed", lambda _: False)
     assert "pip install tensorrt" in nvidia.engine_obstacle()
