@@ -152,7 +152,6 @@ def test_what_ran_where_is_in_the_evidence(padded: Path, package: Any) -> None:
 
 def test_the_profile_is_of_the_traffic(padded: Path, package: Any) -> None:
     service = compiled(padded, n=300)
-    # A sample of 96 alone would miss the longest: the extremes of the feature are looked at as well.
     assert conversion(service)["profile"] == ["(1..4..4)", "(1..4..4, 2..153..301)"]
     inputs = [given.given for given in package.inputs[0]]
     assert inputs[1] == {
@@ -290,6 +289,22 @@ def test_a_program_that_answers_something_else_by_now_is_thrown_away(padded: Pat
     assert conversion(compiled(padded))["cached"], "the new one took its place"
 
 
+def test_a_program_with_other_engines_than_were_built_is_thrown_away(padded: Path, package: Any) -> None:
+    compiled(padded)
+    (token,) = package.files
+    whole = package.files[token]
+
+    def halved() -> Any:
+        graph = whole()
+        node = next(node for node in graph.graph.nodes if "execute_engine" in str(node.target))
+        node.target = node.target.__kwdefaults__["engine"].part.forward
+        graph.recompile()
+        return graph
+
+    package.files[token] = halved
+    assert "has 1 engine(s) where 2 were built" in conversion(compiled(padded))["discarded"]
+
+
 def execute_engine() -> None:
     """The operator's name in a saved program."""
 
@@ -363,6 +378,16 @@ def test_without_a_gpu(padded: Path, package: Any, monkeypatch: pytest.MonkeyPat
 def test_half_precision_is_of_tensorrt_alone(padded: Path) -> None:
     with pytest.raises(InputError, match="backend = 'torch': found precision = 'fp16'; expected 'default' or 'bf16'"):
         loaded(padded, precision="fp16")
+
+
+def test_extremes_of_a_feature_are_seen_wherever_they_are(padded: Path) -> None:
+    service = loaded(padded)
+    rare = traffic(300)
+    rare.features["value"][:] = 5
+    rare.features["value"][151], rare.features["value"][203] = 40, 1
+    found = traffic_shapes(service.models.adapter, rare, 1)
+    assert {shapes[1] for shapes in found.seen} == {(1, 3), (1, 7), (1, 42)}, "a sample of 96 holds neither"
+    assert found.tuned == ((1,), (1, 7))
 
 
 def test_an_unmade_request_tells_nothing_of_shapes(padded: Path) -> None:

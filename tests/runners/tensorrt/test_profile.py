@@ -86,7 +86,12 @@ def test_sizes_are_read_from_the_log_and_the_log_stays_as_it_was() -> None:
     tracker.setLevel(logging.ERROR)
     seen: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.addFilter(lambda message: seen.append(message) is None)
+
+    def see(message: logging.LogRecord) -> bool:
+        seen.append(message)
+        return False
+
+    handler.addFilter(see)
     logging.getLogger("torch_tensorrt").addHandler(handler)
     with engine_sizes() as sizes:
         tracker.debug("a\n  Number of Operators in Engine: 12\n …\n  Number of Operators in Engine: 3\n")
