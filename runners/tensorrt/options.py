@@ -16,14 +16,14 @@ PRECISIONS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.floa
 
 
 def compile_options(
-    compiler: Callable[..., Any], precision: Precision, engines: Path, version: str
+    compiler: Callable[..., Any], precision: Precision, engines: Path | None, version: str
 ) -> dict[str, Any]:
     """Options of ``torch_tensorrt.dynamo.compile``, those left out that this version has no parameter for.
 
     It swallows what it does not know, so that an option of another version would silently do nothing.
 
     :param precision: ``default``, ``bf16`` or ``fp16``.
-    :param engines: where it keeps engines that it has built.
+    :param engines: where it keeps engines that it has built; ``None`` for nowhere.
     :param version: of torch-tensorrt, for the message.
     :raises RunnerError: this version cannot be asked for that precision.
     """
@@ -31,13 +31,16 @@ def compile_options(
     wanted: dict[str, Any] = {
         # Its default is TF32, which torch itself takes for matrices only where somebody asked for it.
         "disable_tf32": not tf32_allowed(),
-        # Engines whose weights cannot be given again are not kept; identical weights cost no optimization.
-        "immutable_weights": False,
-        "refit_identical_engine_weights": True,
-        "cache_built_engines": True,
-        "reuse_cached_engines": True,
-        "engine_cache_dir": str(engines),
     }
+    if engines is not None:
+        wanted |= {
+            # Engines whose weights cannot be given again are not kept; identical weights cost no optimization.
+            "immutable_weights": False,
+            "refit_identical_engine_weights": True,
+            "cache_built_engines": True,
+            "reuse_cached_engines": True,
+            "engine_cache_dir": str(engines),
+        }
     return {
         **{name: value for name, value in wanted.items() if name in known},
         **_precision_options(known, precision, version),

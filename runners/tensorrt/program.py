@@ -35,7 +35,7 @@ class Program:
     """A compiled model.
 
     :param run: tensors in the order of the flattened inputs to those of the flattened outputs.
-    :param kept: why it could not be written to the cache; empty where it lies there.
+    :param kept: what of it could not be written to the cache, and why; empty where all lies there.
     """
 
     run: Run
@@ -75,19 +75,22 @@ def build(
     exported = _exported(model, example, profile)
     place.mkdir(parents=True, exist_ok=True)
     (place / _PROGRAM).unlink(missing_ok=True)
-    engines = place / _ENGINES
-    again = engines.is_dir() and any(engines.iterdir())
+    engines, notes = place / _ENGINES, list[str]()
     try:
         graph, sizes = _compiled(package, exported, profile, device, precision, engines)
     except USER_ERRORS as error:
-        if not again or isinstance(error, KeyboardInterrupt | RunnerError):
-            raise _refused(error) from error
-        # What lies there may be torn, or of a build that ended halfway: build all of it.
+        if isinstance(error, KeyboardInterrupt | RunnerError):
+            raise
+        # What lies there may be torn, and not every engine can be one whose weights are given again.
+        notes.append(f"its engines are not kept ({_reason(error)})")
         shutil.rmtree(engines, ignore_errors=True)
+        exported = _exported(model, example, profile)  # the compiler may have changed the first one
         try:
-            graph, sizes = _compiled(package, _exported(model, example, profile), profile, device, precision, engines)
+            graph, sizes = _compiled(package, exported, profile, device, precision, None)
         except USER_ERRORS as second:
-            raise _refused(second) from second
+            if isinstance(second, KeyboardInterrupt | RunnerError):
+                raise
+            raise RunnerError(f"the model cannot be compiled for TensorRT: {_reason(second)}") from second
     partition = partition_of(graph, sizes)
     if not partition.engines:
         names = ", ".join(sorted(partition.outside)[:6])
@@ -95,13 +98,8 @@ def build(
             f"TensorRT takes none of the model's {sum(partition.outside.values())} operators ({names}); use"
             " backend = 'torch'"
         )
-    return Program(run=_runner(graph), partition=partition, kept=_saved(package, graph, partition, place))
-
-
-def _refused(error: BaseException) -> BaseException:
-    if isinstance(error, KeyboardInterrupt | RunnerError):
-        return error
-    return RunnerError(f"the model cannot be compiled for TensorRT: {_reason(error)}")
+    notes += filter(None, [_saved(package, graph, partition, place)])
+    return Program(run=_runner(graph), partition=partition, kept="; ".join(notes))
 
 
 def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> Any:
@@ -123,7 +121,7 @@ def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> An
 
 
 def _compiled(
-    package: ModuleType, exported: Any, profile: ShapeProfile, device: str, precision: Precision, engines: Path
+    package: ModuleType, exported: Any, profile: ShapeProfile, device: str, precision: Precision, engines: Path | None
 ) -> tuple[Any, list[int]]:
     dtypes = [tensor.dtype for tensor in exported.example_inputs[0]]
     inputs = [
@@ -152,7 +150,7 @@ def _saved(package: ModuleType, graph: Any, partition: Partition, place: Path) -
         if isinstance(error, KeyboardInterrupt):
             raise
         made.unlink(missing_ok=True)
-        return f"it cannot be saved ({_reason(error)}); its engines are kept, and it is compiled again at each start"
+        return f"it cannot be saved ({_reason(error)}) and is compiled again at each start"
     return ""
 
 

@@ -98,6 +98,7 @@ class FakeTorchTensorRt:
 
     :ivar stays: operators without a converter, by a part of their name.
     :ivar wrong: added to what engines answer.
+    :ivar refittable: whether engines can be built whose weights are given again.
     :ivar unsaved: what saving a program raises.
     :ivar options: what the compiler was told, each time.
     :ivar files: programs by the content of their files.
@@ -106,6 +107,7 @@ class FakeTorchTensorRt:
     def __init__(self) -> None:
         self.stays: tuple[str, ...] = ("cumsum",)
         self.wrong = 0.0
+        self.refittable = True
         self.unsaved: Exception | None = None
         self.options: list[dict[str, Any]] = []
         self.inputs: list[Any] = []
@@ -143,6 +145,8 @@ class FakeTorchTensorRt:
         assert isinstance(device, torch.device), kwargs
         if immutable_weights and refit_identical_engine_weights:
             raise ValueError("`immutable_weights` must be False when `refit_identical_engine_weights` is True.")
+        if not immutable_weights and not self.refittable:
+            raise RuntimeError("layer is not refittable")
         low = autocast_low_precision_type if enable_autocast else None
         graph = _divided(exported_program, self._takes, low, self.wrong)
         if graph is None:

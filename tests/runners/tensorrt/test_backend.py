@@ -267,6 +267,16 @@ def test_a_damaged_program_is_built_again_from_its_engines(padded: Path, package
     assert (package.built, package.reused) == (4, 2), "engines that cannot be read are built again"
 
 
+def test_an_engine_whose_weights_cannot_be_given_again_is_built_all_the_same(padded: Path, package: Any) -> None:
+    package.refittable = False
+    service = compiled(padded)
+    one = conversion(service)
+    assert "engines are not kept (RuntimeError: layer is not refittable)" in one["kept"]
+    serve(service, 0, 3)
+    assert verified(service).effective and "not kept" in verified(service).evidence
+    assert conversion(compiled(padded))["cached"], "the program itself is"
+
+
 class Stale(torch.nn.Module):
     """What lies in the cache where the code that built the model changed and its weights did not."""
 
@@ -297,7 +307,12 @@ def test_a_program_with_other_engines_than_were_built_is_thrown_away(padded: Pat
     def halved() -> Any:
         graph = whole()
         node = next(node for node in graph.graph.nodes if "execute_engine" in str(node.target))
-        node.target = node.target.__kwdefaults__["engine"].part.forward
+        engine = node.target.__kwdefaults__["engine"]
+
+        def stays(*tensors: Any) -> Any:
+            return engine(*tensors)
+
+        node.target = stays
         graph.recompile()
         return graph
 
