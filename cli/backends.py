@@ -54,7 +54,7 @@ def backends(
 
     from latfix.reports.terminal_backends import render_backends
     from latfix.runners.model_files.table import measure_backends
-    from latfix.spec import load_spec
+    from latfix.spec import check_runs, load_spec
 
     check_seed(seed)
     if batch is not None and not 1 <= batch <= 4096:
@@ -62,6 +62,7 @@ def backends(
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds: found {seconds}; expected a number above 0, at most 3600")
     spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
     settings = spec.settings.with_overrides(check_device(device))
     schedule = load_traffic(spec, TrafficOptions(mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines))
     target = JsonTarget.open(json_file)

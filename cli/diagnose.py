@@ -68,7 +68,7 @@ def diagnose(
     from latfix.cli.running import replay_with_progress
     from latfix.plan import read_plan
     from latfix.runners.session import Interrupted, Replay, default_folder, open_folder
-    from latfix.spec import load_spec
+    from latfix.spec import check_runs, load_spec
 
     options = TrafficOptions(
         mapping=tuple(mapping or ()),
@@ -84,6 +84,7 @@ def diagnose(
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
     spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
     settings = spec.settings
     fixes: tuple[str, ...] = ()
     if plan is not None:

@@ -79,7 +79,7 @@ def optimize(
     from latfix.plan import PlannedFix, read_plan
     from latfix.runners.optimizer import Options
     from latfix.runners.session import default_folder, open_folder
-    from latfix.spec import load_spec
+    from latfix.spec import check_runs, load_spec
 
     options = TrafficOptions(
         mapping=tuple(mapping or ()),
@@ -102,6 +102,7 @@ def optimize(
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
     check_resume(resume, out)
     spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
     settings = spec.settings
     earlier: tuple[PlannedFix, ...] = ()
     if plan is not None:

@@ -99,7 +99,7 @@ def sweep(
     from latfix.runners.sweep_document import points_document, sweep_document
     from latfix.runners.sweep_outcome import Options
     from latfix.runners.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
-    from latfix.spec import load_spec
+    from latfix.spec import check_runs, load_spec
 
     traffic_options = TrafficOptions(
         mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, duration=duration, limit=limit
@@ -114,6 +114,7 @@ def sweep(
     wanted = _wanted(loads, rates)
     combinations = parse_variants(variants or ())
     spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
     limit_ms = slo if slo is not None else spec.objective.slo_ms
     target = Target(
         percentile=percentile if percentile is not None else spec.objective.percentile,

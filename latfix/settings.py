@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Precision = Literal["default", "bf16", "fp16", "int8_dynamic", "int8_weight_only", "fp8_dynamic"]
 Compile = Literal["off", "dynamic", "reduce-overhead", "max-autotune"]
-Backend = Literal["torch", "onnxruntime", "openvino"]
+Backend = Literal["torch", "onnxruntime", "openvino", "tensorrt"]
 MemoryFormat = Literal["default", "channels_last"]
 Attention = Literal["default", "math", "flash"]
 BatchOrder = Literal["arrival", "length"]

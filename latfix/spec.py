@@ -14,6 +14,7 @@ from latfix.errors import InputError, input_error
 from latfix.expressions import Expression
 from latfix.model_content import MODEL_SUFFIXES, check_model_file, is_model_file
 from latfix.model_inputs import InputRule, parse_inputs
+from latfix.nvidia import check_engine_runs
 from latfix.profiles import overlaid
 from latfix.settings import Objective, RunnerSettings
 from latfix.settings_check import check_keys, find_line, validate_objective, validate_settings
@@ -84,6 +85,15 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
         raise InputError(f"{workload}: found a file; expected {expected}; {advice}")
     expected = f"a folder with {SPEC_FILE}, a model file or a sample"
     raise InputError(f"{workload}: found no such folder or sample; expected {expected}; {advice}")
+
+
+def check_runs(spec: WorkloadSpec) -> None:
+    """See that a workload's model file can be run on this machine, before anything heavy is loaded.
+
+    :raises InputError: a package or a driver is missing, with what to do.
+    """
+    if Path(spec.entry).suffix.lower() == ".engine":
+        check_engine_runs(spec.folder / spec.entry)
 
 
 def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -> WorkloadSpec:

@@ -25,9 +25,10 @@ from latfix.traffic.transform import scale_time
 RESTARTS = 2
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
-#: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing.
+#: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing. That of
+#: TensorRT is a guess: it has not been seen yet.
 _COMPILING_S = 90.0
-_MAKING_S = {"fuse.compile": _COMPILING_S, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0}
+_MAKING_S = {"fuse.compile": _COMPILING_S, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0, "fuse.tensorrt": 120.0}
 #: Fixes that come compiled on a GPU.
 _COMPILED_ON_GPU = ("quantize.int8_dynamic", "quantize.int8_excluded", "quantize.fp8_dynamic")
 #: Most seconds for finding the layers that accuracy hangs on.

@@ -68,7 +68,7 @@ def keep(made: Path, place: Path) -> Path:
         if not place.is_dir():
             return made
         shutil.rmtree(made, ignore_errors=True)
-    _make_room(place.parent)
+    make_room(place.parent)
     return place
 
 
@@ -78,12 +78,14 @@ def used(place: Path) -> None:
         os.utime(place)
 
 
-def _make_room(folder: Path) -> None:
+def make_room(folder: Path, most: int | None = None) -> None:
+    """Remove what was used longest ago, where a folder of the cache holds more than ``most`` entries."""
+    most = _KEPT if most is None else most
     kept = []
     for entry in folder.iterdir():
         try:
             kept.append((entry.stat().st_mtime, entry))
         except OSError:  # another process made room at the same time
             continue
-    for _, entry in sorted(kept, reverse=True)[_KEPT:]:
+    for _, entry in sorted(kept, reverse=True)[most:]:
         shutil.rmtree(entry, ignore_errors=True)

@@ -14,15 +14,13 @@ from latfix.errors import InputError, RunnerError
 from latfix.runners.adapter import USER_ERRORS, call_model, describe
 from latfix.runners.backends import backend_missing
 from latfix.runners.calls import Tally
+from latfix.runners.deviation import MOST_DEVIATION, as_called, deviation_of, in_order
 from latfix.runners.onnx_export import Exported, export
 from latfix.runners.openvino_graph import OpenVinoGraph
 from latfix.runners.structure import flatten, unflatten
 from latfix.settings import RunnerSettings
 
 Arrays = list[Any]
-#: The largest deviation from the original's answers, as a share of the largest number among them: what another
-#: order of summation in float32 explains, and no more.
-_MOST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ class ConvertedModel(torch.nn.Module):
         self._original = (original,)
         self._sizes = exported.sizes
         self._run = run
-        self._inputs = _in_order(flatten(_as_called(example))[1])
+        self._inputs = in_order(flatten(as_called(example))[1])
         self._outputs = outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,22 +90,10 @@ class ConvertedModel(torch.nn.Module):
             tensors, names = flatten(inputs)
         except TypeError:  # something that is no tensor
             return None
-        if _in_order(names) != self._inputs:
+        if in_order(names) != self._inputs:
             return None
         fitting = all(_fits(tensor.shape, of) for tensor, of in zip(tensors, self._sizes, strict=True))
         return tensors if fitting else None
-
-
-def _as_called(batch: Any) -> Any:
-    """A batch as the model's ``forward`` gets it (:func:`latfix.runners.adapter.call_model`)."""
-    if isinstance(batch, dict):
-        return batch
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-
-
-def _in_order(names: Any) -> str:
-    """A structure with the order of its names, which a comparison of dicts leaves out."""
-    return repr(names)
 
 
 def _fits(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
@@ -160,7 +146,7 @@ def _convert(
         run, version, precisions = load(exported, threads, settings)
         converted = ConvertedModel(model, exported, tally.counting(run), batches[0], expected[0][1])
         deviation = max(
-            _compare(tensors, flatten(call_model(converted, batch))[0])
+            deviation_of(tensors, flatten(call_model(converted, batch))[0])
             for (tensors, _), batch in zip(expected, batches, strict=True)
         )
     except USER_ERRORS as error:
@@ -170,12 +156,12 @@ def _convert(
             raise _FromCache from error
         raise RunnerError(f"the model as converted for {settings.backend} does not run: {describe(error)}") from error
     # Whoever asked for bfloat16 gets its error, and has it judged by the accuracy.
-    if deviation > _MOST_DEVIATION and settings.precision == "default":
+    if deviation > MOST_DEVIATION and settings.precision == "default":
         if exported.cached:
             raise _FromCache
         raise RunnerError(
             f"the model as converted for {settings.backend} answers something else: the largest deviation over"
-            f" {len(batches)} batches is {deviation:.2g} of the largest number, limit {_MOST_DEVIATION:g}"
+            f" {len(batches)} batches is {deviation:.2g} of the largest number, limit {MOST_DEVIATION:g}"
         )
     return converted, Conversion(
         backend=f"{settings.backend} {version}",
@@ -188,31 +174,6 @@ def _convert(
         threads=threads,
         precisions=precisions,
     )
-
-
-def _compare(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> float:
-    """The largest difference of two answers as a share of the largest number of the first; infinite where they
-    differ in shape, in what is no number, or in anything that is not a float."""
-    if len(expected) != len(got):
-        return float("inf")
-    return max((_deviation(a, b) for a, b in zip(expected, got, strict=True)), default=0.0)
-
-
-def _deviation(a: torch.Tensor, b: torch.Tensor) -> float:
-    if a.shape != b.shape:
-        return float("inf")
-    if not a.is_floating_point():
-        return 0.0 if torch.equal(a, b.to(a.dtype)) else float("inf")
-    first, second = a.double(), b.double()
-    finite = torch.isfinite(first)
-    if not torch.equal(finite, torch.isfinite(second)) or not torch.equal(
-        torch.nan_to_num(first[~finite], nan=0.5), torch.nan_to_num(second[~finite], nan=0.5)
-    ):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    largest = float(first[finite].abs().max())
-    return float((first[finite] - second[finite]).abs().max()) / largest if largest > 0 else float(second.abs().max())
 
 
 Loaded = tuple[Callable[[Arrays], Arrays], str, dict[str, int]]

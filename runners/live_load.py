@@ -15,7 +15,7 @@ from latfix.runners.live import Runner, WhenFull, no_traffic
 from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
 from latfix.settings_check import validate_settings
-from latfix.spec import WorkloadSpec, load_spec
+from latfix.spec import WorkloadSpec, check_runs, load_spec
 from latfix.traffic.formats import read_traffic
 from latfix.traffic.values import shown
 
@@ -59,6 +59,7 @@ def load_runner(
     :raises RunnerError: the adapter or its model failed.
     """
     spec = load_spec(str(workload), traffic=None if traffic is None else Path(traffic))
+    check_runs(spec)
     applied = plan if plan is None or isinstance(plan, Plan) else read_plan(Path(plan))
     chosen = _settings(spec, applied, {} if settings is None else settings)
     _check(chosen, warm=warm, slots=slots, when_full=when_full)

@@ -7,29 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from latfix.errors import InputError, RunnerError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.runners.adapter import USER_ERRORS, check_batch_size, describe, load_adapter
+from latfix.runners.backends import backend_missing
 from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls, Tally
 from latfix.runners.compiled import Graphs, compiled, configure_compiler
 from latfix.runners.device.accelerator import accelerator_of
 from latfix.runners.device.staging import Staging
 from latfix.runners.operators import choose_attention, in_channels_last
+from latfix.runners.outside import Outside
 from latfix.runners.precision import activation_dtype, in_precision
 from latfix.runners.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.worker import ModelInstance
-from latfix.settings import RunnerSettings
+from latfix.settings import Precision, RunnerSettings
 from latfix.workload import Workload
 
 if TYPE_CHECKING:
     import torch
 
     from latfix.runners.device.graphs import GraphedModel
+    from latfix.runners.traffic_shapes import TrafficShapes
 
-#: Precisions that a backend computes in; torch does all.
-_BACKEND_PRECISIONS = {"onnxruntime": ("default",), "openvino": ("default", "bf16")}
 #: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
 #: that lacks what is asked of it.
 _CHANGE_ERRORS = (
@@ -41,6 +42,15 @@ _CHANGE_ERRORS = (
     AttributeError,
     ImportError,
 )
+#: Precisions that a backend computes in.
+_BACKEND_PRECISIONS = {
+    "torch": get_args(Precision),
+    "onnxruntime": ("default",),
+    "openvino": ("default", "bf16"),
+    "tensorrt": ("default", "bf16", "fp16"),
+}
+#: The kind of device that a backend runs on; torch runs on all.
+BACKEND_DEVICES = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}
 
 
 @dataclass(slots=True)
@@ -54,6 +64,7 @@ class LoadedModels:
     :param graphs: what the compiler was given.
     :param relaid: weights that ``memory_format`` laid out anew.
     :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
+    :param outside: batches that an engine was not built for.
     """
 
     adapter: Workload
@@ -65,6 +76,7 @@ class LoadedModels:
     graphs: Graphs = field(default_factory=Graphs)
     relaid: int = 0
     conversions: list[dict[str, Any]] = field(default_factory=list)
+    outside: Outside = field(default_factory=Outside)
 
     def distinct(self) -> list[ModelInstance]:
         """Instances with a model of their own: one for all where they share it."""
@@ -156,14 +168,20 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
     return loaded
 
 
-def convert_models(models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings) -> None:
+def convert_models(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes | None = None
+) -> None:
     """Have another backend run the models, where the settings ask for it; they are converted once.
 
     :param batches: of the traffic's own inputs, of several sizes.
+    :param shapes: of the traffic's batches; TensorRT needs them.
     :raises InputError: the backend is not installed.
     :raises RunnerError: a model cannot be converted, or answers something else then.
     """
     if settings.backend == "torch" or models.conversions:
+        return
+    if shapes is not None:
+        _convert_for_tensorrt(models, batches, settings, shapes)
         return
     from latfix.runners.converted import convert
 
@@ -195,6 +213,19 @@ def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
     return [f"{name} needs a GPU: not in effect on the CPU" for name in asked]
 
 
+def _convert_for_tensorrt(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes
+) -> None:
+    from latfix.runners.tensorrt.convert import Material, convert
+
+    material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
+    for instance in models.distinct():
+        model, conversion = convert(instance.model, material, settings, models.device, models.tally, models.outside)
+        models.replace_model(instance.model, model)
+        models.conversions.append(conversion.to_json())
+    models.outside.reset()
+
+
 def pool_applies(adapter: Workload) -> bool:
     """Whether the adapter batches by the default collate, which a buffer pool can stand in for."""
     return type(adapter).collate is Workload.collate
@@ -202,14 +233,17 @@ def pool_applies(adapter: Workload) -> bool:
 
 def _check_backend(settings: RunnerSettings, device: str) -> None:
     backend = settings.backend
-    if backend == "torch":
-        return
     said = f"backend = {backend!r}"
-    if device != "cpu":
-        raise InputError(f"{said}: found device {device}; expected the CPU; use backend = 'torch'")
     if settings.precision not in _BACKEND_PRECISIONS[backend]:
         known = " or ".join(repr(precision) for precision in _BACKEND_PRECISIONS[backend])
         raise InputError(f"{said}: found precision = {settings.precision!r}; expected {known}")
+    if backend == "torch":
+        return
+    if device.partition(":")[0] != BACKEND_DEVICES[backend]:
+        expected = "the CPU" if BACKEND_DEVICES[backend] == "cpu" else "a CUDA device"
+        raise InputError(f"{said}: found device {device}; expected {expected}; use backend = 'torch'")
+    if backend == "tensorrt" and backend_missing(backend):
+        raise InputError(f"{said}: {backend_missing(backend)}")
     if settings.keep_precision and settings.precision != "default":
         raise InputError(f"{said}: found keep_precision, which only torch knows; expected none")
     for name, neutral in (("compile", "off"), ("memory_format", "default"), ("attention", "default")):
@@ -234,6 +268,8 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
 
     try:
         model = adapter.load(device)
+    except LatfixError:  # a model file's, which says all that there is to say
+        raise
     except USER_ERRORS as error:
         raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
     if not isinstance(model, torch.nn.Module):

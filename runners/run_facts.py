@@ -93,7 +93,11 @@ class RunFacts:
                 "bytes": sum(pool.bytes_held for pool in pools),
             },
             "environment": {name: started[name] for name in _named(service.settings.env) if name in started},
-            "setup_notes": [*service.process.notes, *engine.places.notes],
+            "setup_notes": [
+                *service.process.notes,
+                *engine.places.notes,
+                *filter(None, [service.models.outside.note()]),
+            ],
         }
 
     def _placement(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from latfix.runners.model_home import bring_home
 from latfix.runners.precision_support import device_capability
 from latfix.runners.process_setup import ProcessSetup
 from latfix.runners.steering import check_key, check_policies
+from latfix.runners.traffic_shapes import traffic_shapes
 from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, representative, run_once, sizes_to_run
 from latfix.runners.worker import ModelInstance, Outcome
 from latfix.settings import RunnerSettings
@@ -154,9 +155,15 @@ class Service:
                 for k in range(len(inputs))
                 for size in sizes
             ]
+            shapes = None
+            if self.settings.backend == "tensorrt":  # an engine is built for shapes: the extremes must be among them
+                shapes = traffic_shapes(adapter, traffic, most)
+                batches.append(adapter.collate([shapes.middling] * most))
+        except RunnerError:
+            raise
         except USER_ERRORS as error:
             raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
-        convert_models(self.models, batches, self.settings)
+        convert_models(self.models, batches, self.settings, shapes)
 
     def _capture(self, traffic: Traffic) -> None:
         """Have captured graphs run the models, where the settings ask for it and there is a device."""
@@ -232,6 +239,7 @@ class Service:
             instance.calls.reset()
         for graphed in self.models.graphed():
             graphed.facts.begin()
+        self.models.outside.reset()
         return Engine(
             adapter=self.models.adapter,
             instances=self.models.instances,
@@ -308,6 +316,7 @@ class Service:
             "relaid": self.models.relaid,
             "compile_parts": self._has_parts(),
             "conversions": self.models.conversions,
+            "outside": self.models.outside.to_json(),
             **summary(instance.calls for instance in self.models.instances),
         }
         if self.settings.backend == "torch":

@@ -22,6 +22,8 @@ from latfix.workload import Workload
 
 #: Requests looked at to find the shapes that traffic has, for warming up and for converting.
 _SHAPE_SAMPLE = 96
+#: Features whose extremes are looked at.
+_MOST_FEATURES = 32
 #: Batches of warm-up up to which every size of a batch is run, not only the powers of two, and how long.
 _EVERY_SIZE = 64
 _BETWEEN_S = 5.0
@@ -38,9 +40,13 @@ class Warmup:
     compile_s: float = 0.0
 
 
-def prepared_sample(adapter: Workload, traffic: Traffic) -> list[tuple[int, Any]]:
-    """Elements and prepared inputs of a sample of the traffic, in its order."""
-    picks = np.unique(np.linspace(0, len(traffic) - 1, min(_SHAPE_SAMPLE, len(traffic))).astype(int))
+def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = False) -> list[tuple[int, Any]]:
+    """Elements and prepared inputs of a sample of the traffic, in its order.
+
+    :param extremes: also the requests that have the least and the most of a numeric feature.
+    """
+    picks = np.linspace(0, len(traffic) - 1, min(_SHAPE_SAMPLE, len(traffic))).astype(int)
+    picks = np.unique([*picks, *_extremes(traffic)] if extremes else picks).astype(int)
     prepared: list[tuple[int, Any]] = []
     for pick in picks:
         try:
@@ -50,6 +56,15 @@ def prepared_sample(adapter: Workload, traffic: Traffic) -> list[tuple[int, Any]
             continue
         prepared.append((elements, value))
     return prepared
+
+
+def _extremes(traffic: Traffic) -> Iterator[int]:
+    """Places of the requests with the least and the most of each feature that is a number."""
+    for column in list(traffic.features.values())[:_MOST_FEATURES]:
+        if not np.issubdtype(column.dtype, np.number) or np.isnan(column).all():
+            continue
+        yield int(np.nanargmin(column))
+        yield int(np.nanargmax(column))
 
 
 def representative(adapter: Workload, traffic: Traffic, wanted: int) -> list[Any]:

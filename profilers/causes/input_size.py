@@ -49,6 +49,7 @@ CAUSE = Cause(
         "fuse.compile",
         "fuse.onnxruntime",
         "fuse.openvino",
+        "fuse.tensorrt",
         "fuse.channels_last",
         "host.parallel",
     ),

@@ -31,6 +31,7 @@ CAUSE = Cause(
         "fuse.compile",
         "fuse.onnxruntime",
         "fuse.openvino",
+        "fuse.tensorrt",
     ),
     happened="arrivals outrunning the runner for good",
     behind="arrivals outrunning the runner for good",

@@ -65,7 +65,7 @@ PARTS = (
         id="software.tensorrt",
         module="torch_tensorrt",
         package="torch-tensorrt",
-        gives=".engine model files",
+        gives="fuse.tensorrt and .engine model files",
         install='pip install "latfix[tensorrt]"',
         needs_gpu=True,
     ),

@@ -7,16 +7,17 @@ from latfix.runners.fixes.fix import Applied, Context, Verified
 from latfix.runners.fixes.model_facts import facts, on_cpu, replaced
 
 
-def conversion_obstacle(context: Context, backend: str, precisions: tuple[str, ...]) -> str:
+def conversion_obstacle(context: Context, backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -> str:
     """Why the model cannot be handed to ``backend``.
 
     :param precisions: those that it can be asked for.
+    :param on: the kind of device that it runs on, ``cpu`` or ``cuda``.
     """
     settings = context.settings
     if settings.backend != "torch":
         return f"{settings.backend} runs the model already"
-    if not on_cpu(context):
-        return "the model runs on a GPU"
+    if on_cpu(context) != (on == "cpu"):
+        return "the model runs on the CPU" if on_cpu(context) else "the model runs on a GPU"
     if settings.precision not in precisions:
         return f"the precision is {settings.precision}, which it has no counterpart of here"
     if settings.keep_precision and settings.precision != "default":

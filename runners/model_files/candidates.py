@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from latfix.errors import LatfixError, RunnerError
+from latfix.nvidia import driver_missing
 from latfix.runners.adapter import USER_ERRORS, call_model, describe
 from latfix.runners.backends import backend_missing
 from latfix.runners.model_files import exported, onnx_runtime, torchscript
@@ -23,8 +24,9 @@ from latfix.runners.structure import flatten, unflatten
 from latfix.workload import Workload
 
 EAGER = "eager torch"
+TENSORRT = "TensorRT"
 #: Every backend, in the order of the table.
-BACKENDS = (EAGER, exported.BACKEND, torchscript.BACKEND, onnx_runtime.BACKEND, OPENVINO)
+BACKENDS = (EAGER, exported.BACKEND, torchscript.BACKEND, onnx_runtime.BACKEND, OPENVINO, TENSORRT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,9 @@ def candidates(adapter: Workload, own: Candidate, batches: Sequence[Any], folder
 def _obstacle(adapter: Workload, backend: str) -> str:
     """Why there is no way from the workload's model to a backend."""
     own = own_backend(adapter)
+    if backend == TENSORRT:
+        on_gpu = "runs on a GPU, and this table is of the CPU; there, latfix optimize tries fuse.tensorrt"
+        return backend_missing("tensorrt") or driver_missing() or on_gpu
     if backend == EAGER:
         return "the file holds no Python module"
     if own == onnx_runtime.BACKEND and backend != OPENVINO:

@@ -66,19 +66,23 @@ class Layout:
 
     :param expressions: of symbols that ``[inputs]`` gives, over a request's features.
     :param fixed_batch: requests that a call takes, where the file fixes it; 0 where it does not.
+    :param least_batch: the fewest that a call takes, where the file states a limit; a smaller batch is filled up.
+    :param most_batch: the most, where the file states a limit; 0 where it does not.
     """
 
     file: Path
     inputs: tuple[InputLayout, ...]
     expressions: Mapping[str, Expression]
     fixed_batch: int = 0
+    least_batch: int = 0
+    most_batch: int = 0
 
     @property
     def largest_batch(self) -> int | None:
         """Most requests in one call; ``None`` for any number."""
         if any(given.batch_axis is None for given in self.inputs):
             return 1
-        return self.fixed_batch or None
+        return self.fixed_batch or self.most_batch or None
 
     def symbols(self) -> dict[str, list[Size]]:
         """Variable dimensions by symbol, without those that follow from others."""
@@ -131,11 +135,15 @@ def lay_out(model: OpenedModel, rules: Mapping[str, InputRule]) -> Layout:
                 pad=rule.pad,
             )
         )
+    limits = [known[at] for name, at in batch.items() if at is not None and (known := axes[name]) is not None]
+    varying = [axis for axis in limits if axis.size is None]
     return Layout(
         file=model.file,
         inputs=tuple(inputs),
         expressions=expressions,
         fixed_batch=_fixed_batch([(axes[name], at) for name, at in batch.items()], model.file),
+        least_batch=max((axis.least for axis in varying if axis.least > 1), default=0),
+        most_batch=min((axis.most for axis in varying if axis.most is not None), default=0),
     )
 
 

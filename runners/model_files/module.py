@@ -12,15 +12,15 @@ from latfix.runners.model_files.layout import Layout
 class FileModule(torch.nn.Module):
     """Takes one tensor for each input, each with the batch in dimension 0, and returns outputs likewise.
 
-    Where the file fixes the batch's size, a smaller batch is filled up with copies of its last request, and their
-    outputs are dropped.
+    Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its
+    last request, and their outputs are dropped.
     """
 
     def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
         super().__init__()
         self.model = model
         self._axes = [given.batch_axis for given in layout.inputs]
-        self._fixed = layout.fixed_batch
+        self._fixed = layout.fixed_batch or layout.least_batch
         self._plain = not self._fixed and all(axis == 0 for axis in self._axes)
         self._none_batched = all(axis is None for axis in self._axes)
 

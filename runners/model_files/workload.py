@@ -71,11 +71,12 @@ class FileWorkload(Workload):
         most = self.largest_batch
         if most is None or max_batch_size <= most:
             return
-        why = (
-            f"the file's batch dimension is fixed at {most}"
-            if self.layout.fixed_batch == most
-            else "an input of the file has no batch dimension"
-        )
+        if self.layout.fixed_batch == most:
+            why = f"the file's batch dimension is fixed at {most}"
+        elif self.layout.most_batch == most:
+            why = f"the file takes batches of at most {most}"
+        else:
+            why = "an input of the file has no batch dimension"
         raise InputError(
             f"{self.layout.file}: found max_batch_size = {max_batch_size}, but {why}; expected {most} at most; "
             "or save the model with a batch dimension that varies"

@@ -159,11 +159,19 @@ def test_a_model_without_traffic(cli: Cli, tmp_path: Path) -> None:
         assert code == 2 and "without traffic" in one_line(err)
 
 
-@pytest.mark.usefixtures("in_process")
-def test_an_engine_says_what_it_needs(cli: Cli, tmp_path: Path, traffic: Path) -> None:
+@pytest.mark.parametrize("command", ["diagnose", "optimize", "sweep", "backends"])
+def test_an_engine_says_what_it_needs(
+    cli: Cli, tmp_path: Path, traffic: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: RunnerProcess) -> None:
+        raise AssertionError("a runner was about to be started")
+
+    monkeypatch.setattr(RunnerProcess, "start", start)
+    monkeypatch.setattr("latfix.nvidia.installed", lambda _: False)
     (tmp_path / "model.engine").write_bytes(b"ftrt" + bytes(64))
-    code, _, err = cli("backends", tmp_path / "model.engine", "--traffic", traffic)
-    assert code == 4 and "TensorRT engine" in one_line(err)
+    code, _, err = cli(command, tmp_path / "model.engine", "--traffic", traffic)
+    assert code == 2 and "TensorRT engine, which needs the package tensorrt" in one_line(err)
+    assert "pip install tensorrt" in err
 
 
 @pytest.mark.e2e

@@ -17,6 +17,7 @@ from latfix.errors import InputError, RunnerError
 from latfix.record import RunRecord
 from latfix.runners import cache, converted
 from latfix.runners.backends import backend_missing
+from latfix.runners.deviation import deviation_of
 from latfix.runners.fixes import Applied, fuse_onnxruntime, fuse_openvino
 from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
@@ -298,4 +299,4 @@ def test_a_backend_that_is_not_installed(padded: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_answers_are_compared(expected: Any, got: Any, deviation: float) -> None:
-    assert converted._compare(expected, got) == pytest.approx(deviation, rel=1e-4)
+    assert deviation_of(expected, got) == pytest.approx(deviation, rel=1e-4)

@@ -22,6 +22,7 @@ from latfix.runners.fixes import (
     fuse_compile,
     fuse_onnxruntime,
     fuse_openvino,
+    fuse_tensorrt,
     quantize_bf16,
     quantize_int8_dynamic,
     quantize_int8_excluded,
@@ -45,7 +46,8 @@ FIXES: tuple[Fix, ...] = tuple(
         quantize_int8_weight_only,
     )
 )
-BY_ID = {fix.id: fix for fix in FIXES}
+#: With the one that is of a GPU alone.
+BY_ID = {fix.id: fix for fix in (*FIXES, fuse_tensorrt.FIX)}
 BEFORE = RunnerSettings()
 LINEAR = "torch.nn.modules.linear.Linear"
 INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
@@ -132,6 +134,19 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(fix: Fix) -> N
         ),
         ("fuse.openvino", {"settings": RunnerSettings(attention="math")}, "attention is math"),
         ("fuse.openvino", {"settings": RunnerSettings(backend="onnxruntime")}, "onnxruntime runs the model already"),
+        ("fuse.tensorrt", {}, "the model runs on the CPU"),
+        ("fuse.tensorrt", {"device": "cuda:0", "settings": RunnerSettings(backend="openvino")}, "openvino runs"),
+        (
+            "fuse.tensorrt",
+            {"device": "cuda:0", "settings": RunnerSettings(precision="int8_dynamic")},
+            "precision is int8_dynamic",
+        ),
+        ("fuse.tensorrt", {"device": "cuda:0", "model": {"compile_parts": True}}, "Python loop"),
+        (
+            "fuse.tensorrt",
+            {"device": "cuda:0", "model": {"modules": {"latfix.runners.model_files.tensorrt.EngineModule": 1}}},
+            "a TensorRT engine already",
+        ),
         ("fuse.channels_last", {"model": {"modules": {LINEAR: 4}}}, "no two-dimensional convolution"),
         (
             "fuse.channels_last",
@@ -158,6 +173,13 @@ def test_a_backend_that_is_not_installed_is_no_fix(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("latfix.runners.fixes.converted_model.backend_missing", lambda backend: f"needs {backend}")
     assert BY_ID["fuse.onnxruntime"].obstacle(context()) == "needs onnxruntime"
     assert BY_ID["fuse.openvino"].obstacle(context()) == "needs openvino"
+    assert BY_ID["fuse.tensorrt"].obstacle(context(device="cuda:0")) == "needs tensorrt"
+
+
+def test_tensorrt_may_be_asked_for_fewer_bits_on_a_gpu() -> None:
+    for precision in ("default", "bf16", "fp16"):
+        now = context(RunnerSettings(precision=precision), device="cuda:1")
+        assert BY_ID["fuse.tensorrt"].obstacle(now) == ""
 
 
 def test_openvino_may_be_asked_for_bfloat16() -> None:

@@ -33,6 +33,7 @@ LENGTHS = [20, 400, 60, 150, 300, 30] * 10
 CALLED_FOR: dict[str, dict[str, Any]] = {
     "quantize.fp8_dynamic": {"device": "cuda:0"},
     "quantize.fp16": {"device": "cuda:0"},
+    "fuse.tensorrt": {"device": "cuda:0"},
     "batch.continuous": {"notes": [{"steps": True}]},
     "schedule.shortest_expected": {
         "members": [[length] for length in LENGTHS],
@@ -287,6 +288,7 @@ def test_what_changes_answers_says_so() -> None:
         "fuse.cudagraph",
         "fuse.onnxruntime",
         "fuse.openvino",
+        "fuse.tensorrt",
         "fuse.channels_last",
         "fuse.attention",
         "batch.size",

@@ -44,6 +44,20 @@ def converted(backend: str) -> dict[str, Any]:
     return {"conversions": [{"backend": f"{backend} 1.2", "precisions": {"FP32": 9}, **known}]}
 
 
+def compiled(engines: int = 1, share: float | None = 0.9, **more: Any) -> dict[str, Any]:
+    """A model that TensorRT runs, in part."""
+    partition = {"engines": engines, "inside": 90, "outside": {"aten.cumsum": 10}, "share": share}
+    known = {"cached": False, "seconds": 60.0, "deviation": 1e-4, "batches": 12, "profile": ["(1..8..8, 4..30..90)"]}
+    one = {
+        "backend": "tensorrt 2.13.0",
+        "device": "a GPU (sm_90)",
+        "partition": partition,
+        "kept": "",
+        "discarded": "",
+    }
+    return {"conversions": [{**one, **known, **more}]}
+
+
 def on_cores(*cores: int, threads: int = 2, nice: int = 0) -> dict[str, Any]:
     """Where one worker ran."""
     text = ",".join(str(core) for core in cores)
@@ -151,6 +165,9 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("transfer.overlap", {"columns": {"ahead_ns": [0, 900_000]}}, {}, {}),
     ("fuse.onnxruntime", {}, {**REPLACED, **converted("onnxruntime")}, {}),
     ("fuse.openvino", {}, {**REPLACED, **converted("openvino")}, {}),
+    # On a GPU the host's clock sees the launch alone.
+    ("fuse.tensorrt", {}, {**REPLACED, **compiled(), "replaced_share": 0.1}, {}),
+    ("fuse.tensorrt", {}, {**REPLACED, **compiled(share=None)}, {}),
     ("fuse.channels_last", {}, {"relaid": 3, "layouts": {"channels_last": 9, "contiguous": 1}}, {}),
     ("fuse.attention", {}, {"kernels": {MATH: 2}}, {}),
     ("dispatch.inference_mode", {}, {"batches_run": 80, "batches_inference": 80}, {}),
@@ -276,6 +293,7 @@ ASKED_FOR: dict[str, dict[str, Any]] = {
     "transfer.overlap": {"overlap": True, "pinned_staging": True},
     "fuse.onnxruntime": {"backend": "onnxruntime"},
     "fuse.openvino": {"backend": "openvino"},
+    "fuse.tensorrt": {"backend": "tensorrt"},
     "fuse.channels_last": {"memory_format": "channels_last"},
     "fuse.attention": {"attention": "math"},
     "dispatch.inference_mode": {"inference_mode": True},
@@ -328,6 +346,10 @@ HALF: list[tuple[str, Run, Run]] = [
     ("fuse.compile", {"compilations_in_run": 1}, {**REPLACED, "compilations": 3}),
     ("fuse.compile", {}, {**REPLACED, "compilations": 0}),
     ("fuse.compile", {}, {**REPLACED, "compilations": 3, "batches_replaced": 60}),
+    ("fuse.tensorrt", {}, {**REPLACED, **compiled(), "batches_replaced": 60}),
+    ("fuse.tensorrt", {}, {**REPLACED, **compiled(engines=0, share=0.0)}),
+    ("fuse.tensorrt", {}, {**REPLACED, **compiled(share=0.3)}),  # most of it stayed in PyTorch
+    ("fuse.tensorrt", {}, {**REPLACED, **converted("openvino")}),
     ("memory.pool", {"pool_hits": 3, "pool_misses": 70}, {}),
     ("fuse.cudagraph", {"columns": {"graph": [1, -1]}}, {"graphs_captured": 12, "graph_misses": {"no graph": 40}}),
     ("fuse.compile_autotune", {}, {**REPLACED, "compilations": 3, "batches_replaced": 60}),

@@ -219,12 +219,6 @@ def test_damaged_torchscript(script_file: Path, tmp_path: Path) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_an_engine_needs_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "model.engine").write_bytes(b"ftrt" + bytes(64))
-    with pytest.raises(RunnerError, match=r"TensorRT engine.*latfix\[tensorrt\]"):
-        open_model(tmp_path / "model.engine")
-
-
 def test_onnx_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

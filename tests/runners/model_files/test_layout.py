@@ -54,6 +54,18 @@ def test_a_fixed_batch_limits_batches(opened: Opened) -> None:
     assert lay_out(opened({"x": (8, 4)}), rules('x = { shape = ["batch", 4] }')).largest_batch == 8
     assert lay_out(opened({"x": (8, 4)}), rules("x = { shape = [8, 4] }")).largest_batch == 1
     assert lay_out(opened({"x": ("s0", 4), "rate": ()}), {}).largest_batch == 1
+
+
+def test_limits_of_a_batch_that_varies(opened: Opened) -> None:
+    """An engine's profiles, or an exported program's: the tightest of all inputs."""
+    inputs = {
+        "x": (Axis(symbol="s0", least=2, most=8), 4),
+        "y": (Axis(symbol="s0", least=3, most=6), Axis(symbol="length", least=5, most=9)),
+    }
+    layout = lay_out(opened(inputs), {})
+    assert (layout.least_batch, layout.most_batch, layout.largest_batch, layout.fixed_batch) == (3, 6, 6, 0)
+    layout = lay_out(opened({"x": ("batch", 4)}), {})
+    assert (layout.least_batch, layout.most_batch, layout.largest_batch) == (0, 0, None)
     with pytest.raises(InputError, match="batch dimensions of 2 and 8"):
         both = 'x = { shape = ["batch", 4] }\ny = { shape = ["batch"] }'
         lay_out(opened({"x": (8, 4), "y": (2,)}), rules(both))

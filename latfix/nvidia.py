@@ -1,0 +1,60 @@
+"""What running on an NVIDIA GPU with TensorRT needs, seen without loading any of it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+
+from latfix.errors import InputError
+
+#: The driver's own library; a container gets it from its host.
+_DRIVER = "libcuda.so.1"
+ENGINE_LINE = "pip install tensorrt"
+
+
+def installed(module: str) -> bool:
+    """Whether a package can be found; whether it imports is another matter."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # it is loaded, and was made by hand
+        return True
+
+
+def driver_missing() -> str:
+    """Why there is no NVIDIA driver here; empty where there is one. It is found, not started."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return f"no NVIDIA driver ({_DRIVER}) on this machine"
+    return ""
+
+
+def torch_tensorrt_line() -> str:
+    """The line that installs the torch-tensorrt that goes with the torch that is here: each is built for one."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "pip install torch-tensorrt"
+    major, minor = (*version.split("+")[0].split("."), "0")[:2]
+    return f'pip install "torch-tensorrt=={major}.{minor}.*"'
+
+
+def engine_obstacle() -> str:
+    """Why no ``.engine`` file can be run here, and what to install; empty where nothing is known to be missing."""
+    if not installed("tensorrt"):
+        return f"the package tensorrt, which is not installed; {ENGINE_LINE}"
+    missing = driver_missing()
+    todo = "give the .onnx or .pt2 file that it was built from"
+    return f"an NVIDIA GPU, and there is {missing}; {todo}" if missing else ""
+
+
+def check_engine_runs(file: Path) -> None:
+    """See that a TensorRT engine can be run here, before anything heavy is loaded.
+
+    :raises InputError: the package or the driver is missing, in one line with what to do.
+    """
+    missing = engine_obstacle()
+    if missing:
+        raise InputError(f"{file}: found a TensorRT engine, which needs {missing}")

@@ -1,0 +1,140 @@
+"""What of a compiled model runs in TensorRT and what stayed in PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+#: torch-tensorrt's names of the parts of a compiled graph, and of the operator that runs an engine once it is saved.
+_ENGINE_PART, _ENGINE_OPERATOR = "_run_on_acc", "execute_engine"
+#: It writes how it divided the graph to this logger, at level DEBUG.
+_TRACKER = "torch_tensorrt.dynamo._DryRunTracker"
+_ENGINE_SIZE = re.compile(r"Number of Operators in Engine: (\d+)")
+#: Operators that only look at sizes or check them.
+_CHECKS = ("_assert", "sym_size", "sym_constrain")
+#: A part of the graph that checks what it is called with.
+_GUARDS = "_guards_fn"
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """How a graph was divided.
+
+    :param engines: parts that TensorRT runs.
+    :param inside: operators in them; ``None`` where torch-tensorrt did not tell.
+    :param outside: operators that stayed in PyTorch, by name.
+    """
+
+    engines: int
+    inside: int | None
+    outside: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float | None:
+        """The share of operators that TensorRT runs; ``None`` where it is not known."""
+        if self.inside is None:
+            return None
+        every = self.inside + sum(self.outside.values())
+        return self.inside / every if every else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the evidence and for the cache."""
+        return {**asdict(self), "outside": dict(self.outside), "share": self.share}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Partition:
+        """What :meth:`to_json` wrote."""
+        inside = document["inside"]
+        return Partition(
+            engines=int(document["engines"]),
+            inside=None if inside is None else int(inside),
+            outside={str(name): int(count) for name, count in document["outside"].items()},
+        )
+
+
+def partition_words(document: Mapping[str, Any]) -> str:
+    """A partition, as :meth:`Partition.to_json` has it, in words."""
+    outside = Counter(document["outside"])
+    known = document["inside"]
+    inside = "operators" if known is None else f"{known} operators"
+    said = f"{inside} in {document['engines']} engine(s)"
+    if not outside:
+        return f"{said}, none left in PyTorch"
+    named = [f"{name} ×{count}" if count > 1 else name for name, count in outside.most_common(_MOST_NAMED)]
+    more = len(outside) - len(named)
+    return f"{said}, {outside.total()} left in PyTorch ({', '.join(named)}{f' and {more} more' if more else ''})"
+
+
+def partition_of(graph: Any, sizes: list[int] | None = None) -> Partition:
+    """How a compiled graph, or one that was saved and loaded, is divided.
+
+    :param sizes: operators of each engine, as torch-tensorrt told them while it compiled.
+    """
+    engines, outside = 0, Counter[str]()
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            part = getattr(graph, str(node.target))
+            if _ENGINE_PART in str(node.target):
+                engines += 1
+            elif hasattr(part, "graph") and _GUARDS not in str(node.target):
+                inner = partition_of(part)
+                engines += inner.engines
+                outside.update(inner.outside)
+        elif node.op in ("call_function", "call_method"):
+            name = _name(node.target)
+            if _ENGINE_OPERATOR in name:
+                engines += 1
+            elif not _is_bookkeeping(node.target, name):
+                outside[name] += 1
+    return Partition(
+        engines=engines,
+        inside=sum(sizes) if sizes is not None and len(sizes) == engines else None,
+        outside=dict(outside),
+    )
+
+
+def _is_bookkeeping(target: Any, name: str) -> bool:
+    """Whether an operator computes no tensor: Python's own (parts of an answer, sums of sizes), and checks."""
+    return getattr(target, "__module__", "") in ("_operator", "math") or any(part in name for part in _CHECKS)
+
+
+def _name(target: Any) -> str:
+    """An operator as its namespace and name: ``aten.cumsum``."""
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return str(schema.name).replace("::", ".")
+    return str(getattr(target, "__name__", target))
+
+
+class _Sizes(logging.Handler):
+    """Reads the sizes of engines from what torch-tensorrt tells of its partition."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: list[int] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take the sizes from a message that has some."""
+        self.found += [int(size) for size in _ENGINE_SIZE.findall(record.getMessage())]
+
+
+@contextmanager
+def engine_sizes() -> Iterator[list[int]]:
+    """While a model is compiled in it: operators of each engine, in order; empty where nothing was told."""
+    tracker, handler = logging.getLogger(_TRACKER), _Sizes()
+    level, propagate, disabled = tracker.level, tracker.propagate, tracker.disabled
+    tracker.setLevel(logging.DEBUG)
+    tracker.propagate, tracker.disabled = False, False
+    tracker.addHandler(handler)
+    try:
+        yield handler.found
+    finally:
+        tracker.removeHandler(handler)
+        tracker.setLevel(level)
+        tracker.propagate, tracker.disabled = propagate, disabled

@@ -1,0 +1,46 @@
+"""One batch at a time in an engine, whichever thread and CUDA stream it comes from."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+
+class StreamTurn:
+    """A lock that also orders the device's work: what enters waits, on the device, for what was enqueued before.
+
+    An engine's execution context has one scratch memory. Two workers that share a model, or a worker and the thread
+    that warmed it up, enqueue on streams of their own, which the device may run side by side.
+
+    :param device: a torch device string; on the CPU it is a lock and nothing more.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._last: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if not self._device.startswith("cuda") or self._last is None:
+            return
+        import torch
+
+        stream, event = self._last
+        now = torch.cuda.current_stream(self._device)
+        if now != stream:
+            now.wait_event(event)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        del kind, error, where
+        try:
+            if self._device.startswith("cuda"):
+                import torch
+
+                stream = torch.cuda.current_stream(self._device)
+                self._last = (stream, stream.record_event())
+        finally:
+            self._lock.release()
