@@ -98,6 +98,11 @@ class RecordedReplay:
                 self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
             with pauses, self._samplers(engine, nvml) as samplers, lock:
                 cost = self._measured(engine, facts)
+            for device, found in _clocks(engine).items():
+                self._probe_lines[device] = (
+                    f"{device}: events of {found['batches']} batches, on the host's clock within "
+                    f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events made beside those at hand"
+                )
             deaths.check()
         return {
             "state": "interrupted" if self._stop.is_set() else "complete",
@@ -116,6 +121,7 @@ class RecordedReplay:
             "compilations_in_run": service.compiles.count - compiled,
             "pool_hits": sum(pool.hits for pool in pools) - hits[0],
             "pool_misses": sum(pool.misses for pool in pools) - hits[1],
+            "device_clocks": _clocks(engine),
             "sent": cost["sent"],
             "t0_ns": recorder.t0_ns,
             "warmup": vars_of(service.warmup),
@@ -337,6 +343,15 @@ def _stamp_cost_ns(rounds: int = 200) -> float:
         recorder.batch_done(batch, start)
         recorder.request_done(slot, 0, start)
     return (time.perf_counter_ns() - start) / rounds
+
+
+def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
+    """By device, how many batches its clock was tied to the host's with, and how surely."""
+    found: dict[str, dict[str, float]] = {}
+    for device, clock in engine.clocks.items():
+        added = sum(worker.events_added for worker in engine.workers if worker.device == device)
+        found[device] = {"batches": clock.observed, "slack_us": clock.slack_ns / 1e3, "events_added": added}
+    return found
 
 
 def torch_threads() -> int:

@@ -149,6 +149,11 @@ class Worker:
         """The torch device that its model instance is on."""
         return self._instance.device
 
+    @property
+    def events_added(self) -> int:
+        """Sets of a device's events that had to be made while requests waited."""
+        return self._flights.events.grown if self._flights is not None else 0
+
     def start(self) -> None:
         """Start the thread; returns when it stands before the queue.
 
