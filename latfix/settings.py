@@ -58,6 +58,8 @@ class RunnerSettings:
     admission: Admission = "all"
     memory_limit_mb: int = 0
     buffer_pool: bool = False
+    reserve_mb: int = 0
+    device_memory_share: float = 0.0
     gc: GarbageCollection = "default"
     pin: Pinning = "off"
     nice: int = 0

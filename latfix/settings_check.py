@@ -158,6 +158,8 @@ RUNNER_RULES: Mapping[str, _Rule] = {
     "admission": _OneOf(get_args(Admission)),
     "memory_limit_mb": _Whole(0, 2**31 - 1),
     "buffer_pool": _Flag(),
+    "reserve_mb": _Whole(0, 2**31 - 1),
+    "device_memory_share": _Number(0, 1),
     "gc": _OneOf(get_args(GarbageCollection)),
     "pin": _OneOf(get_args(Pinning)),
     "nice": _Whole(-20, 19),

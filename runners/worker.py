@@ -24,6 +24,7 @@ from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls
 from latfix.runners.compute import Ran, compute_on_cuda, compute_on_host
 from latfix.runners.delays import Delays
+from latfix.runners.device_allocator import Reserved, reserve_on_stream
 from latfix.runners.hot_rows import HotRows
 from latfix.runners.keep_warm import Keeper
 from latfix.runners.operator_threads import limit_operator_threads
@@ -120,6 +121,8 @@ class Worker:
         self._ready, self._failure = threading.Event(), ""
         self._in_inference_mode: Callable[[], bool]
         self.keeper = Keeper(engine.settings, instance, number)
+        #: Memory of the device that it took and let go before its first batch; ``None`` where none was asked for.
+        self.reserved: Reserved | None = None
         #: Threads that its operators run on; 0 before it has started.
         self.operator_threads = 0
 
@@ -155,14 +158,18 @@ class Worker:
             return
         finally:
             self._ready.set()
-        queue, gate = self._engine.queue, self._engine.gate
+        queue, gate, memory = self._engine.queue, self._engine.gate, self._engine.device_memory
         free = time.perf_counter_ns()
         with self._instance.guard():
             while True:
                 formed, free = self.keeper.next(queue, gate, free)
                 if formed is None:
                     break
+                if memory is not None:
+                    memory.enter()
                 free = self._serve(formed, free)
+                if memory is not None:
+                    memory.leave()
                 if gate is not None:
                     self.keeper.learn(formed.members, self._engine.recorder.input_elements)
                 self._engine.between_batches()
@@ -178,6 +185,10 @@ class Worker:
         self._delays = Delays(self._engine.throttle, self._engine.pool if pooled else None)
         if self._instance.device != "cpu":
             self._stream = torch.cuda.Stream(self._instance.device)  # type: ignore[no-untyped-call]
+            if self._engine.settings.reserve_mb:
+                self.reserved = reserve_on_stream(
+                    self._engine.settings.reserve_mb, self._instance.device, self._stream
+                )
         self._in_inference_mode = torch.is_inference_mode_enabled
         self._counters = ThreadCounters()
         self._engine.recorder.counters.append(self._counters)
@@ -333,6 +344,8 @@ class Worker:
                 self._end(member, Status.TIMEOUT, "answered after its deadline", now)
             else:
                 engine.done(slot, Outcome(Status.OK, answer), now)
+        if engine.device_memory is not None:
+            engine.device_memory.note(recorder.batch, batch_id)
         recorder.batch_done(batch_id, now)
         return now
 
