@@ -73,7 +73,7 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What calls cost on the idle device, nanoseconds: for each, and for each MiB; with the share that is in doubt."""
+    """What calls cost on the idle device, nanoseconds: each, and each MiB; with the share that is in doubt."""
 
     malloc: float
     malloc_mib: float

@@ -2,10 +2,10 @@
 
 What touches torch is behind :class:`DeviceAllocator`; :class:`CudaAllocator` is the real one.
 
-Why no ``torch.cuda.MemPool`` is wrapped around serving: while a thread allocates to a pool, the allocator counts a
-capture as under way, and then it gives no cached memory back when the device has no more: what would have been a
-stall is an error. A pool with ``use_on_oom`` is asked only after that stall. Memory of the default pool that was taken
-on a worker's stream is used again on that stream alone, which is what a pool would be for.
+Why no ``torch.cuda.MemPool`` is wrapped around serving: while any thread allocates to a pool, the allocator takes a
+capture to be under way, and gives no cached memory back when the device has no more: what would have been a stall is
+an error. A pool with ``use_on_oom`` is asked only after that stall. And memory of the default pool that was taken on
+a worker's stream is used again on that stream alone, which is what a pool of its own would be for.
 """
 
 from __future__ import annotations

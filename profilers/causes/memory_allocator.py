@@ -28,7 +28,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     if calls.sum():
         return (
             f"torch's allocator called the device {int(calls.sum()):,} times for memory while requests were served"
-            f"{said_price(evidence, 'other')}; at most {milliseconds(figures.largest_ms)} in one request, {own_and_behind(figures)}."
+            f"{said_price(evidence, 'other')}; at most {milliseconds(figures.largest_ms)} in one request, "
+            f"{own_and_behind(figures)}."
         )
     grown = {name: heap_growth(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in grown.values())
