@@ -41,7 +41,7 @@ def end_history(file: Path) -> None:
     """
     import torch
 
-    torch.cuda.memory._dump_snapshot(str(file))
+    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
     torch.cuda.memory._record_memory_history(None)
 
 

@@ -72,6 +72,7 @@ class Search:
         self._trials = trials
         self._reserved_s = reserved_s
         self._note = note
+        self._say = say
         self._scout = Scout(bench, say)
         self._run = Trials(bench, predictor, original, lambda fixes: not self._out_of_budget(fixes)).run
         self.first = Standing(settings=bench_settings(bench))
@@ -210,12 +211,9 @@ class Search:
     def _find_setting(self, base: Arm) -> None:
         """Where the device's memory costs time: replay what the service allocates under other settings, once."""
         wanted = any(fix.id == _BY_HISTORY for fix in self._fixes) and all(s.fix != _BY_HISTORY for s in self.steps)
-        if (
-            self._memory_choice is not None
-            or not wanted
-            or no_trouble(self._context(base))
-            or self._out_of_budget([])
-        ):
+        if not wanted or self._memory_choice is not None or self._out_of_budget([]):
+            return
+        if no_trouble(self._context(base)):
             return
         try:
             self._memory_choice = recorded_choice(self._bench, base)
