@@ -28,15 +28,15 @@ class Choice:
 
 
 def choose(trace: AllocationTrace, capacity: int, standing: str = "", tried: Sequence[str] = TRIED) -> Choice:
-    """Replay a history through what stands and through other settings, and take the best.
+    """Replay a history through what stands and through other settings beside it, and take the best.
 
-    Settings are compared by failures, stalls, calls of the device and memory held, in this order; one that leaves as
-    many failures and stalls as what stands is no reason to change.
+    They are compared by failures, stalls, calls of the device and memory held, in this order; one that leaves as many
+    failures and stalls as what stands is no reason to change.
 
     :param capacity: bytes that the process could have.
     :param standing: the setting that the history was recorded with, where it is modelled.
     """
-    names = (standing, *(name for name in tried if name != standing))
+    names = (standing, *(f"{standing},{name}" if standing else name for name in tried if name != standing))
     results: list[Result] = compare(trace, capacity, names)
     best = min(results[1:], key=badness, default=results[0])
     better = badness(best)[:2] < badness(results[0])[:2]
