@@ -166,6 +166,11 @@ class RecordedReplay:
             else:
                 lines[name] = f"{name}: every {period * 1000:g} ms"
                 fast.append(Probe(name, period, reader))
+        lines["cuda-batches"] = (
+            "cuda-batches: not in use"
+            if engine.device_memory is None
+            else "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
+        )
         slow = [] if nvml is None else [Probe("nvml", 1.0, nvml.read)]
         events = self._service.events
         with (
