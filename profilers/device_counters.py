@@ -107,6 +107,10 @@ class BatchCounters:
         """The last reading that was made."""
         return self._last
 
+    def skip(self) -> None:
+        """What happened since the last reading is of no batch: memory that was reserved ahead."""
+        self._last = self._read() or self._last
+
     def enter(self) -> None:
         """A worker takes up a batch."""
         with self._lock:

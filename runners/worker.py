@@ -189,6 +189,8 @@ class Worker:
                 self.reserved = reserve_on_stream(
                     self._engine.settings.reserve_mb, self._instance.device, self._stream
                 )
+                if self._engine.device_memory is not None:
+                    self._engine.device_memory.skip()
         self._in_inference_mode = torch.is_inference_mode_enabled
         self._counters = ThreadCounters()
         self._engine.recorder.counters.append(self._counters)

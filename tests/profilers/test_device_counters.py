@@ -96,6 +96,17 @@ def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None
     assert counters.cost_ns <= 0.01 * device.now
 
 
+def test_what_is_reserved_ahead_is_of_no_batch(fake_cuda: Any) -> None:
+    device = fake_cuda()
+    recorder, counters = StageRecorder(4), _counting(device)
+    ahead = device.allocate(300 * _MIB)
+    counters.skip()
+    counters.note(recorder.batch, 0)
+    assert _row(recorder, 0)["device_allocs"] == 0 and _row(recorder, 0)["device_reserved_bytes"] == 300 * _MIB
+    assert counters.first.reserved_bytes == 0
+    del ahead
+
+
 def test_nothing_is_read_while_another_worker_is_at_a_batch(fake_cuda: Any) -> None:
     """It might be in a call of the driver, with the allocator's lock, which a reading would wait for."""
     device = fake_cuda()

@@ -63,6 +63,7 @@ def play(fake_cuda: Any, trace: AllocationTrace, make_record: Callable[..., RunR
         reserved: list[Reserved] = []
         if settings.reserve_mb:
             reserved = [reserve(settings.reserve_mb, device, device.allocate, device.refused)]
+            counters.skip()
         known = DeviceFacts(device)
         known.begin()
         batches = -(-len(trace.events) // 8)
@@ -113,7 +114,7 @@ def test_memory_reserved_at_the_start_ends_the_stalls(
     settings, found, record = _applied("memory.pool", play, now)
     assert 900 < settings.reserve_mb <= 1280 and not settings.buffer_pool
     assert found.effective, found.evidence
-    assert calls(record).retries == 0 and calls(record).total < 0.5 * calls(stalls).total
+    assert calls(record).retries == 0 and calls(record).total < 0.1 * calls(stalls).total
     assert facts(record)["reserved_ahead_bytes"] >= 0.9 * settings.reserve_mb * _MIB
     assert "without it" in found.evidence and f"{calls(stalls).retries} stalls" in found.evidence
     again = make_context(stalls, settings)
