@@ -86,6 +86,8 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "admission": st.sampled_from(get_args(Admission)),
     "memory_limit_mb": st.integers(0, 2**31 - 1),
     "buffer_pool": st.booleans(),
+    "reserve_mb": st.integers(0, 2**31 - 1),
+    "device_memory_share": st.floats(0, 1),
     "gc": st.sampled_from(get_args(GarbageCollection)),
     "pin": st.sampled_from(get_args(Pinning)),
     "nice": st.integers(-20, 19),
