@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from latfix.cli.options import JsonOption, JsonTarget, SeedOption, check_seed
 from latfix.errors import EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from latfix.profilers.fragmentation.trace import AllocationTrace
 
 _TRACE, _DOCUMENT = "trace.jsonl", "fragmentation.json"
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -29,7 +32,10 @@ def fragmentation(
     capacity: Annotated[
         str | None,
         typer.Option(
-            "--capacity", metavar="SIZE", help=f"Memory of the device: 80GiB. Made-up traffic: {_MADE_FOR}."
+            "--capacity",
+            metavar="SIZE",
+            help=f"Memory that the process could have: 80GiB. Made-up traffic: {_MADE_FOR}. A recording with a "
+            "stall: what it held at most.",
         ),
     ] = None,
     policy: Annotated[
@@ -51,7 +57,7 @@ def fragmentation(
     from rich.console import Console
 
     from latfix.profilers.fragmentation.generator import Traffic, generate
-    from latfix.profilers.fragmentation.laboratory import ARENAS, SETTINGS, compare, document
+    from latfix.profilers.fragmentation.laboratory import ARENAS, SETTINGS, compare, document, modelled
     from latfix.profilers.fragmentation.trace import read_trace, write_trace
     from latfix.record import write_json
     from latfix.reports.terminal_fragmentation import render_fragmentation
@@ -60,13 +66,13 @@ def fragmentation(
     check_seed(seed)
     if not 1 <= turns <= 1_000_000:
         raise InputError(f"--turns: found {turns}; expected a whole number from 1 to 1000000")
-    if trace is not None and capacity is None:
-        raise InputError("--capacity: found none; expected the memory that the device had, such as 80GiB")
-    room = _bytes(capacity or _MADE_FOR)
-    names = ("", *policy) if policy else (*SETTINGS, *ARENAS)
+    read = None if trace is None else read_trace(trace)
+    room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _held_when_it_stalled(read)
     target = JsonTarget.open(json_file)
     folder = None if out is None else open_folder(out)
-    made = read_trace(trace) if trace is not None else generate(seed, Traffic(turns=turns, capacity=room))
+    made = read or generate(seed, Traffic(turns=turns, capacity=room))
+    standing = modelled(made.setting)
+    names = (standing, *policy) if policy else (standing, *(each for each in SETTINGS if each != standing), *ARENAS)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("replaying …"):
         found = document(made, room, compare(made, room, names))
@@ -77,6 +83,17 @@ def fragmentation(
     if not target.to_stdout:
         console.print(render_fragmentation(found))
     return EXIT_OK
+
+
+def _held_when_it_stalled(trace: AllocationTrace) -> int:
+    """What the process had from the device at most, which was all that it could have where it stalled."""
+    held = trace.recorded.get("peak_reserved", 0)
+    if not held or not trace.recorded.get("retries"):
+        raise InputError(
+            "--capacity: found none, and only a recording with a stall tells it; expected the memory that the "
+            "process could have, such as 80GiB"
+        )
+    return held
 
 
 def _bytes(text: str) -> int:

@@ -106,6 +106,17 @@ BATCH_DTYPE = np.dtype(
         ("clock_slack_ns", "<i8"),  # how far off the stamps of the device may be on the host's clock
         ("ahead_ns", "<i8"),  # how long before its turn it was closed and put into the stream, beside the one before
         ("graph", "<i8"),  # 1: it ran as a captured graph; -1: graphs were captured and none fitted
+        # On CUDA, read after its last member's finish; changes since the reading before, of whichever worker's batch:
+        ("device_read", "<i8"),  # 1: read; 0: not read, and the columns below are zero
+        ("alloc_retries", "<i8"),  # the allocator gave all cached memory back, the device having no more
+        ("alloc_syncs", "<i8"),  # the allocator waited for all streams
+        ("device_allocs", "<i8"),  # segments taken from the device
+        ("device_frees", "<i8"),  # segments given back
+        ("device_taken_bytes", "<i8"),  # bytes of those taken
+        ("device_given_bytes", "<i8"),
+        ("device_reserved_bytes", "<i8"),  # held from the device at the reading
+        ("device_allocated_bytes", "<i8"),  # of that, in use
+        ("device_pieces_bytes", "<i8"),  # free in segments that something else lies in
     ]
 )
 
@@ -136,7 +147,10 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: thread.<name>.cpu_ns, thread.<name>.runq_ns: of each Python thread (same names together), a bounded number of
 #: them; thread.native.*: all threads that Python did not start
 #: cost.<name>: unit costs of the machine (``calibration`` of ``run.json``), once
-#: cuda.allocated_bytes, cuda.reserved_bytes, cuda.inactive_split_bytes, cuda.alloc_retries, …
+#: cuda.allocated_bytes, cuda.reserved_bytes, cuda.inactive_split_bytes, cuda.alloc_retries, cuda.ooms,
+#: cuda.device_allocs, cuda.device_frees, cuda.sync_all_streams
+#: cuda.largest_free_block_bytes, cuda.free_blocks: what is free in the segments that the allocator holds, every five
+#: seconds, and less often where looking takes long
 #: nvml.gpu_util, nvml.memory_util (per cent), nvml.memory_used_bytes, nvml.memory_total_bytes, nvml.power_w,
 #: nvml.temperature_c, nvml.sm_clock_mhz, nvml.mem_clock_mhz, nvml.clock_event_reasons (bits),
 #: nvml.pcie_generation, nvml.pcie_width, nvml.pcie_sent_bytes_per_s, nvml.pcie_received_bytes_per_s,

@@ -61,6 +61,8 @@ class RunnerSettings:
     pinned_staging: bool = False
     overlap: bool = False
     cuda_graphs: bool = False
+    reserve_mb: int = 0
+    device_memory_share: float = 0.0
     gc: GarbageCollection = "default"
     pin: Pinning = "off"
     nice: int = 0

@@ -161,6 +161,8 @@ RUNNER_RULES: Mapping[str, _Rule] = {
     "pinned_staging": _Flag(),
     "overlap": _Flag(),
     "cuda_graphs": _Flag(),
+    "reserve_mb": _Whole(0, 2**31 - 1),
+    "device_memory_share": _Number(0, 1),
     "gc": _OneOf(get_args(GarbageCollection)),
     "pin": _OneOf(get_args(Pinning)),
     "nice": _Whole(-20, 19),

@@ -23,6 +23,7 @@ from latfix.profilers.unit_costs import cpu_model
 from latfix.record import SCHEDULE
 from latfix.runners.accuracy import evaluate, save_outputs
 from latfix.runners.adapter import describe
+from latfix.runners.memory_history import begin_history, end_history
 from latfix.runners.model import pool_applies
 from latfix.runners.pace import measure_pace
 from latfix.runners.protocol import LineReader, LineWriter
@@ -139,6 +140,14 @@ class Child:
             budget_s=command["budget_s"],
         )
         return {"sensitivity": found.to_json()}
+
+    def do_history(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Record allocations on the device from now on; with ``file``, write them there and stop."""
+        file = command.get("file")
+        if file is None:
+            return {"why_not": begin_history(self._service.models.device)}
+        end_history(self._home / file)
+        return {}
 
     def do_pace(self, command: dict[str, Any]) -> dict[str, Any]:
         """How fast the service computes some batches; see :mod:`latfix.runners.pace`."""

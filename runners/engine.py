@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from latfix.errors import RunnerError
+from latfix.profilers.device_counters import BatchCounters, cuda_counters
 from latfix.profilers.host import CgroupThrottle, PoolDelays, ProcessMemory, ThreadCounters, difference
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import PRIORITIES, Request
@@ -74,6 +75,8 @@ class Engine:
         self.throttle = CgroupThrottle()
         self.pool = PoolDelays()
         self.memory = ProcessMemory()
+        #: What the caching allocator did to the device, by batch; ``None`` where there is none.
+        self.device_memory = BatchCounters.of(cuda_counters(instances[0].device))
         self._on_done = on_done
         self._collector = collector
         self._given_up = given_up

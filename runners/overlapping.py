@@ -33,13 +33,18 @@ class OverlappingWorker(Worker):
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Serve a batch, and all that can be enqueued behind it."""
+        memory = self._engine.device_memory
         now = self._take_off(formed, free_ns, None)
         end = time.perf_counter_ns()
         while now is not None:
-            following = None
+            following = ahead = None
             if now.flight is not None and (ahead := self._engine.queue.take_full()) is not None:
+                if memory is not None:  # what is counted now would be of both
+                    memory.enter()
                 following = self._take_off(ahead, end, now.flight)
             end = self._come_down(now)
+            if memory is not None and ahead is not None:
+                memory.leave()
             if following is not None:
                 following.free_ns = end
                 # Under a steady load there may be no other moment for a long time.

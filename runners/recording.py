@@ -15,6 +15,9 @@ import numpy as np
 from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.errors import RunnerError
 from latfix.profilers.allocator import cuda_reader, host_heap_reader
+from latfix.profilers.device_blocks import PERIOD_S as BLOCKS_PERIOD_S
+from latfix.profilers.device_blocks import free_blocks_reader
+from latfix.profilers.device_costs import device_costs
 from latfix.profilers.gc_pauses import GcPauses
 from latfix.profilers.host import ThreadCounters, memory_cost_ns, process_clock_cost_ns, snapshot_cost_ns
 from latfix.profilers.interpreter_lock import PERIOD_S, LockProbe
@@ -33,6 +36,7 @@ from latfix.profilers.unit_costs import unit_costs
 from latfix.runners.adapter import describe
 from latfix.runners.checkup.system import System
 from latfix.runners.device.copy_costs import copy_costs
+from latfix.runners.device_allocator import allocator_conf
 from latfix.runners.engine import Engine
 from latfix.runners.gpu_devices import device_index, device_uuid
 from latfix.runners.protocol import STALL_S, LineWriter
@@ -74,7 +78,7 @@ class RecordedReplay:
         pools = service.models.pools
         hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
         compiled = service.compiles.count
-        calibration = unit_costs().flat()
+        calibration = unit_costs().flat() | device_costs(service.models.device, allocator_conf(os.environ))
         accelerator = service.models.instances[0].accelerator
         if accelerator is not None:
             calibration |= copy_costs(accelerator)
@@ -107,7 +111,7 @@ class RecordedReplay:
         return {
             "state": "interrupted" if self._stop.is_set() else "complete",
             "calibration": calibration,
-            "overhead": self._overhead(cost, pauses, samplers, lock, engine.memory.reads),
+            "overhead": self._overhead(cost, pauses, samplers, lock, engine),
             "probes": self._probe_lines,
             "threads": engine.thread_ids(),
             "torch_threads": torch_threads(),
@@ -165,12 +169,18 @@ class RecordedReplay:
             ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
             ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
             ("cuda", cuda_reader(engine.workers[0].device), 0.5, "cuda: not in use"),
+            ("cuda-blocks", free_blocks_reader(engine.workers[0].device), BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
         ):
             if reader is None:
                 lines[name] = missing
             else:
                 lines[name] = f"{name}: every {period * 1000:g} ms"
                 fast.append(Probe(name, period, reader))
+        lines["cuda-batches"] = (
+            "cuda-batches: not in use"
+            if engine.device_memory is None
+            else "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
+        )
         slow = [] if nvml is None else [Probe("nvml", 1.0, nvml.read)]
         events = self._service.events
         with (
@@ -211,7 +221,7 @@ class RecordedReplay:
         pauses: GcPauses,
         samplers: list[Sampler],
         lock: LockProbe,
-        memory_reads: int,
+        engine: Engine,
     ) -> dict[str, Any]:
         """What latfix itself cost: on the requests' path, and on threads of its own."""
         snapshot = snapshot_cost_ns()
@@ -220,15 +230,19 @@ class RecordedReplay:
         stamps = _stamp_cost_ns() * requests
         sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
         # The process's clock is read about once for each reading of a thread's counters.
-        process = process_clock_cost_ns() * reads + memory_cost_ns() * memory_reads
+        process = process_clock_cost_ns() * reads + memory_cost_ns() * engine.memory.reads
+        device = engine.device_memory
+        device_ns = 0 if device is None else device.cost_ns
         aside = cost["replayer_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
         return {
-            "per_request_us": (snapshot * reads + process + stamps + pauses.cost_ns) / requests / 1000,
+            "per_request_us": (snapshot * reads + process + stamps + pauses.cost_ns + device_ns) / requests / 1000,
             "core_share": aside / cost["wall_ns"],
             "thread_snapshot_us": snapshot / 1000,
             "thread_snapshots": reads,
             "process_counters_us_per_request": process / requests / 1000,
-            "memory_readings": memory_reads,
+            "memory_readings": engine.memory.reads,
+            "device_readings": 0 if device is None else device.reads,
+            "device_readings_us_per_request": device_ns / requests / 1000,
             "stamps_us_per_request": stamps / requests / 1000,
             "gc_callback_us": pauses.cost_ns / 1000,
             "replayer_core_share": cost["replayer_ns"] / cost["wall_ns"],

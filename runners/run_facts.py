@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.runners.allocators import loaded_allocator
+from latfix.runners.device_allocator import ALLOC_CONF, OLDER_CONF, DeviceFacts, allocator_of
 from latfix.runners.environment import environment_at_start
 from latfix.runners.hot_rows import table_bytes
 from latfix.runners.keep_warm import summed
@@ -43,6 +44,10 @@ class RunFacts:
     _resident: int = 0
     _faults: tuple[int, int] = (0, 0)
     _migrations: dict[int, int] = field(default_factory=dict)
+    _device: DeviceFacts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._device = DeviceFacts(allocator_of(self.service.models.device))
 
     def begin(self) -> None:
         """Before the first measured request, with the threads running."""
@@ -50,6 +55,7 @@ class RunFacts:
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         self._resident = status_bytes("VmRSS")
         self._faults = _faults()
+        self._device.begin()
         self._migrations = {tid: migrations(tid) for tid in _threads_of_this_process()}
 
     def end(self) -> None:
@@ -73,8 +79,11 @@ class RunFacts:
         tables, rows, size = table_bytes([service.models.instances[0].model])
         hot = service.models.instances[0].hot
         pools = service.models.pools
+        reserved = [worker.reserved for worker in engine.workers if worker.reserved is not None]
+        before = engine.device_memory.first if engine.device_memory is not None else None
         self.found = {
             "memory": memory,
+            "device_memory": self._device.end(before, reserved),
             "placement": self._placement(),
             "residence": asdict(summed([worker.keeper.resident.done for worker in engine.workers])),
             "embeddings": {
@@ -97,6 +106,7 @@ class RunFacts:
                 *service.process.notes,
                 *engine.places.notes,
                 *filter(None, [service.models.outside.note()]),
+                *(each.note for each in reserved if each.note),
             ],
         }
 
@@ -132,7 +142,8 @@ class RunFacts:
 
 def _named(environment: Mapping[str, str]) -> list[str]:
     """Variables worth a place in the record: the settings' own, and what allocators and pools read at the start."""
-    return sorted({*environment, "GLIBC_TUNABLES", "LD_PRELOAD", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"})
+    read_at_start = ("GLIBC_TUNABLES", "LD_PRELOAD", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", ALLOC_CONF, OLDER_CONF)
+    return sorted({*environment, *read_at_start})
 
 
 def migrations(tid: int) -> int:

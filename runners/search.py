@@ -9,9 +9,12 @@ from typing import Any
 
 from latfix.diagnosis import Diagnosis
 from latfix.errors import LatfixError
+from latfix.profilers.fragmentation.choice import Choice
 from latfix.runners.arms import Arm
 from latfix.runners.bench import Bench
+from latfix.runners.device_facts import no_trouble
 from latfix.runners.fixes import Context, Fix
+from latfix.runners.memory_history import recorded_choice
 from latfix.runners.prediction import Predictor, Standing
 from latfix.runners.scouting import Scout
 from latfix.runners.steps import SCREENED, Step, compare_windows, decide
@@ -24,6 +27,8 @@ _TUNE = "batch.tune"
 _MOST_TUNINGS = 3
 #: Quantizing all layers; and all but those that the accuracy hangs on, once that is known.
 _WHOLE, _PART = "quantize.int8_dynamic", "quantize.int8_excluded"
+#: The allocator's settings, by what the service allocates.
+_BY_HISTORY = "memory.device_allocator"
 
 
 class Search:
@@ -59,6 +64,7 @@ class Search:
         self._bench = bench
         self._diagnosis = diagnosis
         self._proposal: Proposal | None = None
+        self._memory_choice: Choice | None = None
         self.layers: Mapping[str, Any] = layers or {}
         self._predictor = predictor
         self._fixes = list(fixes)
@@ -66,6 +72,7 @@ class Search:
         self._trials = trials
         self._reserved_s = reserved_s
         self._note = note
+        self._say = say
         self._scout = Scout(bench, say)
         self._run = Trials(bench, predictor, original, lambda fixes: not self._out_of_budget(fixes)).run
         self.first = Standing(settings=bench_settings(bench))
@@ -98,6 +105,7 @@ class Search:
         """
         tried = {step.fix for step in self.steps}
         self._find_layers(base)
+        self._find_setting(base)
         left = [fix for fix in self._fixes if fix.id not in tried and fix.id != _TUNE]
         alone: set[str] = set()
         self._look(left, base)
@@ -116,6 +124,7 @@ class Search:
                 self.steps.append(step)
                 self._note(step)
             self._find_layers(base)
+            self._find_setting(base)
             if candidate is not None:
                 base.close()
                 base = candidate
@@ -198,6 +207,19 @@ class Search:
             self.layers = self._bench.sensitivity(base.settings, "int8_dynamic")
         except LatfixError as error:  # then there is no such choice, and its fix says so
             self.layers = {"reason": error.message}
+
+    def _find_setting(self, base: Arm) -> None:
+        """Where the device's memory costs time: replay what the service allocates under other settings, once."""
+        wanted = any(fix.id == _BY_HISTORY for fix in self._fixes) and all(s.fix != _BY_HISTORY for s in self.steps)
+        if not wanted or self._memory_choice is not None or self._out_of_budget([]):
+            return
+        if no_trouble(self._context(base)):
+            return
+        try:
+            self._memory_choice = recorded_choice(self._bench, base)
+        except LatfixError as error:
+            self._memory_choice = Choice(said=error.message)
+        self._say(f"{_BY_HISTORY}: {self._memory_choice.said}")
 
     @property
     def _sensitivity(self) -> dict[str, float] | None:
@@ -285,6 +307,7 @@ class Search:
             latest=base.latest,
             sensitivity=self._sensitivity,
             proposal=self._proposal,
+            memory_choice=self._memory_choice,
         )
 
     def _out_of_budget(self, fixes: list[Fix]) -> str:

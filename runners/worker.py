@@ -29,6 +29,7 @@ from latfix.runners.device.accelerator import Accelerator
 from latfix.runners.device.clock import DeviceClock
 from latfix.runners.device.flights import Flight, Flights
 from latfix.runners.device.staging import Staging
+from latfix.runners.device_allocator import Reserved, reserve_on_stream
 from latfix.runners.hot_rows import HotRows
 from latfix.runners.keep_warm import Keeper
 from latfix.runners.operator_threads import limit_operator_threads
@@ -136,6 +137,8 @@ class Worker:
         self._ready, self._failure = threading.Event(), ""
         self._in_inference_mode: Callable[[], bool]
         self.keeper = Keeper(engine.settings, instance, number)
+        #: Memory of the device that it took and let go before its first batch; ``None`` where none was asked for.
+        self.reserved: Reserved | None = None
         #: Threads that its operators run on; 0 before it has started.
         self.operator_threads = 0
 
@@ -176,14 +179,18 @@ class Worker:
             return
         finally:
             self._ready.set()
-        queue, gate = self._engine.queue, self._engine.gate
+        queue, gate, memory = self._engine.queue, self._engine.gate, self._engine.device_memory
         free = time.perf_counter_ns()
         with self._instance.guard():
             while True:
                 formed, free = self.keeper.next(queue, gate, free)
                 if formed is None:
                     break
+                if memory is not None:
+                    memory.enter()
                 free = self._serve(formed, free)
+                if memory is not None:
+                    memory.leave()
                 if gate is not None:
                     self.keeper.learn(formed.members, self._engine.recorder.input_elements)
                 self._engine.between_batches()
@@ -202,12 +209,22 @@ class Worker:
             clock = self._engine.clocks.setdefault(accelerator.device, DeviceClock())
             overlap = self._engine.settings.overlap
             self._flights = Flights(accelerator, self._instance, clock, self._engine.recorder, overlap=overlap)
+            self._reserve(self._flights)
         self._in_inference_mode = torch.is_inference_mode_enabled
         self._counters = ThreadCounters()
         self._engine.recorder.counters.append(self._counters)
         collect_spans(self._spans)
         with self._instance.guard():
             self.keeper.settle(self._flights.compute if self._flights is not None else None, self._counters)
+
+    def _reserve(self, flights: Flights) -> None:
+        """Have the device's memory there that the settings reserve: it belongs to the stream that computes."""
+        wanted, memory = self._engine.settings.reserve_mb, self._engine.device_memory
+        if not wanted:
+            return
+        self.reserved = reserve_on_stream(wanted, self._instance.device, flights.compute)
+        if memory is not None:
+            memory.skip()
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Run a batch and finish its members; returns when the worker was free again."""
@@ -390,6 +407,8 @@ class Worker:
                 self._end(member, Status.TIMEOUT, "answered after its deadline", now)
             else:
                 engine.done(slot, Outcome(Status.OK, answer), now)
+        if engine.device_memory is not None:
+            engine.device_memory.note(recorder.batch, batch_id)
         recorder.batch_done(batch_id, now)
         return now
 

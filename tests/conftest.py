@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 
+from latfix.profilers.fragmentation.blocks import Block
+from latfix.profilers.fragmentation.caching import parse_settings
+from latfix.profilers.fragmentation.laboratory import policy_of
+from latfix.profilers.fragmentation.policy import OutOfMemory
+
 WriteWorkload = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -67,3 +72,153 @@ def cli() -> Cli:
         return code, out.getvalue(), err.getvalue()
 
     return call
+
+
+class DeviceRefused(RuntimeError):
+    """The device that is no device has no more memory: as ``torch.cuda.OutOfMemoryError``."""
+
+
+class Held:
+    """A block of a :class:`FakeCuda`, given back when nobody holds it any more, as a tensor's memory is."""
+
+    def __init__(self, device: FakeCuda, block: Block) -> None:
+        self._device, self.block = device, block
+
+    def __del__(self) -> None:
+        self._device.give_back(self.block)
+
+
+class FakeCuda:
+    """A CUDA device under torch's caching allocator, without one: the laboratory's model, on simulated time.
+
+    It tells what torch tells, in torch's shape. Calls of the device take time and wait for the work that was launched
+    on it; kernels run behind the host; a neighbor has part of the memory; what does not fit is refused.
+
+    :param conf: as in ``PYTORCH_ALLOC_CONF``.
+    :param others: bytes that another process has.
+    :ivar now: nanoseconds.
+    """
+
+    MALLOC_NS, FREE_NS, MIB_NS = 100_000, 150_000, 2_000
+    refused = DeviceRefused
+
+    def __init__(self, total: int = 1 << 30, conf: str = "", others: int = 0) -> None:
+        self.now = 0
+        self._busy_until = 0
+        self.total, self.others, self.conf = total, others, conf
+        self._share = 1.0
+        self.model: Any = policy_of(conf, total - others)
+        self._peaks = [0, 0]
+        self.live: list[Block] = []
+        self._raw: dict[int, int] = {}
+
+    def clock(self) -> int:
+        """As ``time.perf_counter_ns``."""
+        return self.now
+
+    def launch(self, duration_ns: int) -> None:
+        """Queue work on the device; the host goes on at once."""
+        self._busy_until = max(self._busy_until, self.now) + duration_ns
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self.now = max(self.now, self._busy_until)
+
+    def allocate(self, size: int) -> Held:
+        """A block, by way of the allocator.
+
+        :raises DeviceRefused: there is none, after everything was given back.
+        """
+        counters = self.model.counters
+        before = (counters.device_allocs, counters.device_frees, counters.taken, counters.given)
+        try:
+            block = self.model.allocate(size)
+        except OutOfMemory as error:
+            raise DeviceRefused(f"no {size} bytes") from error
+        finally:
+            after = (counters.device_allocs, counters.device_frees, counters.taken, counters.given)
+            allocs, frees, taken, given = (b - a for a, b in zip(before, after, strict=True))
+            if allocs or frees:  # the driver waits for what runs
+                self.synchronize()
+            self.now += allocs * self.MALLOC_NS + frees * self.FREE_NS + (taken + given) // (1 << 20) * self.MIB_NS
+        self._note_peaks()
+        self.live.append(block)
+        return Held(self, block)
+
+    def give_back(self, block: Block) -> None:
+        """To the allocator, which keeps it."""
+        self.live.remove(block)
+        self.model.free(block)
+
+    def _note_peaks(self) -> None:
+        counters = self.model.counters
+        self._peaks = [max(self._peaks[0], counters.reserved), max(self._peaks[1], counters.granted)]
+
+    # What latfix.runners.device_allocator.DeviceAllocator asks for:
+
+    def stats(self) -> Mapping[str, Any]:
+        counters = self.model.counters
+        pieces = self.model.stuck_bytes()
+
+        def stat(current: int, peak: int, allocated: int = 0, freed: int = 0) -> dict[str, dict[str, int]]:
+            return {"all": {"current": current, "peak": peak, "allocated": allocated, "freed": freed}}
+
+        return {
+            "num_alloc_retries": counters.retries,
+            "num_ooms": 0,
+            "num_sync_all_streams": counters.retries,
+            "num_device_alloc": counters.device_allocs,
+            "num_device_free": counters.device_frees,
+            "reserved_bytes": stat(counters.reserved, self._peaks[0], counters.taken, counters.given),
+            "allocated_bytes": stat(counters.granted, self._peaks[1]),
+            "inactive_split_bytes": stat(pieces, pieces),
+        }
+
+    def reset_peaks(self) -> None:
+        self._peaks = [0, 0]
+        self._note_peaks()
+
+    def memory(self) -> tuple[int, int]:
+        return self.total - self.others - self.model.counters.reserved - sum(self._raw.values()), self.total
+
+    def share(self) -> float:
+        return self._share
+
+    def set_share(self, share: float) -> None:
+        self._share = share
+        self.model.capacity = min(int(share * self.total), self.total - self.others)
+
+    def settings(self) -> Mapping[str, Any]:
+        asked = parse_settings(self.conf)
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.conf,
+            "expandable_segments": asked.expandable,
+            "max_split_size": asked.max_split_size if "max_split_size_mb" in self.conf else -1,
+            "garbage_collection_threshold": asked.collect_above,
+        }
+
+    def backend(self) -> str:
+        return "native"
+
+    # What latfix.profilers.device_costs.DeviceCalls asks for; the allocator does not see it:
+
+    def free_bytes(self) -> int:
+        return self.memory()[0]
+
+    def malloc(self, size: int) -> int:
+        if size > self.free_bytes():
+            return 0
+        self.now += self.MALLOC_NS + size // (1 << 20) * self.MIB_NS
+        address = 4096 + len(self._raw)
+        self._raw[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        self.synchronize()
+        self.now += self.FREE_NS + self._raw.pop(address) // (1 << 20) * self.MIB_NS
+
+
+@pytest.fixture(scope="session")
+def fake_cuda() -> type[FakeCuda]:
+    """A CUDA device without one; ``fake_cuda.refused`` is what it raises."""
+    return FakeCuda

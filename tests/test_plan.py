@@ -89,6 +89,8 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "pinned_staging": st.booleans(),
     "overlap": st.booleans(),
     "cuda_graphs": st.booleans(),
+    "reserve_mb": st.integers(0, 2**31 - 1),
+    "device_memory_share": st.floats(0, 1),
     "gc": st.sampled_from(get_args(GarbageCollection)),
     "pin": st.sampled_from(get_args(Pinning)),
     "nice": st.integers(-20, 19),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.figures import milliseconds
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
-from latfix.profilers.device_memory import calls_between, held_up
+from latfix.profilers.device_memory import held_up, said_price, stretches_of, with_held
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, faults_beside_free, given_back_ns, heap_faults, heap_growth
 
@@ -18,17 +18,18 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         faults = heap_faults(evidence, name) - faults_beside_free(evidence, name)
         grown = np.rint(faults * fault_price_ns(evidence, name)).astype(np.int64)
         costs[name] = np.minimum(grown + given_back_ns(evidence, name), left.cpu_excess(name))
-    costs["compute"] = costs["compute"] + held_up(evidence, left.cpu_excess("compute") - costs["compute"], "other")
-    units = {name: Parts(cpu=cost) for name, cost in costs.items()}
-    return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
+    doubt = price_doubt(evidence, costs)
+    held, unsure = held_up(evidence, left, "other", costs)
+    return Claim(units=with_held(costs, held), disturbance=False, doubt=np.hypot(doubt, unsure))
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    _, calls = calls_between(evidence, "other")
+    calls = stretches_of(evidence).calls("other")
     if calls.sum():
         return (
-            f"torch's allocator called the device {int(calls.sum()):,} times for memory while requests were served; "
-            f"at most {milliseconds(figures.largest_ms)} in one request, {own_and_behind(figures)}."
+            f"torch's allocator called the device {int(calls.sum()):,} times for memory while requests were served"
+            f"{said_price(evidence, 'other')}; at most {milliseconds(figures.largest_ms)} in one request, "
+            f"{own_and_behind(figures)}."
         )
     grown = {name: heap_growth(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in grown.values())
@@ -47,6 +48,8 @@ CAUSE = Cause(
     fixes=(
         "memory.allocator",
         "memory.pool",
+        "memory.device_allocator",
+        "memory.limit",
         "memory.page_prefault",
         "memory.huge_pages",
         "memory.jemalloc",

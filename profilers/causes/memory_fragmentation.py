@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
-from latfix.profilers.device_memory import calls_between, held_up
+from latfix.profilers.device_memory import held_up, said_price, stretches_of, with_held
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
 
@@ -17,20 +17,20 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         price = fault_price_ns(evidence, name)
         cost = np.rint(faults_beside_free(evidence, name) * price).astype(np.int64)
         costs[name] = np.minimum(cost, left.cpu_excess(name))
-    left_over = left.cpu_excess("compute") - costs["compute"]
-    costs["compute"] = costs["compute"] + held_up(evidence, left_over, "fragmented")
-    units = {name: Parts(cpu=cost) for name, cost in costs.items()}
-    return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
+    doubt = price_doubt(evidence, costs)
+    held, unsure = held_up(evidence, left, "fragmented", costs)
+    return Claim(units=with_held(costs, held), disturbance=False, doubt=np.hypot(doubt, unsure))
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    _, calls = calls_between(evidence, "fragmented")
+    stretches = stretches_of(evidence)
+    calls = stretches.calls("fragmented")
     if calls.sum():
-        _, stuck = evidence.series("cuda.inactive_split_bytes")
+        stuck = float(stretches.pieces[calls > 0].max())
         return (
-            f"torch's allocator gave cached memory back {int(calls.sum()):,} times because the device had no more, "
-            f"while up to {float(stuck.max()) / MIB:.3g} MiB lay free in segments that were in use; "
-            f"{own_and_behind(figures)}."
+            f"torch's allocator gave cached memory back {int(calls.sum()):,} times because the device had no more"
+            f"{said_price(evidence, 'fragmented')}, while up to {stuck / MIB:.3g} MiB lay free in segments that were "
+            f"in use{_largest_free(evidence)}; {own_and_behind(figures)}."
         )
     pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in pieces.values())
@@ -44,12 +44,19 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+def _largest_free(evidence: Evidence) -> str:
+    _, sizes = evidence.series("cuda.largest_free_block_bytes")
+    return f", at one time none larger than {float(sizes.min()) / MIB:.3g} MiB" if len(sizes) else ""
+
+
 CAUSE = Cause(
     id="memory.fragmentation",
     evidence_class="counted",
     fixes=(
         "memory.allocator",
         "memory.pool",
+        "memory.device_allocator",
+        "memory.limit",
         "memory.page_prefault",
         "memory.huge_pages",
         "memory.jemalloc",

@@ -188,15 +188,13 @@ class CachingAllocator:
         del need
         if self.counters.reserved + size > self.capacity:
             return None
-        self.counters.reserved += size
-        self.counters.device_allocs += 1
+        self.counters.take(size)
         start, self._next_start = self._next_start, self._next_start + size + GRAIN  # segments never touch
         return Block(start, size, pool)
 
     def _release(self, block: Block) -> None:
         block.home.remove(block)
-        self.counters.reserved -= block.size
-        self.counters.device_frees += 1
+        self.counters.give(block.size)
 
     def _release_cached(self) -> None:
         for pool in self._pools.values():

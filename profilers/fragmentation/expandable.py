@@ -73,8 +73,7 @@ class ExpandableAllocator(CachingAllocator):
         size = -(-size // page) * page
         if self.counters.reserved + size > self.capacity:
             return None
-        self.counters.reserved += size
-        self.counters.device_allocs += 1
+        self.counters.take(size)
         if size < block.size:
             block.cut(size)
         block.mapped = True
@@ -103,8 +102,7 @@ class ExpandableAllocator(CachingAllocator):
         if size < block.size:
             self._put(block.cut(size))
         block.mapped = False
-        self.counters.reserved -= size
-        self.counters.device_frees += 1
+        self.counters.give(size)
         self._note_lowest(merged(block))
 
     def _note_lowest(self, block: Block) -> None:

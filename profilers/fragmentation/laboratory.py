@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from latfix.errors import InputError
 from latfix.profilers.fragmentation.arenas import BestFit, Buddy
 from latfix.profilers.fragmentation.blocks import Block
 from latfix.profilers.fragmentation.caching import CachingAllocator, parse_settings
@@ -94,6 +95,15 @@ def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETT
     return [replay(trace, capacity, policy, setting) for policy, setting in policies]
 
 
+def modelled(setting: str) -> str:
+    """A setting of ``PYTORCH_ALLOC_CONF`` as a policy's name; empty, torch's defaults, where it is not modelled."""
+    try:
+        parse_settings(setting)
+    except InputError:
+        return ""
+    return setting
+
+
 #: Free blocks that cannot be given back are counted once in so many allocations: counting walks all of them.
 _COUNTED_EACH = 16
 
@@ -149,30 +159,52 @@ def document(trace: AllocationTrace, capacity: int, results: Sequence[Result]) -
         "capacity_bytes": capacity,
         "recorded": dict(trace.recorded),
         "policies": [result.to_json() for result in results],
-        "answer": answer(results),
+        "answer": answer(results, trace.recorded),
     }
 
 
-def answer(results: Sequence[Result]) -> str:
-    """Which of torch's settings would have avoided the stalls and failures of the first one, in a sentence."""
+def answer(results: Sequence[Result], recorded: Mapping[str, int] | None = None) -> str:
+    """Which of torch's settings would have avoided the stalls and failures of the first one, in a sentence.
+
+    :param recorded: what the real allocator did (:attr:`AllocationTrace.recorded`).
+    """
     first, *others = results
-    stalls, failures = _many(first.retries, "stall"), _many(first.failed, "failure")
     if not first.retries and not first.failed:
-        return f"{first.policy}: no allocation stalls or fails."
-    said = f"{first.policy}: {stalls}, {failures}"
+        stalled = (recorded or {}).get("retries", 0) + (recorded or {}).get("ooms", 0)
+        if not stalled:
+            return f"{first.policy}: no allocation stalls or fails."
+        return (
+            f"{first.policy}: no allocation stalls or fails in the model, but {_many(stalled, 'did', '')} in the "
+            "recording: the process had less memory than --capacity says."
+        )
+    said = f"{first.policy}: {_many(first.retries, 'stall')}, {_many(first.failed, 'failure')}"
     if first.failed:
         said += f" ({first.failed_fragmented} of them with enough memory free in total)"
-    settings = [result for result in others if result.setting]
-    best = min(settings, key=_badness, default=None)
-    if best is None or _badness(best)[:2] >= _badness(first)[:2]:
+    settings = sorted((result for result in others if result.setting), key=badness)
+    if not settings or badness(settings[0])[:2] >= badness(first)[:2]:
         return f"{said}. None of the settings that were tried does better."
-    left = [_many(number, word) for number, word in ((best.failed, "failure"), (best.retries, "stall")) if number]
-    return f"{said}. With {best.setting} {' and '.join(left) if left else 'none'} would be left."
+    best, *rest = settings
+    said += f". With {best.setting} {left_over(best)} would be left ({_figures(first, best)})"
+    said += "".join(f"; with {each.setting} {left_over(each)}" for each in rest)
+    return f"{said}."
 
 
-def _badness(result: Result) -> tuple[int, int, int, int]:
+def left_over(result: Result) -> str:
+    """The failures and stalls of a policy, in words."""
+    left = [_many(number, word) for number, word in ((result.failed, "failure"), (result.retries, "stall")) if number]
+    return " and ".join(left) if left else "none"
+
+
+def badness(result: Result) -> tuple[int, int, int, int]:
+    """What policies are ordered by, the best first: failures, stalls, calls of the device, memory held."""
     return (result.failed, result.retries, result.device_allocs + result.device_frees, result.peak_reserved)
 
 
-def _many(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def _figures(first: Result, best: Result) -> str:
+    calls = [each.device_allocs + each.device_frees for each in (first, best)]
+    held = [each.peak_reserved / 2**20 for each in (first, best)]
+    return f"calls of the device {calls[0]:,} -> {calls[1]:,}, held at most {held[0]:,.0f} -> {held[1]:,.0f} MiB"
+
+
+def _many(number: int, word: str, more: str = "s") -> str:
+    return f"{number:,} {word}{'' if number == 1 else more}"

@@ -17,6 +17,7 @@ class Counters:
     """What an allocator did so far.
 
     :ivar device_allocs: segments that were taken from the device, or mapped; ``device_frees`` given back.
+    :ivar taken: bytes of the segments that were taken; ``given`` of those given back.
     :ivar retries: how often it gave cached memory back because the device had no more, and asked again: the program
         waits for the device meanwhile.
     :ivar reserved: bytes that it has from the device now.
@@ -25,10 +26,24 @@ class Counters:
 
     device_allocs: int = 0
     device_frees: int = 0
+    taken: int = 0
+    given: int = 0
     retries: int = 0
     reserved: int = 0
     granted: int = 0
     asked: int = 0
+
+    def take(self, size: int) -> None:
+        """A segment was taken from the device, or memory mapped."""
+        self.reserved += size
+        self.taken += size
+        self.device_allocs += 1
+
+    def give(self, size: int) -> None:
+        """A segment was given back, or memory unmapped."""
+        self.reserved -= size
+        self.given += size
+        self.device_frees += 1
 
 
 class Policy(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -48,10 +49,31 @@ def read_snapshot(path: Path, device: int | None = None) -> AllocationTrace:
     if device is None:
         device = max(range(len(traces)), key=lambda k: len(traces[k]))
     try:
-        events, recorded = _events(traces[device], _live(document.get("segments", ()), device))
+        segments = [each for each in document.get("segments", ()) if each.get("device", device) == device]
+        events, recorded = _events(traces[device], _live(segments, device))
+        recorded["peak_reserved"] = _peak_reserved(traces[device], segments)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: found entries of another shape ({error!r}); {_WANTED}") from error
-    return AllocationTrace(events=events, source=f"{path.name}, device {device}", recorded=recorded)
+    source = f"{path.name}, device {device}"
+    return AllocationTrace(events=events, source=source, recorded=recorded, setting=_setting(document))
+
+
+def _setting(document: Mapping[str, Any]) -> str:
+    """What torch's allocator was set to, as text; empty for its defaults and in older snapshots."""
+    told = document.get("allocator_settings")
+    if not isinstance(told, Mapping):
+        return ""
+    return str(told.get("PYTORCH_ALLOC_CONF") or told.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+
+
+def _peak_reserved(entries: Any, segments: Any) -> int:
+    """The most bytes that the allocator had from the device: the segments at the end, and the history backwards."""
+    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = [signs[entry["action"]] * int(entry["size"]) for entry in entries if entry["action"] in signs]
+    at_end = sum(int(block["size"]) for segment in segments for block in segment["blocks"])
+    at_begin = at_end - sum(changes)
+    # Segments that were taken before the ring starts and given back within it make up the rest.
+    return max(accumulate(changes, initial=max(at_begin, 0)))
 
 
 def _load(file: IO[bytes]) -> Any:

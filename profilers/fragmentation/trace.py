@@ -42,12 +42,15 @@ class AllocationTrace:
     :param events: in order. A key is allocated before it is freed, and freed once.
     :param source: where it comes from, in words.
     :param recorded: what the allocator that it was recorded on did: ``retries``, ``ooms``, ``device_allocs``,
-        ``device_frees``; empty where that is not known.
+        ``device_frees``, ``peak_reserved``; empty where that is not known.
+    :param setting: of ``PYTORCH_ALLOC_CONF`` that it was recorded with; empty for torch's defaults, and where that is
+        not known.
     """
 
     events: Sequence[Event]
     source: str
     recorded: dict[str, int] = field(default_factory=dict)
+    setting: str = ""
 
     @property
     def peak_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from latfix.diagnosis import Diagnosis
 from latfix.profilers.forecast import Forecast, Serving
+from latfix.profilers.fragmentation.choice import Choice
 from latfix.record import RunRecord
 from latfix.runners.tuning import Proposal
 from latfix.settings import RunnerSettings
@@ -26,6 +27,8 @@ class Context:
     :param serving: how the fixes kept so far serve, for the forecast.
     :param latest: the last replay of the service as it stands; ``None`` where nothing was kept yet.
     :param sensitivity: by module, the loss of accuracy that quantizing it alone costs, where that was measured.
+    :param memory_choice: what the run's own allocations on the device said of its allocator's settings; ``None``
+        where they were not recorded.
     :param proposal: the numbers that the forecast likes best, once all other fixes are decided.
     """
 
@@ -39,6 +42,7 @@ class Context:
     latest: RunRecord | None = None
     sensitivity: Mapping[str, float] | None = None
     proposal: Proposal | None = None
+    memory_choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,9 +45,38 @@ def test_policies_of_ones_own(cli: Cli) -> None:
         (("--turns", "0"), "--turns: found 0"),
         (("--policy", "best"), "--policy: found 'best'"),
         (("absent.jsonl", "--capacity", "1GiB"), "absent.jsonl: cannot read it"),
-        (("absent.jsonl",), "--capacity: found none"),
+        (("absent.jsonl",), "absent.jsonl: cannot read it"),
     ],
 )
 def test_bad_input(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = cli("fragmentation", *arguments)
     assert (code, out) == (2, "") and err.startswith("latfix: ") and said in err and err.count("\n") == 1
+
+
+def test_a_trace_that_does_not_tell_what_memory_there_was(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text('{"alloc": 0, "bytes": 512}\n')
+    code, out, err = cli("fragmentation", str(tmp_path / "trace.jsonl"))
+    assert (code, out) == (2, "") and "--capacity: found none" in err and err.count("\n") == 1
+
+
+def test_a_recorded_stall_is_answered_without_further_questions(cli: Cli, tmp_path: Path) -> None:
+    """A segment that stays split: what is free in it is enough, and not in one piece."""
+    mib = 1 << 20
+
+    def entry(action: str, address: int, size: int) -> dict[str, object]:
+        return {"action": action, "addr": address, "size": size * mib, "stream": 0, "time_us": 0}
+
+    history = [
+        *(entry(action, 0, 60) for action in ("segment_alloc", "alloc", "free_requested", "free_completed")),
+        entry("alloc", 0, 20),
+        entry("segment_alloc", 100 * mib, 40),
+        *(entry(action, 100 * mib, 40) for action in ("alloc", "free_requested", "free_completed", "segment_free")),
+        entry("segment_alloc", 200 * mib, 40),
+        entry("alloc", 200 * mib, 40),
+    ]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [history], "segments": []}))
+    code, out, _ = cli("fragmentation", str(path), "--json", "-")
+    found = json.loads(out)
+    assert code == 0 and found["capacity_bytes"] == 100 * mib and found["recorded"]["retries"] == 1
+    assert found["answer"].startswith("torch's defaults: ")

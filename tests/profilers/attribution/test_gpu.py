@@ -180,3 +180,110 @@ def test_calls_while_nothing_was_slow_own_nothing(simulate: Simulate) -> None:
     quiet = simulate(n=900, rate=10, base=25.0, meta={"device": "cuda:0"})
     found = _causes(_with_readings(quiet, _counters(retries=5, pieces=2e9, calls=5)))
     assert not any(cause.named for name, cause in found.items() if name.startswith("memory."))
+
+
+def _with_batches(record: RunRecord, calls: Mapping[int, Mapping[str, int]], *, pieces: int = 0) -> RunRecord:
+    """The same counters at the end of each batch; ``calls`` by the request that a batch of one holds."""
+    batches = {name: column.copy() for name, column in record.batches.items()}
+    batches["device_read"][:] = 1
+    batches["device_reserved_bytes"][:] = 4 << 30
+    batches["device_pieces_bytes"][:] = pieces
+    for request, made in calls.items():
+        for name, value in made.items():
+            batches[name][batches["batch_id"] == record.requests["batch_id"][request]] = value
+    return replace(record, batches=batches)
+
+
+def _priced(record: RunRecord, **prices: float) -> RunRecord:
+    """What calls cost on the idle device, nanoseconds."""
+    known = {"malloc": 100_000.0, "malloc_mib": 0.0, "free": 0.0, "free_mib": 0.0, "sync": 0.0, **prices}
+    names = [f"cost.device_{name}_ns" for name in known] + [f"cost.device_malloc_{end}_ns" for end in ("low", "high")]
+    values = [*known.values(), 0.9 * known["malloc"], 1.1 * known["malloc"]]
+    more = {
+        "t_ns": np.zeros(len(names), dtype=np.int64),
+        "series": np.array(names, dtype=object),
+        "value": np.array(values),
+    }
+    samples = {name: np.concatenate([column, more[name]]) for name, column in record.samples.items()}
+    return replace(record, samples=samples)
+
+
+#: The batches that stood still.
+_STALLED = _HIT[::3]
+
+
+def test_each_batch_has_its_own_retries(stalled: RunRecord) -> None:
+    """Of forty that stood still every second one retried: no other is charged, however long it took."""
+    retried = _STALLED[::2]
+    made = {k: {"alloc_retries": 1, "device_allocs": 1, "device_frees": 3} for k in retried}
+    record = _with_batches(stalled, made, pieces=1 << 30)
+    own = _own_ms(record, "memory.fragmentation")
+    assert np.median(own[retried]) == pytest.approx(60, rel=0.1)
+    assert np.count_nonzero(np.delete(own, retried)) == 0
+    evidence = _causes(record)["memory.fragmentation"].evidence
+    assert f"gave cached memory back {len(retried)} times" in evidence and "1.02e+03 MiB lay free" in evidence
+
+
+def test_batches_count_where_both_are_there(stalled: RunRecord) -> None:
+    """The samples say that there were calls all the time; the batches know when."""
+    record = _with_batches(stalled, {_STALLED[0]: {"device_allocs": 1}})
+    record = replace(record, samples=_with_readings(record, _counters(retries=0, pieces=0.0, calls=20)).samples)
+    own = _own_ms(record, "memory.allocator")
+    assert np.flatnonzero(own > 30).tolist() == [_STALLED[0]]
+
+
+def test_few_readings_of_batches_are_not_gone_by(stalled: RunRecord) -> None:
+    """Workers that overlap are hardly ever read: then the samples are what there is."""
+    record = _with_batches(stalled, {})
+    record.batches["device_read"][::2] = 0
+    record.batches["device_read"][1::4] = 0
+    record = replace(record, samples=_with_readings(record, _counters(retries=0, pieces=0.0, calls=20)).samples)
+    assert np.median(_own_ms(record, "memory.allocator")[_STALLED]) == pytest.approx(60.0, rel=0.1)
+
+
+def test_a_batch_that_was_not_read_shares_the_next_ones_reading(stalled: RunRecord) -> None:
+    """The rest after a reading: what happened meanwhile is the longest batch's of those that it covers."""
+    hit = _STALLED[4]
+    record = _with_batches(stalled, {hit + 1: {"device_allocs": 1}})
+    record.batches["device_read"][record.batches["batch_id"] == record.requests["batch_id"][hit]] = 0
+    own = _own_ms(record, "memory.allocator")
+    assert np.flatnonzero(own > 30).tolist() == [hit]
+
+
+def test_calls_that_cost_little_own_little(stalled: RunRecord) -> None:
+    """A call for a tenth of a millisecond is no reason for sixty; what it cannot explain stays unexplained."""
+    record = _priced(_with_batches(stalled, {k: {"device_allocs": 1} for k in _STALLED}))
+    own = _own_ms(record, "memory.allocator")
+    assert own[_STALLED].max() == pytest.approx(1.0, rel=0.01)
+    assert _causes(record)["unexplained"].tail_ms > 40
+
+
+def test_calls_that_cost_as_much_own_it_without_doubt(simulate: Simulate) -> None:
+    """Priced at what they took, the interval is narrow; at a sixth of it, it is wide, and reaches further down."""
+    hit = range(20, 900, 25)
+    faults = dict.fromkeys(hit, ("cpu", 60.0))
+    apart = simulate(n=900, rate=2, base=25.0, compute_faults=faults, meta={"device": "cuda:0"})
+    made = {k: {"alloc_retries": 1, "device_allocs": 6, "device_frees": 3} for k in hit}
+    record = _with_batches(apart, made, pieces=1 << 30)
+    sure = _causes(_priced(record, malloc=10e6))["memory.fragmentation"]
+    unsure = _causes(_priced(record, malloc=10e6 / 6))["memory.fragmentation"]
+    assert sure.named and sure.tail_ms == pytest.approx(unsure.tail_ms, rel=0.1)
+    assert unsure.ci95_ms[0] < sure.ci95_ms[0] - 5
+    assert "at what they cost on the idle device" in sure.evidence
+
+
+def test_inputs_that_waited_for_memory_are_charged_too(stalled: RunRecord) -> None:
+    """A segment for a larger input is taken while it is copied, before compute begins."""
+    hit = _STALLED[3]
+    record = _with_batches(stalled, {hit: {"device_allocs": 1}})
+    row = record.batches["batch_id"] == record.requests["batch_id"][hit]
+    record.batches["h2d_end_ns"][row] += 50 * _MS
+    record.requests["h2d_ns"][hit] += 50 * _MS
+    record.requests["compute_ns"][hit] -= 50 * _MS
+    own = _own_ms(record, "memory.allocator")
+    assert own[hit] == pytest.approx(60.0, rel=0.1) and np.count_nonzero(own) == 1
+
+
+def test_old_records_have_no_readings_of_batches(stalled: RunRecord) -> None:
+    assert not stalled.batches["device_read"].any()
+    assert not {"memory.fragmentation", "memory.allocator"} & _causes(stalled).keys()

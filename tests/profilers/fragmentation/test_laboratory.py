@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from latfix.errors import InputError
+from latfix.profilers.fragmentation.choice import TRIED, choose
 from latfix.profilers.fragmentation.generator import Traffic, generate
 from latfix.profilers.fragmentation.laboratory import answer, compare, document, policy_of, replay
 from latfix.profilers.fragmentation.trace import AllocationTrace, Event, read_trace, write_trace
@@ -53,7 +54,8 @@ def test_the_answer_names_the_setting_that_helps() -> None:
     results = compare(_STUCK, 100 * _MIB, ("", "max_split_size_mb:128", "expandable_segments:True"))
     assert answer(results) == (
         "torch's defaults: 1 stall, 1 failure (1 of them with enough memory free in total). "
-        "With expandable_segments:True none would be left."
+        "With expandable_segments:True none would be left (calls of the device 1 -> 2, held at most 60 -> 100 MiB); "
+        "with max_split_size_mb:128 1 failure and 1 stall."
     )
 
 
@@ -161,7 +163,9 @@ def test_a_snapshot_of_torch_is_a_trace(tmp_path: Path) -> None:
         (1, 7, 40),
         (2, 33, 70),
     ]
-    assert trace.recorded == {"retries": 1, "ooms": 1, "device_allocs": 2, "device_frees": 1}
+    counted = {"retries": 1, "ooms": 1, "device_allocs": 2, "device_frees": 1}
+    assert trace.recorded == {**counted, "peak_reserved": 40 * _MIB}
+    assert trace.setting == ""
     assert trace.source == "snapshot.pickle, device 1"
 
 
@@ -186,6 +190,37 @@ def test_what_was_allocated_before_the_history_comes_first(tmp_path: Path) -> No
         (0, 0),
         (2, 2 * _MIB),
     ]
+
+
+def test_what_was_held_is_counted_back_from_the_segments_at_the_end(tmp_path: Path) -> None:
+    blocks = [{"size": 30 * _MIB, "state": "inactive"}]
+    segments = [{"device": 1, "address": 1000, "stream": 0, "blocks": blocks}]
+    entries = [_entry("segment_free", 5, 20), _entry("segment_free", 9, 40), _entry("segment_alloc", 1000, 30)]
+    assert read_trace(_snapshot(tmp_path, entries, segments)).recorded["peak_reserved"] == 60 * _MIB
+
+
+def test_a_snapshot_says_what_its_allocator_was_set_to(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "max_split_size": 64 * _MIB}
+    path.write_bytes(pickle.dumps({"device_traces": [[_entry("alloc", 1, 2)]], "allocator_settings": told}))
+    assert read_trace(path).setting == "max_split_size_mb:64"
+
+
+def test_stalls_that_the_model_does_not_see_are_not_passed_over() -> None:
+    results = compare(_trace((0, 20)), 100 * _MIB)
+    assert answer(results, {"retries": 2, "ooms": 1}) == (
+        "torch's defaults: no allocation stalls or fails in the model, but 3 did in the recording: the process had "
+        "less memory than --capacity says."
+    )
+
+
+def test_the_choice_is_the_cheapest_that_stalls_least() -> None:
+    found = choose(_STUCK, 100 * _MIB)
+    assert found.setting == "expandable_segments:True" and "none would be left" in found.said
+    assert [each["setting"] for each in found.figures["policies"]] == ["", *TRIED]
+    with_it = choose(_STUCK, 100 * _MIB, found.setting)
+    assert with_it.setting == "" and with_it.said == "expandable_segments:True: no allocation stalls or fails."
+    assert choose(_trace((0, 200)), 100 * _MIB).setting == ""
 
 
 class _Harmful:

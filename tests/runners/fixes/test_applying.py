@@ -15,6 +15,7 @@ import pytest
 from latfix.diagnosis import CauseSummary
 from latfix.plan import Plan, PlannedFix, plan_text
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.fragmentation.choice import Choice
 from latfix.record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
 from latfix.runners.tuning import Numbers, Proposal
@@ -52,9 +53,31 @@ CALLED_FOR: dict[str, dict[str, Any]] = {
     "fuse.compile_autotune": {"device": "cuda:0"},
     "cache.embeddings": {"embeddings": {"tables": 1, "rows": 10**6, "bytes": 10**9}},
 }
+_STALLED = {
+    "device": "cuda:0",
+    "device_memory": {
+        "total_bytes": 8 << 30,
+        "left_bytes": 0,
+        "reserved_start_bytes": 1 << 30,
+        "reserved_end_bytes": 7 << 30,
+        "reserved_peak_bytes": 7 << 30,
+        "allocated_start_bytes": 1 << 30,
+        "allocated_peak_bytes": 4 << 30,
+        "retries": 9,
+        "allocs": 40,
+        "frees": 30,
+        "share": 1.0,
+        "backend": "native",
+        "settings": {},
+    },
+}
+CALLED_FOR |= {"memory.device_allocator": _STALLED, "memory.limit": _STALLED}
 #: What they must know beside the run.
 KNOWN: dict[str, dict[str, Any]] = {
     "quantize.int8_excluded": {"sensitivity": {"head": 0.2}},
+    "memory.device_allocator": {
+        "memory_choice": Choice(setting="expandable_segments:True", said="none would be left")
+    },
     "batch.tune": {
         "proposal": Proposal(numbers=Numbers(limit=4, window_ms=5.0, workers=1, threads=0), score=0.5, looked_at=9)
     },

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from latfix.record import RunRecord
+from latfix.runners.device_allocator import ALLOC_CONF
 from latfix.runners.fixes import FIXES, Applied, Fix, Verified
 from latfix.runners.process_setup import KEEP_FREED, tunables_text
 from latfix.settings import RunnerSettings
@@ -69,11 +70,36 @@ def memory(faults: int, **more: Any) -> dict[str, Any]:
     return {"faults": faults, "memory": more}
 
 
+def on_device(retries: int, **more: Any) -> dict[str, Any]:
+    """What a run tells of the device's memory."""
+    return {
+        "device": "cuda:0",
+        "device_memory": {"retries": retries, "allocs": 4 * retries, "frees": retries, **more},
+    }
+
+
+RESERVED = {"reserve_mb": 100}
+EXPANDABLE = {"env": {ALLOC_CONF: "expandable_segments:True"}}
+LIMITED = {"device_memory_share": 0.8, "env": {ALLOC_CONF: "garbage_collection_threshold:0.8"}}
+COLLECTING = {"garbage_collection_threshold": 0.8}
 EVERYWHERE = on_cores(0, 1, 2, 3)
 #: The fix, the run with it, the service's evidence, and the run without it where that matters.
 TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("warmup.shapes", {}, {"warmup_batches": 32, "warmup_shapes": 8, "warmup_s": 0.5}, {}),
     ("batch.window", {"open_ms": 0.01}, {}, {}),
+    (
+        "memory.pool",
+        {"settings": RESERVED, **on_device(0, wanted_bytes=100, reserved_ahead_bytes=100)},
+        {},
+        on_device(9),
+    ),
+    (
+        "memory.device_allocator",
+        {"settings": EXPANDABLE, **on_device(1, settings={"expandable_segments": True})},
+        {},
+        on_device(9),
+    ),
+    ("memory.limit", {"settings": LIMITED, **on_device(1, share=0.8, settings=COLLECTING)}, {}, on_device(9)),
     ("batch.bucket", {"members": ALIKE, "settings": {"batch_order": "length"}}, {}, {}),
     ("batch.size", {"members": [[40], [50]] * 40, "settings": {"max_batch_size": 1}}, {}, {}),
     ("batch.size", {"members": [[40, 40, 40], [50]] * 40, "settings": {"max_batch_size": 16}}, {}, {}),
@@ -303,6 +329,8 @@ ASKED_FOR: dict[str, dict[str, Any]] = {
     "memory.huge_pages": {"huge_pages": "always"},
     "memory.page_prefault": {"prefault_mb": 64},
     "memory.pool": {"buffer_pool": True},
+    "memory.device_allocator": {"env": {ALLOC_CONF: "expandable_segments:True"}},
+    "memory.limit": {"device_memory_share": 0.8, "env": {ALLOC_CONF: "garbage_collection_threshold:0.8"}},
     "gc.freeze": {"gc": "freeze"},
     "host.threads": {"intra_op_threads": 1},
     "host.parallel": {"intra_op_threads": 4},
@@ -354,6 +382,15 @@ HALF: list[tuple[str, Run, Run]] = [
     ("fuse.cudagraph", {"columns": {"graph": [1, -1]}}, {"graphs_captured": 12, "graph_misses": {"no graph": 40}}),
     ("fuse.compile_autotune", {}, {**REPLACED, "compilations": 3, "batches_replaced": 60}),
     ("transfer.pinned", {"columns": {**COPIED, "pageable_bytes": [0, 5000]}}, {}),
+    ("memory.pool", {"settings": {"reserve_mb": 100}, **on_device(0, wanted_bytes=100, reserved_ahead_bytes=60)}, {}),
+    (
+        "memory.pool",
+        {"settings": {"reserve_mb": 100}, **on_device(9, wanted_bytes=100, reserved_ahead_bytes=100)},
+        {},
+    ),
+    ("memory.device_allocator", {"settings": EXPANDABLE, **on_device(9, settings={"expandable_segments": True})}, {}),
+    ("memory.limit", {"settings": LIMITED, **on_device(0, share=0.8)}, {}),
+    ("memory.limit", {"settings": LIMITED, **on_device(0, share=1.0, settings=COLLECTING)}, {}),
     ("memory.allocator", {"faults": 510, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}),
     ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}}, {}),
     ("gc.freeze", CHANCE, {"gc_enabled": True, "gc_frozen": 90_000}),

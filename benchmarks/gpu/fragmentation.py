@@ -1,0 +1,244 @@
+"""A p99 that is made by stalls of torch's caching allocator: found by the diagnosis, gone with a pool.
+
+A made-up service, one model on the GPU that keeps caches of conversations and needs large pieces now and then, within
+a limit of the device's memory in which all of it fits. Under torch's defaults the allocator must give its cached
+memory back again and again (``num_alloc_retries``). The same traffic is replayed as it is, with memory reserved at
+the start (``memory.pool``), and with expandable segments; what the laboratory's models expect stands beside it.
+
+    python benchmarks/gpu/fragmentation.py [--seconds N] [--out FILE]
+
+``measure(deadline)`` is for a program that runs it as a part. Nothing here has been run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.profilers.fragmentation.generator import Traffic, generate
+from latfix.profilers.fragmentation.laboratory import ARENAS, compare
+from latfix.profilers.fragmentation.trace import AllocationTrace
+from latfix.record import RunRecord
+from latfix.runners.device_facts import calls, facts, worker_growth_mib
+
+_MIB = 1 << 20
+PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
+#: What caches and working memory may take together, and the limit in which they lie: a quarter more.
+IN_USE = 8 << 30
+LIMIT = IN_USE * 5 // 4
+TURNS, RATE = 1000, 40.0
+SEED = 2
+#: Weights, and what the libraries take beside the model.
+_BESIDE = 256 * _MIB
+#: A replay takes so long beside its traffic: starting, loading, and the diagnosis.
+_BESIDE_S = 30.0
+
+ADAPTER = """
+import torch
+from latfix import Request, Workload
+from latfix.profilers.fragmentation.trace import read_trace
+
+class Conversations(torch.nn.Module):
+    def __init__(self, path, device, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(width, width, device=device) / width**0.5)
+        self.turns = {}
+        for event in read_trace(path).events:
+            self.turns.setdefault(int(event.t_us // 1000), []).append(event)
+        self.turn, self.held = 0, {}
+
+    def forward(self, x):
+        for _ in range(x.shape[0]):
+            for event in self.turns.get(self.turn, ()):
+                if event.is_free:
+                    self.held.pop(event.key, None)
+                else:
+                    self.held[event.key] = torch.empty(event.size, dtype=torch.uint8, device=x.device)
+            self.turn += 1
+        y = x @ self.weight
+        for _ in range(4):
+            y = torch.tanh(y @ self.weight)
+        return y[:, :4]
+
+class Fragmenting(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        width = 4096 if str(device).startswith("cuda") else 64
+        self.width = width
+        return Conversations(self.folder / "trace.jsonl", device, width).eval()
+
+    def prepare(self, request):
+        return torch.full((self.width,), 0.01)
+
+    def evaluate(self, predict):
+        return 1.0
+"""
+
+
+def traffic_of_allocations(turns: int = TURNS, in_use: int = IN_USE) -> AllocationTrace:
+    """What the service allocates: whatever is asked for fits, and small pieces lie between large ones."""
+    want = Traffic(turns=turns, capacity=in_use, filled=0.45, piece=in_use * 24 // 1024, large=0.15, large_each=10)
+    return generate(SEED, want)
+
+
+def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: str, share: float) -> Path:
+    """The service's folder.
+
+    :param share: of the device's memory that it may take.
+    """
+    from latfix.profilers.fragmentation.trace import write_trace
+
+    folder.mkdir(parents=True)
+    write_trace(folder / "trace.jsonl", trace)
+    (folder / "adapter.py").write_text(textwrap.dedent(ADAPTER).lstrip(), encoding="utf-8")
+    rows = "".join(json.dumps({"arrival_s": k / RATE, "turn": k}) + "\n" for k in range(turns))
+    (folder / "traffic.jsonl").write_text(rows, encoding="utf-8")
+    (folder / "workload.toml").write_text(
+        "[workload]\n"
+        'name = "fragmenting"\nentry = "adapter:Fragmenting"\ntraffic = "traffic.jsonl"\n'
+        f'[runner]\ndevice = "{device}"\nmax_batch_size = 1\ndevice_memory_share = {share:.6f}\n',
+        encoding="utf-8",
+    )
+    return folder
+
+
+def with_settings(folder: Path, name: str, **settings: object) -> Path:
+    """A copy of a workload's folder with more settings of the runner."""
+    other = folder.with_name(name)
+    other.mkdir()
+    for file in folder.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
+    with (other / "workload.toml").open("a", encoding="utf-8") as file:
+        file.write(lines)
+    return other
+
+
+def diagnose(workload: Path, deadline: float) -> dict[str, Any]:
+    """``latfix diagnose`` and what of it this is about; ``failed`` says why there is nothing."""
+    out = workload.with_name(f"{workload.name}-run")
+    left = deadline - time.monotonic()
+    if left < TURNS / RATE + _BESIDE_S:
+        return {"failed": "the time was up"}
+    command = [sys.executable, "-c", PROGRAM, "diagnose", str(workload), "--out", str(out)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+    except subprocess.TimeoutExpired as error:
+        return {"failed": f"stopped after {error.timeout:.0f} s"}
+    if not (out / "diagnosis.json").exists():
+        return {"failed": (done.stdout + done.stderr)[-2000:]}
+    return figures(RunRecord.load(out), json.loads((out / "diagnosis.json").read_text(encoding="utf-8")))
+
+
+def figures(record: RunRecord, diagnosis: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's latency, what the diagnosis makes of it, and what the device was called for."""
+    causes = {cause["cause"]: cause for cause in diagnosis["causes"]}
+    counted = calls(record)
+    read = record.batches["device_read"] > 0
+    return {
+        "latency_ms": diagnosis["latency_ms"],
+        "requests": diagnosis["requests"],
+        "verdict": diagnosis["verdict"],
+        "excess_ms": diagnosis["tail"]["excess_ms"],
+        "unexplained_ms": diagnosis["tail"]["unexplained_ms"],
+        "memory_causes": {
+            name: {key: cause[key] for key in ("tail_ms", "ci95_ms", "named", "evidence")}
+            for name, cause in causes.items()
+            if name.startswith("memory.")
+        },
+        "retries": counted.retries,
+        "device_calls": counted.total,
+        "batches": len(read),
+        "batches_read": int(read.sum()),
+        "batches_with_retries": int((record.batches["alloc_retries"] > 0).sum()),
+        "device_memory": dict(facts(record)),
+        "calibration": {
+            name: value for name, value in record.meta.get("calibration", {}).items() if name.startswith("device_")
+        },
+        "reading_us": _reading_us(record.meta.get("overhead", {})),
+        "overhead": record.meta.get("overhead", {}),
+        "reserve_mb": worker_growth_mib(record),
+    }
+
+
+def _reading_us(overhead: Mapping[str, Any]) -> float | None:
+    """Microseconds of one reading of the allocator's counters."""
+    readings, requests = overhead.get("device_readings", 0), TURNS
+    return overhead["device_readings_us_per_request"] * requests / readings if readings else None
+
+
+def expected(trace: AllocationTrace) -> list[dict[str, Any]]:
+    """What the models expect of the same allocations, for the counts beside them."""
+    return [result.to_json() for result in compare(trace, LIMIT, ("", "expandable_segments:True", ARENAS[0]))]
+
+
+def measure(deadline: float, device: str = "cuda:0") -> dict[str, Any]:
+    """All of it, as far as time allows: a JSON-able mapping.
+
+    :param deadline: on the clock of ``time.monotonic``.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"skipped": "no CUDA device here"}
+    _, total = torch.cuda.mem_get_info(device)
+    if total < 2 * LIMIT:
+        return {"skipped": f"the device has {total >> 30} GiB; {2 * LIMIT >> 30} are needed"}
+    trace = traffic_of_allocations()
+    found: dict[str, Any] = {"models": expected(trace)}
+    with tempfile.TemporaryDirectory() as temporary:
+        share = (LIMIT + _BESIDE) / total
+        folder = write_workload(Path(temporary) / "defaults", trace, turns=TURNS, device=device, share=share)
+        found["defaults"] = before = diagnose(folder, deadline)
+        if "failed" in before:
+            return found
+        ahead = with_settings(folder, "reserved", reserve_mb=before["reserve_mb"])
+        found["memory.pool"] = diagnose(ahead, deadline)
+        env = '{ PYTORCH_ALLOC_CONF = "expandable_segments:True" }'
+        found["memory.device_allocator"] = diagnose(with_settings(folder, "expandable", env=env), deadline)
+    found["shown"] = shown(found)
+    return found
+
+
+def shown(found: Mapping[str, Any]) -> dict[str, bool]:
+    """What this is to show, and whether it did."""
+    before, after = found["defaults"], found.get("memory.pool", {"failed": ""})
+    caused = before["memory_causes"].get("memory.fragmentation", {})
+    result = {
+        "p99 caused by retries": before["retries"] > 0 and bool(caused.get("named")),
+        "it is the verdict": before["verdict"] == "memory.fragmentation",
+    }
+    if "failed" not in after:
+        left = after["memory_causes"].get("memory.fragmentation", {})
+        result["retries gone with the pool"] = after["retries"] == 0
+        result["cause gone with the pool"] = not left.get("named", False)
+        result["p99 lower with the pool"] = after["latency_ms"]["p99"] < before["latency_ms"]["p99"]
+    return result
+
+
+def main() -> int:
+    """Measure and write the results; 3 where there is no GPU, 1 where it did not show what it is to show."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found = measure(time.monotonic() + options.seconds)
+    text = json.dumps(found, indent=2) + "\n"
+    if options.out is not None:
+        options.out.write_text(text, encoding="utf-8")
+    print(text if options.out is None else f"written to {options.out}")
+    if "skipped" in found:
+        return 3
+    return 0 if found.get("shown") and all(found["shown"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

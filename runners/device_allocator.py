@@ -1,0 +1,266 @@
+"""torch's caching allocator on a CUDA device: its settings, its limit, memory reserved at the start, and its state.
+
+What touches torch is behind :class:`DeviceAllocator`; :class:`CudaAllocator` is the real one.
+
+Why no ``torch.cuda.MemPool`` is wrapped around serving: while any thread allocates to a pool, the allocator takes a
+capture to be under way, and gives no cached memory back when the device has no more: what would have been a stall is
+an error. A pool with ``use_on_oom`` is asked only after that stall. And memory of the default pool that was taken on
+a worker's stream is used again on that stream alone, which is what a pool of its own would be for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from latfix.profilers.device_counters import AllocatorCounters, from_nested
+from latfix.settings import RunnerSettings
+
+#: The variable that torch reads its allocator's settings from, and the one that it read before 2.9 and still does
+#: where the other is not set.
+ALLOC_CONF, OLDER_CONF = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+_MIB = 1 << 20
+#: The largest request of the allocator's small pool, which has segments of its own.
+_SMALL = _MIB
+#: Of a reservation, the part for small requests.
+_SMALL_SHARE = 16
+_MOST_SMALL_MIB = 64
+
+
+def allocator_conf(environment: Mapping[str, str]) -> str:
+    """The settings of torch's allocator in an environment; empty for its defaults."""
+    return environment.get(ALLOC_CONF) or environment.get(OLDER_CONF, "")
+
+
+def standing_conf(settings: RunnerSettings) -> str:
+    """The settings of torch's allocator that a runner's process is started with."""
+    return allocator_conf({**os.environ, **settings.env})
+
+
+def read_conf(text: str) -> dict[str, str]:
+    """``name:value,name:value`` as a mapping; a value may be a list in brackets."""
+    return {name.strip(): value.strip() for name, _, value in (part.partition(":") for part in _parts(text)) if value}
+
+
+def conf_text(conf: Mapping[str, str]) -> str:
+    """A mapping as ``name:value,name:value``."""
+    return ",".join(f"{name}:{value}" for name, value in conf.items())
+
+
+def merged_conf(standing: str, more: str) -> str:
+    """Settings with others added, which win."""
+    return conf_text({**read_conf(standing), **read_conf(more)})
+
+
+def _parts(text: str) -> Iterator[str]:
+    depth, start = 0, 0
+    for at, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+class DeviceAllocator(Protocol):
+    """The caching allocator of one device, and what is left beside it."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """As ``torch.cuda.memory_stats_as_nested_dict``."""
+
+    def reset_peaks(self) -> None:
+        """Peaks count from now on."""
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that the device has left, and in all."""
+
+    def share(self) -> float:
+        """The share of the device's memory that this process may take."""
+
+    def set_share(self, share: float) -> None:
+        """Limit it."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """The settings in effect, by the allocator's own names; empty where it does not tell."""
+
+    def backend(self) -> str:
+        """``native``, or another allocator in its place."""
+
+
+class CudaAllocator:
+    """torch's own.
+
+    :param device: a torch device string with a number.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def stats(self) -> Mapping[str, Any]:
+        """:meth:`DeviceAllocator.stats`."""
+        import torch
+
+        found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return found
+
+    def reset_peaks(self) -> None:
+        """:meth:`DeviceAllocator.reset_peaks`."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def memory(self) -> tuple[int, int]:
+        """:meth:`DeviceAllocator.memory`."""
+        import torch
+
+        left, total = torch.cuda.mem_get_info(self._device)
+        return int(left), int(total)
+
+    def share(self) -> float:
+        """:meth:`DeviceAllocator.share`."""
+        import torch
+
+        return float(torch.cuda.get_per_process_memory_fraction(self._device))
+
+    def set_share(self, share: float) -> None:
+        """:meth:`DeviceAllocator.set_share`."""
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(share, self._device)
+
+    def settings(self) -> Mapping[str, Any]:
+        """:meth:`DeviceAllocator.settings`."""
+        import torch
+
+        found = torch.cuda.memory._snapshot(self._device).get("allocator_settings", {})
+        return {str(name): value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+
+    def backend(self) -> str:
+        """:meth:`DeviceAllocator.backend`."""
+        import torch
+
+        return str(torch.cuda.get_allocator_backend())
+
+
+def allocator_of(device: str) -> DeviceAllocator | None:
+    """The allocator of a torch device string; ``None`` where it is no CUDA device, or torch does not use it yet."""
+    torch = sys.modules.get("torch")
+    if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
+        return None
+    return CudaAllocator(device)
+
+
+def limit_memory(share: float, allocator: DeviceAllocator | None) -> list[str]:
+    """Apply ``device_memory_share``, where there is one; what was not possible, one line each."""
+    if not share:
+        return []
+    if allocator is None:
+        return [f"device_memory_share = {share:g}: the model is not on a CUDA device"]
+    allocator.set_share(share)
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """What a worker reserved.
+
+    :param wanted_bytes: asked for; ``got_bytes`` by which the allocator's hold of the device grew.
+    :param note: why it is less, in one line; empty where it is not.
+    """
+
+    wanted_bytes: int
+    got_bytes: int = 0
+    note: str = ""
+
+
+def reserve(
+    mebibytes: int, allocator: DeviceAllocator, allocate: Callable[[int], object], refused: type[BaseException]
+) -> Reserved:
+    """Take memory from the device and let it go: it stays with the allocator, for requests on the same stream.
+
+    Most of it is one block, which large requests are cut from; a part is segments of the pool for small ones.
+
+    :param allocate: a block of so many bytes on the stream that is to use them; ``refused`` is raised where there is
+        none.
+    """
+    small = min(max(mebibytes // _SMALL_SHARE, 1), _MOST_SMALL_MIB)
+    wanted = mebibytes * _MIB
+    before = _reserved(allocator)
+    try:
+        blocks = [allocate(_SMALL) for _ in range(small)]
+        if mebibytes > small:
+            blocks.append(allocate(wanted - small * _SMALL))
+    except refused:
+        left, _ = allocator.memory()
+        note = f"reserve_mb = {mebibytes}: the device refused it, {left // _MIB} MiB were left"
+        return Reserved(wanted_bytes=wanted, got_bytes=max(_reserved(allocator) - before, 0), note=note)
+    del blocks
+    return Reserved(wanted_bytes=wanted, got_bytes=max(_reserved(allocator) - before, 0))
+
+
+def reserve_on_stream(mebibytes: int, device: str, stream: Any) -> Reserved:
+    """:func:`reserve` on a CUDA stream."""
+    import torch
+
+    def allocate(size: int) -> object:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    with torch.cuda.stream(stream):
+        return reserve(mebibytes, CudaAllocator(device), allocate, torch.cuda.OutOfMemoryError)
+
+
+def _reserved(allocator: DeviceAllocator) -> int:
+    counters = from_nested(allocator.stats())
+    return 0 if counters is None else counters.reserved_bytes
+
+
+class DeviceFacts:
+    """What a run shows of the device's memory, for the fixes: read where it begins and where it ends.
+
+    :param allocator: of the device that the model is on; ``None`` for none, and then there are no facts.
+    """
+
+    def __init__(self, allocator: DeviceAllocator | None) -> None:
+        self._allocator = allocator
+        self._begun: AllocatorCounters | None = None
+
+    def begin(self) -> None:
+        """Before the first measured request."""
+        if self._allocator is not None:
+            self._allocator.reset_peaks()
+            self._begun = from_nested(self._allocator.stats())
+
+    def end(self, first: AllocatorCounters | None, reserved: list[Reserved]) -> dict[str, Any]:
+        """The facts, for ``device_memory`` of ``run.json``; empty without a device, or where nothing is told.
+
+        :param first: the counters before the workers were there: what is held beyond it is theirs.
+        """
+        allocator, begun = self._allocator, self._begun
+        if allocator is None or begun is None:
+            return {}
+        stats = allocator.stats()
+        now = from_nested(stats)
+        if now is None:
+            return {}
+        left, total = allocator.memory()
+        first = first or begun
+        return {
+            "total_bytes": total,
+            "left_bytes": left,
+            "reserved_start_bytes": first.reserved_bytes,
+            "reserved_end_bytes": now.reserved_bytes,
+            "reserved_peak_bytes": stats["reserved_bytes"]["all"]["peak"],
+            "allocated_start_bytes": first.allocated_bytes,
+            "allocated_peak_bytes": stats["allocated_bytes"]["all"]["peak"],
+            "retries": now.retries - begun.retries,
+            "allocs": now.allocs - begun.allocs,
+            "frees": now.frees - begun.frees,
+            "share": allocator.share(),
+            "settings": dict(allocator.settings()),
+            "backend": allocator.backend(),
+            "wanted_bytes": sum(each.wanted_bytes for each in reserved),
+            "reserved_ahead_bytes": sum(each.got_bytes for each in reserved),
+        }

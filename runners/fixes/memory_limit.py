@@ -1,0 +1,86 @@
+"""``memory.limit``: a share of the device's memory, and cached segments given back one by one before it is reached.
+
+Without a limit the allocator takes what it can get; once the device refuses, because a neighbor has the rest, it
+waits for the device and gives everything back at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from latfix.runners.device_allocator import ALLOC_CONF, merged_conf, read_conf, standing_conf
+from latfix.runners.device_facts import TREATS, calls, facts, no_trouble, not_in_effect, room_bytes
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.permissions import mib
+from latfix.runners.tail_shares import refusals
+
+#: Of what the process could have, the share that it keeps to: the rest is the neighbors' to grow by.
+_OF_ROOM = 0.95
+#: Of its limit, the share from which on cached segments are given back, those not used for longest first.
+_COLLECT = "garbage_collection_threshold"
+_COLLECT_FROM = "0.8"
+#: Memory in use above this share of where collecting begins leaves nothing cached to give back.
+_IN_USE = 0.95
+
+
+def _share(context: Context) -> float:
+    total = int(facts(context.record)["total_bytes"])
+    return math.floor(1000 * _OF_ROOM * room_bytes(context.record) / total) / 1000
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.device_memory_share:
+        return f"the process is limited to {context.settings.device_memory_share:.1%} of the device already"
+    if trouble := no_trouble(context):
+        return trouble
+    conf = read_conf(standing_conf(context.settings))
+    if _COLLECT in conf:
+        return f"{_COLLECT} is set already"
+    if conf.get("expandable_segments") == "True":
+        return "expandable segments are not given back one by one"
+    if not calls(context.record).retries:
+        return "the device never refused memory"
+    known = facts(context.record)
+    begins = float(_COLLECT_FROM) * _share(context) * known["total_bytes"]
+    if known["allocated_peak_bytes"] > _IN_USE * begins:
+        return (
+            f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be given back from "
+            f"{mib(int(begins))} on: nothing would be kept"
+        )
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    conf = merged_conf(standing_conf(context.settings), f"{_COLLECT}:{_COLLECT_FROM}")
+    return {"device_memory_share": _share(context), "env": {ALLOC_CONF: conf}}
+
+
+def _verify(applied: Applied) -> Verified:
+    wanted = float(applied.record.meta.get("settings", {}).get("device_memory_share", 0.0))
+    share = float(facts(applied.record).get("share", 1.0))
+    missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")
+    now, before = calls(applied.record), calls(applied.without)
+    said = (
+        f"the process may have {share:.1%} of the device; segments are given back "
+        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.words()}; "
+        f"without it {before.words()}"
+    )
+    there = wanted > 0 and math.isclose(share, wanted, abs_tol=1e-4) and not missing
+    return Verified(
+        there and now.retries <= 0.5 * before.retries,
+        "; ".join([said, *refusals(applied.record, "device_memory_share")]),
+    )
+
+
+FIX = Fix(
+    id="memory.limit",
+    title="a limit of the device's memory, with cached segments given back before it is reached",
+    treats=TREATS,
+    relief=0.4,
+    gentle=True,
+    risk="more calls of the device, each short, for fewer long stalls; what needs more than the limit fails",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,76 @@
+"""The history of a service's allocations on its device, recorded in a replay whose timings count for nothing.
+
+Recording costs each allocation microseconds, so that a process of its own does it. The history is what torch's
+allocator keeps itself (``torch.cuda.memory._record_memory_history``), without tracebacks; it is read as plain data.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latfix.profilers.fragmentation.choice import Choice, choose
+from latfix.profilers.fragmentation.laboratory import modelled
+from latfix.profilers.fragmentation.snapshot import read_snapshot
+from latfix.runners.device_facts import room_bytes
+from latfix.runners.journal import SEARCH_FOLDER
+
+if TYPE_CHECKING:
+    from latfix.runners.arms import Arm
+    from latfix.runners.bench import Bench
+
+#: Allocations and frees that are kept, the latest of them; each takes about a hundred bytes.
+MOST_ENTRIES = 400_000
+_SNAPSHOT = "memory-history.pickle"
+
+
+def begin_history(device: str) -> str:
+    """Start recording in this process; why that cannot be, in one clause, or empty."""
+    if not device.startswith("cuda"):
+        return "the model is not on a CUDA device"
+    import torch
+
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=MOST_ENTRIES)
+    return ""
+
+
+def end_history(file: Path) -> None:
+    """Write what was recorded, and stop recording.
+
+    :raises OSError: it cannot be written.
+    """
+    import torch
+
+    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(None)
+
+
+def recorded_choice(bench: Bench, base: Arm) -> Choice:
+    """Replay the search's windows with recording on, and what comes of them through the models of the allocator.
+
+    :raises LatfixError: the service failed, or what it wrote cannot be read.
+    """
+    arm = bench.arm("memory-history", base.settings, base.fixes)
+    file = bench.out / SEARCH_FOLDER / _SNAPSHOT
+    try:
+        if why_not := arm.ask("history")["why_not"]:
+            return Choice(said=str(why_not))
+        for number, window in enumerate(bench.windows):
+            folder = bench.out / SEARCH_FOLDER / f"{bench.replays:03d}-{arm.label}-{number}"
+            arm.replay(folder, window, bench.watch, seed=bench.seed)
+        arm.ask("history", file=str(file))
+    finally:
+        arm.close()
+    return choice_of(file, room_bytes(bench.baseline))
+
+
+def choice_of(file: Path, room: int) -> Choice:
+    """What a recorded history speaks for.
+
+    :param room: bytes that the process could have from its device. Where the history has a stall, it was less: what
+        it held then.
+    :raises InputError: the file cannot be read.
+    """
+    trace = read_snapshot(file)
+    held = trace.recorded.get("peak_reserved", 0) if trace.recorded.get("retries") else 0
+    return choose(trace, min(room, held) if held else room, modelled(trace.setting))

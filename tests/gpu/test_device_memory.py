@@ -1,0 +1,165 @@
+"""The device's memory on a CUDA device: counters by batch, prices, reservations, limits, histories.
+
+Skipped, saying so, where there is none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from latfix.profilers.device_blocks import free_blocks_reader
+from latfix.profilers.device_costs import CudaCalls, device_costs
+from latfix.profilers.device_counters import BatchCounters, cuda_counters
+from latfix.profilers.recorder import StageRecorder
+from latfix.runners.device_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
+from latfix.runners.memory_history import begin_history, choice_of, end_history
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+_DEVICE = "cuda:0"
+_MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_cached() -> None:
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.empty_cache()
+
+
+def _taken(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=_DEVICE)
+
+
+def test_a_batch_has_the_calls_that_it_made() -> None:
+    counters = BatchCounters.of(cuda_counters(_DEVICE))
+    assert counters is not None
+    recorder, held = StageRecorder(4), []
+    for batch in range(3):
+        if batch == 1:
+            held.append(_taken(64 * _MIB))
+        counters.note(recorder.batch, batch)
+        time.sleep(0.1)
+    assert [recorder.batch["device_read"][k] for k in range(3)] == [1, 1, 1]
+    assert [recorder.batch["device_allocs"][k] for k in range(3)] == [0, 1, 0]
+    assert recorder.batch["device_taken_bytes"][1] == 64 * _MIB
+    assert recorder.batch["device_reserved_bytes"][1] >= 64 * _MIB
+
+
+def test_a_reading_is_short() -> None:
+    counters = BatchCounters.of(cuda_counters(_DEVICE))
+    assert counters is not None
+    recorder = StageRecorder(64)
+    for batch in range(20):
+        counters.note(recorder.batch, batch)
+        time.sleep(0.05)
+    assert counters.reads >= 10 and counters.cost_ns / counters.reads < 200_000
+
+
+def test_calls_have_a_price_and_leave_the_cache_alone() -> None:
+    kept = _taken(40 * _MIB)
+    del kept
+    before = torch.cuda.memory_reserved(_DEVICE)
+    costs = device_costs(_DEVICE)
+    assert torch.cuda.memory_reserved(_DEVICE) == before, "torch's cache is as it was"
+    assert costs, "libcudart was found, and the device has memory left"
+    assert 0 < costs["device_malloc_ns"] + 20 * costs["device_malloc_mib_ns"] < 1e9
+    assert costs["device_malloc_low_ns"] <= costs["device_malloc_ns"] <= costs["device_malloc_high_ns"]
+    assert device_costs(_DEVICE, "expandable_segments:True") == {}
+
+
+def test_a_refused_call_is_no_error_of_torchs_next_one() -> None:
+    calls = CudaCalls.open(_DEVICE)
+    assert calls is not None
+    with calls:
+        assert calls.malloc(1 << 50) == 0
+    assert float(torch.ones(3, device=_DEVICE).sum()) == 3
+
+
+def test_the_largest_free_block_is_the_one_that_was_freed() -> None:
+    read = free_blocks_reader(_DEVICE)
+    assert read is not None
+    held = [_taken(30 * _MIB) for _ in range(2)]
+    del held[0]
+    found = read()
+    assert found["cuda.largest_free_block_bytes"] >= 30 * _MIB and found["cuda.free_blocks"] >= 1
+
+
+def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
+    """On a thread of its own, as a worker does it."""
+    seen: dict[str, Any] = {}
+
+    def work() -> None:
+        stream = torch.cuda.Stream(_DEVICE)  # type: ignore[no-untyped-call]
+        seen["reserved"] = reserve_on_stream(256, _DEVICE, stream)
+        read = cuda_counters(_DEVICE)
+        assert read is not None
+        before = read()
+        with torch.cuda.stream(stream):
+            held = [_taken(size * _MIB) for size in (100, 60, 20, 5)] + [_taken(1000) for _ in range(50)]
+            del held
+        stream.synchronize()
+        after = read()
+        assert before is not None and after is not None
+        seen["calls"] = after.allocs - before.allocs
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen["reserved"].note == "" and seen["reserved"].got_bytes >= 0.9 * seen["reserved"].wanted_bytes
+    assert seen["calls"] == 0
+
+
+def test_the_allocator_tells_its_settings_and_keeps_to_its_share() -> None:
+    """In a process of its own: the environment acts from its start, and a limit stays."""
+    code = (
+        "import json, torch; from latfix.runners.device_allocator import CudaAllocator; torch.cuda.init(); "
+        "a = CudaAllocator('cuda:0'); total = a.memory()[1]; a.set_share((256 << 20) / total); refused = False\n"
+        "try: torch.empty(400 << 20, dtype=torch.uint8, device='cuda')\n"
+        "except torch.cuda.OutOfMemoryError: refused = True\n"
+        "print(json.dumps([dict(a.settings()), a.share() * total, refused, a.backend()]))"
+    )
+    conf = "max_split_size_mb:64,garbage_collection_threshold:0.8"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, ALLOC_CONF: conf}, capture_output=True, text=True, check=True
+    )
+    settings, limit, refused, backend = json.loads(done.stdout.splitlines()[-1])
+    assert settings["max_split_size"] == 64 * _MIB
+    assert settings["garbage_collection_threshold"] == pytest.approx(0.8)
+    assert limit == pytest.approx(256 * _MIB, rel=0.01) and refused and backend == "native"
+
+
+def test_a_history_is_recorded_and_read(tmp_path: Path) -> None:
+    assert begin_history(_DEVICE) == ""
+    held = [_taken(size * _MIB) for size in (60, 30)]
+    del held
+    end_history(tmp_path / "history.pickle")
+    found = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
+    assert found.setting == "" and "no allocation stalls or fails" in found.said
+
+
+def _benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fragmentation", ROOT / "benchmarks" / "gpu" / "fragmentation.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_p99_of_stalls_is_told_and_gone_with_the_pool() -> None:
+    found = _benchmark().measure(time.monotonic() + 400)
+    if "skipped" in found:
+        pytest.skip(found["skipped"])
+    assert found.get("shown") and all(found["shown"].values()), json.dumps(found, indent=1)[-6000:]

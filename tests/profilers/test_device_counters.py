@@ -1,0 +1,196 @@
+"""The allocator's counters by batch, its largest free block, and what calls of the device cost; on a device that is
+none: the laboratory's model of the allocator, which tells what torch's tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from latfix.profilers.allocator import cuda_reader
+from latfix.profilers.device_blocks import MOST_BLOCKS, FreeBlocksReader, free_blocks_reader
+from latfix.profilers.device_costs import CudaCalls, device_costs, expandable, flat, measure_calls
+from latfix.profilers.device_counters import AllocatorCounters, BatchCounters, cuda_counters, from_nested
+from latfix.profilers.recorder import StageRecorder
+
+_MIB = 1 << 20
+
+
+def _row(recorder: StageRecorder, batch: int) -> dict[str, int]:
+    mine = [name for name in recorder.batch if name.startswith(("alloc_", "device_"))]
+    return {name: recorder.batch[name][batch] for name in mine}
+
+
+def _counting(device: Any) -> BatchCounters:
+    found = BatchCounters.of(lambda: from_nested(device.stats()), device.clock)
+    assert found is not None
+    return found
+
+
+def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
+    device = fake_cuda(100 * _MIB)
+    recorder = StageRecorder(4)
+    model = device.allocate(12 * _MIB)
+    counters = _counting(device)
+    assert counters.first.reserved_bytes == 12 * _MIB
+    whole = device.allocate(60 * _MIB)
+    counters.note(recorder.batch, 0)
+    del whole
+    small = device.allocate(20 * _MIB)  # out of the sixty, which stay split
+    counters.note(recorder.batch, 1)
+    with pytest.raises(device.refused):
+        device.allocate(70 * _MIB)
+    counters.note(recorder.batch, 2)
+    assert _row(recorder, 0) == {
+        "device_read": 1,
+        "alloc_retries": 0,
+        "alloc_syncs": 0,
+        "device_allocs": 1,
+        "device_frees": 0,
+        "device_taken_bytes": 60 * _MIB,
+        "device_given_bytes": 0,
+        "device_reserved_bytes": 72 * _MIB,
+        "device_allocated_bytes": 72 * _MIB,
+        "device_pieces_bytes": 0,
+    }
+    assert _row(recorder, 1)["device_allocs"] == 0 and _row(recorder, 1)["device_pieces_bytes"] == 40 * _MIB
+    assert _row(recorder, 2)["alloc_retries"] == 1 and counters.latest.retries == 1
+    del small, model
+
+
+def test_a_retry_gives_back_what_is_free_as_a_whole(fake_cuda: Any) -> None:
+    device = fake_cuda(100 * _MIB)
+    recorder, counters = StageRecorder(4), _counting(device)
+    held = [device.allocate(30 * _MIB) for _ in range(3)]
+    counters.note(recorder.batch, 0)
+    held.clear()
+    kept = device.allocate(80 * _MIB)
+    counters.note(recorder.batch, 1)
+    row = _row(recorder, 1)
+    assert (row["alloc_retries"], row["device_allocs"], row["device_frees"]) == (1, 1, 3)
+    assert (row["device_taken_bytes"], row["device_given_bytes"]) == (80 * _MIB, 90 * _MIB)
+    del kept
+
+
+def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None:
+    device = fake_cuda()
+    recorder, reads = StageRecorder(8), []
+
+    def slow() -> AllocatorCounters | None:
+        reads.append(device.now)
+        device.now += 50_000
+        return from_nested(device.stats())
+
+    counters = BatchCounters.of(slow, device.clock)
+    assert counters is not None
+    counters.note(recorder.batch, 0)
+    for batch, later in ((1, 1_000_000), (2, 10_000_000), (3, 2_000_000)):
+        device.now += later
+        block = device.allocate((20 + 20 * batch) * _MIB)
+        counters.note(recorder.batch, batch)
+        del block
+    # Read at the first and, ten milliseconds and more later, at the third, which has the second's calls, too.
+    assert [recorder.batch["device_read"][k] for k in range(4)] == [1, 0, 1, 0]
+    assert recorder.batch["device_allocs"][1] == 0 and recorder.batch["device_allocs"][2] == 2
+    assert (counters.reads, counters.cost_ns) == (2, 100_000)
+    assert counters.cost_ns <= 0.01 * device.now
+
+
+def test_what_is_reserved_ahead_is_of_no_batch(fake_cuda: Any) -> None:
+    device = fake_cuda()
+    recorder, counters = StageRecorder(4), _counting(device)
+    ahead = device.allocate(300 * _MIB)
+    counters.skip()
+    counters.note(recorder.batch, 0)
+    assert _row(recorder, 0)["device_allocs"] == 0 and _row(recorder, 0)["device_reserved_bytes"] == 300 * _MIB
+    assert counters.first.reserved_bytes == 0
+    del ahead
+
+
+def test_nothing_is_read_while_another_worker_is_at_a_batch(fake_cuda: Any) -> None:
+    """It might be in a call of the driver, with the allocator's lock, which a reading would wait for."""
+    device = fake_cuda()
+    recorder, counters = StageRecorder(4), _counting(device)
+    counters.enter()
+    counters.enter()
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    counters.note(recorder.batch, 1)
+    counters.leave()
+    assert [recorder.batch["device_read"][k] for k in range(2)] == [0, 1]
+
+
+def test_a_service_on_the_host_counts_nothing() -> None:
+    assert cuda_counters("cpu") is None and BatchCounters.of(None) is None
+    assert cuda_reader("cpu") is None and free_blocks_reader("cpu") is None and device_costs("cpu") == {}
+    assert from_nested({}) is None, "before the device's first use"
+    assert BatchCounters.of(lambda: from_nested({})) is None
+
+
+def _segment(*blocks: tuple[int, str]) -> dict[str, Any]:
+    return {"device": 0, "blocks": [{"size": size * _MIB, "state": state} for size, state in blocks]}
+
+
+def test_the_largest_free_block() -> None:
+    segments = [
+        _segment((30, "active_allocated"), (12, "inactive"), (3, "inactive")),
+        _segment((40, "active_awaiting_free")),
+    ]
+    reader = FreeBlocksReader(lambda: segments, lambda: 4)
+    assert reader.poll() == {"cuda.largest_free_block_bytes": 12 * _MIB, "cuda.free_blocks": 2}
+
+
+def test_many_blocks_are_listed_seldom_or_never() -> None:
+    clock, listed, count = [0], [0], [4]
+
+    def segments() -> list[dict[str, Any]]:
+        listed[0] += 1
+        clock[0] += 10_000_000
+        return [_segment((1, "inactive"))]
+
+    reader = FreeBlocksReader(segments, lambda: count[0], lambda: clock[0])
+    assert reader.poll()
+    clock[0] += 4_000_000_000
+    assert reader.poll() == {} and listed[0] == 1, "ten milliseconds are followed by five seconds of rest"
+    clock[0] += 2_000_000_000
+    assert reader.poll() and listed[0] == 2
+    clock[0] += 60_000_000_000
+    count[0] = MOST_BLOCKS + 1
+    assert reader.poll() == {} and listed[0] == 2
+
+
+def test_calls_are_priced_each_and_by_size(fake_cuda: Any) -> None:
+    device = fake_cuda(4 << 30)
+    costs = measure_calls(device, device.clock)
+    assert costs["device_malloc"].value == pytest.approx(device.MALLOC_NS)
+    assert costs["device_malloc_mib"].value == pytest.approx(device.MIB_NS)
+    assert costs["device_free"].value == pytest.approx(device.FREE_NS)
+    assert costs["device_free_mib"].value == pytest.approx(device.MIB_NS)
+    told = flat(costs)
+    assert told["device_malloc_low_ns"] <= told["device_malloc_ns"] <= told["device_malloc_high_ns"]
+    assert device.memory() == (4 << 30, 4 << 30), "all of it was given back"
+
+
+def test_a_device_that_is_nearly_full_is_left_alone(fake_cuda: Any) -> None:
+    device = fake_cuda(4 << 30, others=3584 * _MIB)
+    assert measure_calls(device, device.clock) == {} and device.now == 0
+
+
+def test_a_device_that_refuses_in_between_has_no_price(fake_cuda: Any) -> None:
+    device = fake_cuda(4 << 30)
+    taken = []
+
+    class Neighbor(fake_cuda):  # type: ignore[misc]
+        """Somebody takes the rest while it is measured."""
+
+        def malloc(self, size: int) -> int:
+            taken.append(size)
+            return 0 if len(taken) > 5 else int(super().malloc(size))
+
+    assert measure_calls(Neighbor(4 << 30), device.clock) == {}
+
+
+def test_pages_of_expandable_segments_have_another_price() -> None:
+    assert expandable("max_split_size_mb:64, expandable_segments:True")
+    assert not expandable("expandable_segments:False")
+    assert CudaCalls.open("cpu") is None

@@ -1,0 +1,288 @@
+"""Fixes of the device's memory, end to end on a device that is none: traffic that stalls under torch's defaults, what
+the run tells of it, what each fix makes of that, and the same traffic with the fix."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.device_counters import BatchCounters, from_nested
+from latfix.profilers.fragmentation.choice import Choice, choose
+from latfix.profilers.fragmentation.generator import Traffic, generate
+from latfix.profilers.fragmentation.trace import AllocationTrace
+from latfix.profilers.recorder import StageRecorder
+from latfix.record import RunRecord
+from latfix.runners.device_allocator import (
+    ALLOC_CONF,
+    OLDER_CONF,
+    DeviceFacts,
+    Reserved,
+    allocator_conf,
+    allocator_of,
+    limit_memory,
+    merged_conf,
+    read_conf,
+    reserve,
+)
+from latfix.runners.device_facts import calls, facts, room_bytes
+from latfix.runners.fixes import FIXES, Applied, Context, Verified
+from latfix.runners.memory_history import begin_history, choice_of
+from latfix.settings import RunnerSettings
+
+_MIB = 1 << 20
+_TOTAL = 1280 * _MIB
+_BY_ID = {fix.id: fix for fix in FIXES}
+_DEVICE_FIXES = ("memory.pool", "memory.device_allocator", "memory.limit")
+
+MakeContext = Callable[..., Context]
+Play = Callable[..., RunRecord]
+
+
+@pytest.fixture(scope="module")
+def trace() -> AllocationTrace:
+    """Fits into seven tenths of the device, and is cut into pieces."""
+    return generate(2, Traffic(turns=400, capacity=1 << 30, filled=0.5, large=0.15))
+
+
+@pytest.fixture
+def play(fake_cuda: Any, trace: AllocationTrace, make_record: Callable[..., RunRecord]) -> Play:
+    """Serve the trace in batches of eight allocations under some settings, and record what a run records."""
+
+    def serve(settings: RunnerSettings | None = None, total: int = _TOTAL, others: int = 0) -> RunRecord:
+        settings = settings or RunnerSettings()
+        device = fake_cuda(total, allocator_conf(settings.env), others)
+        notes = limit_memory(settings.device_memory_share, device)
+        counters = BatchCounters.of(lambda: from_nested(device.stats()), device.clock)
+        assert counters is not None
+        reserved: list[Reserved] = []
+        if settings.reserve_mb:
+            reserved = [reserve(settings.reserve_mb, device, device.allocate, device.refused)]
+            counters.skip()
+        known = DeviceFacts(device)
+        known.begin()
+        batches = -(-len(trace.events) // 8)
+        recorder, live = StageRecorder(batches), dict[int, Any]()
+        for batch in range(batches):
+            for event in trace.events[8 * batch : 8 * batch + 8]:
+                if event.is_free:
+                    live.pop(event.key, None)
+                    continue
+                try:
+                    live[event.key] = device.allocate(event.size)
+                except device.refused:  # that request fails
+                    continue
+            counters.note(recorder.batch, batch)
+        record = make_record(
+            [[50]] * batches,
+            settings=settings,
+            device="cuda:0",
+            device_memory=known.end(counters.first, reserved),
+            setup_notes=[*notes, *(each.note for each in reserved if each.note)],
+        )
+        names = [name for name in record.batches if name.startswith(("device_", "alloc_"))]
+        read = {name: np.array(recorder.batch[name][:batches]) for name in names}
+        return replace(record, batches={**record.batches, **read})
+
+    return serve
+
+
+def _applied(fix: str, play: Play, now: Context) -> tuple[RunnerSettings, Verified, RunRecord]:
+    assert _BY_ID[fix].obstacle(now) == ""
+    settings = now.settings.with_overrides(_BY_ID[fix].change(now))
+    record = play(settings)
+    return settings, _BY_ID[fix].verify(Applied(evidence={}, record=record, without=now.record)), record
+
+
+@pytest.fixture
+def stalls(play: Play) -> RunRecord:
+    """The run as it is under torch's defaults."""
+    record = play()
+    assert calls(record).retries >= 3
+    return record
+
+
+def test_memory_reserved_at_the_start_ends_the_stalls(
+    stalls: RunRecord, play: Play, make_context: MakeContext
+) -> None:
+    now = make_context(stalls, RunnerSettings())
+    settings, found, record = _applied("memory.pool", play, now)
+    assert 900 < settings.reserve_mb <= 1280 and not settings.buffer_pool
+    assert found.effective, found.evidence
+    assert calls(record).retries == 0 and calls(record).total < 0.1 * calls(stalls).total
+    assert facts(record)["reserved_ahead_bytes"] >= 0.9 * settings.reserve_mb * _MIB
+    assert "without it" in found.evidence and f"{calls(stalls).retries} stalls" in found.evidence
+    again = make_context(stalls, settings)
+    assert "reserved already" in _BY_ID["memory.pool"].obstacle(replace(again, default_collate=False)) or (
+        _BY_ID["memory.pool"].change(again) == {"buffer_pool": True}
+    )
+
+
+def test_a_reservation_that_the_device_refuses_is_no_effect(
+    stalls: RunRecord, play: Play, make_context: MakeContext
+) -> None:
+    now = make_context(stalls, RunnerSettings())
+    settings = now.settings.with_overrides(_BY_ID["memory.pool"].change(now))
+    record = play(settings, others=600 * _MIB)
+    found = _BY_ID["memory.pool"].verify(Applied(evidence={}, record=record, without=stalls))
+    assert not found.effective and f"reserve_mb = {settings.reserve_mb}: the device refused it" in found.evidence
+
+
+def test_a_neighbor_that_leaves_no_room_is_an_obstacle(stalls: RunRecord, make_context: MakeContext) -> None:
+    crowded = {**facts(stalls), "left_bytes": 0, "reserved_end_bytes": 300 * _MIB}
+    now = make_context(
+        replace(stalls, meta={**stalls.meta, "device_memory": crowded}), RunnerSettings(buffer_pool=True)
+    )
+    assert "300 MiB are there for all of them" in _BY_ID["memory.pool"].obstacle(now)
+
+
+def test_the_history_chooses_the_setting(
+    stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
+) -> None:
+    choice = choose(trace, room_bytes(stalls))
+    assert choice.setting == "expandable_segments:True" and "none would be left" in choice.said
+    now = make_context(stalls, RunnerSettings(), memory_choice=choice)
+    settings, found, record = _applied("memory.device_allocator", play, now)
+    assert found.effective and calls(record).retries == 0, found.evidence
+    assert "the allocator has expandable_segments:True" in found.evidence
+    again = make_context(stalls, settings, memory_choice=choice)
+    assert "already" in _BY_ID["memory.device_allocator"].obstacle(again)
+
+
+def test_what_is_chosen_is_beside_what_stands(
+    play: Play, make_context: MakeContext, trace: AllocationTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing = "roundup_power2_divisions:4"
+    record = play(RunnerSettings(env={ALLOC_CONF: standing}))
+    choice = choose(trace, room_bytes(record), standing)
+    assert choice.setting == f"{standing},expandable_segments:True"
+    monkeypatch.setenv(ALLOC_CONF, standing)
+    now = make_context(record, RunnerSettings(), memory_choice=choice)
+    assert _BY_ID["memory.device_allocator"].change(now) == {"env": {ALLOC_CONF: choice.setting}}
+
+
+def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
+    stalls: RunRecord, play: Play, make_context: MakeContext
+) -> None:
+    """The environment came too late, or another variable won: the allocator itself is asked."""
+    choice = Choice(setting="expandable_segments:True", said="none would be left")
+    now = make_context(stalls, RunnerSettings(), memory_choice=choice)
+    asked = now.settings.with_overrides(_BY_ID["memory.device_allocator"].change(now))
+    record = play()
+    record = replace(record, meta={**record.meta, "settings": asked.as_dict()})
+    found = _BY_ID["memory.device_allocator"].verify(Applied(evidence={}, record=record, without=stalls))
+    assert not found.effective and "does not say that it has expandable_segments" in found.evidence
+
+
+def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: MakeContext) -> None:
+    fix = _BY_ID["memory.device_allocator"]
+    choice = Choice(said="torch's defaults: 3 stalls, 0 failures. None of the settings that were tried does better.")
+    assert fix.obstacle(make_context(stalls, RunnerSettings(), memory_choice=choice)) == choice.said
+    assert "no history" in fix.obstacle(make_context(stalls, RunnerSettings()))
+
+
+def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
+    fitting = {**facts(stalls), "allocated_peak_bytes": 800 * _MIB}
+    now = make_context(replace(stalls, meta={**stalls.meta, "device_memory": fitting}), RunnerSettings())
+    settings, found, record = _applied("memory.limit", play, now)
+    assert settings.device_memory_share == pytest.approx(0.95, abs=0.002)
+    assert read_conf(settings.env[ALLOC_CONF]) == {"garbage_collection_threshold": "0.8"}
+    assert facts(record)["share"] == settings.device_memory_share
+    assert facts(record)["reserved_peak_bytes"] <= settings.device_memory_share * _TOTAL
+    assert found.effective == (calls(record).retries <= 0.5 * calls(stalls).retries), found.evidence
+    assert "may have 95.0% of the device; segments are given back from 80% of that on" in found.evidence
+    assert "already" in _BY_ID["memory.limit"].obstacle(make_context(stalls, settings))
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "words"),
+    [
+        ({"allocated_peak_bytes": 1200 * _MIB}, {}, "nothing would be kept"),
+        ({}, {"env": {ALLOC_CONF: "expandable_segments:True"}}, "not given back one by one"),
+        ({}, {"env": {ALLOC_CONF: "garbage_collection_threshold:0.6"}}, "is set already"),
+    ],
+)
+def test_where_a_limit_does_not_help(
+    changed: Mapping[str, Any], settings: dict[str, Any], words: str, stalls: RunRecord, make_context: MakeContext
+) -> None:
+    record = replace(stalls, meta={**stalls.meta, "device_memory": {**facts(stalls), **changed}})
+    assert words in _BY_ID["memory.limit"].obstacle(make_context(record, RunnerSettings(**settings)))
+
+
+def test_a_reservation_and_a_split_limit_do_not_go_together(stalls: RunRecord, make_context: MakeContext) -> None:
+    split = RunnerSettings(env={ALLOC_CONF: "max_split_size_mb:128"}, buffer_pool=True)
+    assert "no request would be served" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
+    choice = Choice(setting="max_split_size_mb:128", said="")
+    now = make_context(stalls, RunnerSettings(reserve_mb=900), memory_choice=choice)
+    assert "would serve no request" in _BY_ID["memory.device_allocator"].obstacle(now)
+
+
+@pytest.mark.parametrize("fix", _DEVICE_FIXES)
+def test_a_device_that_was_not_called_needs_none(
+    fix: str, stalls: RunRecord, play: Play, make_context: MakeContext
+) -> None:
+    """On a device of twice the size nothing stalls, and little of the tail is memory."""
+    roomy = play(total=4 * _TOTAL)
+    assert calls(roomy).retries == 0
+    choice = Choice(setting="expandable_segments:True", said="")
+    now = make_context(roomy, RunnerSettings(buffer_pool=True), memory_choice=choice)
+    assert "it pays with stalls" in _BY_ID[fix].obstacle(now)
+    settled = make_context(stalls, RunnerSettings(buffer_pool=True), memory_choice=choice, latest=_quiet(stalls))
+    assert "leave no call" in _BY_ID[fix].obstacle(settled)
+
+
+def _quiet(record: RunRecord) -> RunRecord:
+    names = ("alloc_retries", "device_allocs", "device_frees")
+    return replace(record, batches={**record.batches, **{name: record.batches[name] * 0 for name in names}})
+
+
+def test_an_allocator_that_is_not_torchs_own_is_left_alone(stalls: RunRecord, make_context: MakeContext) -> None:
+    other = {**facts(stalls), "backend": "cudaMallocAsync"}
+    now = make_context(
+        replace(stalls, meta={**stalls.meta, "device_memory": other}), RunnerSettings(buffer_pool=True)
+    )
+    for fix in _DEVICE_FIXES:
+        assert "cudaMallocAsync" in _BY_ID[fix].obstacle(now)
+
+
+def test_settings_are_read_and_joined_as_torch_reads_them() -> None:
+    lists = "roundup_power2_divisions:[256:1,512:2],max_split_size_mb:64"
+    assert read_conf(lists) == {"roundup_power2_divisions": "[256:1,512:2]", "max_split_size_mb": "64"}
+    assert merged_conf(lists, "max_split_size_mb:128") == lists.replace("64", "128")
+    assert read_conf("") == {} and merged_conf("", "a:1") == "a:1"
+    assert allocator_conf({ALLOC_CONF: "a:1", OLDER_CONF: "b:2"}) == "a:1"
+    assert allocator_conf({OLDER_CONF: "b:2"}) == "b:2" and allocator_conf({}) == ""
+
+
+def test_on_the_host_there_is_no_device_to_limit_or_to_record() -> None:
+    assert allocator_of("cpu") is None
+    assert limit_memory(0.5, None) == ["device_memory_share = 0.5: the model is not on a CUDA device"]
+    assert limit_memory(0.0, None) == []
+    assert begin_history("cpu") == "the model is not on a CUDA device"
+    assert DeviceFacts(None).end(None, []) == {}
+
+
+def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path) -> None:
+    """Sixty MiB of a segment stay split; what is then asked for was had by giving the rest back first."""
+
+    def entry(action: str, address: int, size: int) -> dict[str, Any]:
+        return {"action": action, "addr": address * _MIB, "size": size * _MIB, "stream": 0, "time_us": 0}
+
+    history = [
+        *(entry(action, 0, 60) for action in ("segment_alloc", "alloc", "free_requested", "free_completed")),
+        entry("alloc", 0, 20),
+        *(entry(action, 100, 40) for action in ("segment_alloc", "alloc", "free_requested", "free_completed")),
+        entry("segment_free", 100, 40),
+        entry("segment_alloc", 200, 30),
+        entry("alloc", 200, 30),
+        *(entry(action, 300, 70) for action in ("oom",)),
+    ]
+    path = tmp_path / "history.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [history], "segments": []}))
+    found = choice_of(path, 8 << 30)
+    assert found.figures["capacity_bytes"] == 100 * _MIB, "not the eight GiB that were free in the end"
