@@ -24,6 +24,7 @@ from latfix.runners.buffers import BufferPool
 from latfix.runners.calls import Calls
 from latfix.runners.compute import Ran, compute_on_cuda, compute_on_host
 from latfix.runners.delays import Delays
+from latfix.runners.devices import in_mode
 from latfix.runners.hot_rows import HotRows
 from latfix.runners.keep_warm import Keeper
 from latfix.runners.operator_threads import limit_operator_threads
@@ -81,7 +82,7 @@ class ModelInstance:
 
         if self.set_up is not None:
             self.set_up()
-        return torch.inference_mode() if self.inference else torch.no_grad()
+        return in_mode(self.device, torch.inference_mode() if self.inference else torch.no_grad())
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
         """Whether no batch of these shapes has run here before; remembers them."""
@@ -155,7 +156,7 @@ class Worker:
             return
         finally:
             self._ready.set()
-        queue, gate = self._engine.queue, self._engine.gate
+        queue, gate = self._engine.door(self.number)
         free = time.perf_counter_ns()
         with self._instance.guard():
             while True:

@@ -1,0 +1,114 @@
+"""How slow each replica of a service is beside the fastest, from the latencies of its own batches.
+
+A replica's batches are held against what a batch of that size and those lengths takes on the fastest one; their ratio
+is what is remembered, so that whoever was given the long ones does not look slow for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import sqrt
+
+from latfix.runners.estimates import Batch, WorkEstimate
+
+#: Batches of a replica that are remembered.
+_WINDOW = 16
+#: Fewer say nothing.
+_LEAST = 3
+#: Replicas within this factor of the fastest are as fast: that much may be chance, and holding back has its price.
+ALIKE = 1.25
+#: No replica counts as slower than this.
+SLOWEST = 32.0
+#: A batch this far from what a replica's others took is the first of another time, if more of the kind follow it.
+_ELSEWHERE = 1.4
+#: So many in a row: of slower ones, and of faster ones, of which there are few where a replica is hardly used.
+_RUN_UP, _RUN_DOWN = 5, 3
+#: Half the width of a 80 % interval of a median, in places of the sorted values, over the root of their number.
+_HALF_WIDTH = 0.64
+
+
+class ReplicaSpeed:
+    """The ratios of one replica's latest batches; what belongs to another time is forgotten."""
+
+    __slots__ = ("_down", "_sorted", "_up", "ratios")
+
+    def __init__(self) -> None:
+        self.ratios: deque[float] = deque(maxlen=_WINDOW)
+        self._sorted: list[float] = []
+        self._up = self._down = 0
+
+    def add(self, ratio: float) -> None:
+        """Take in a batch: how long it took over what it takes on the fastest replica."""
+        usual = self.median
+        known = len(self._sorted) >= _LEAST
+        self._up = self._up + 1 if known and ratio > _ELSEWHERE * usual else 0
+        self._down = self._down + 1 if known and ratio * _ELSEWHERE < usual else 0
+        self.ratios.append(ratio)
+        run = self._up if self._up >= _RUN_UP else self._down if self._down >= _RUN_DOWN else 0
+        if run:
+            latest = list(self.ratios)[-run:]
+            self.ratios.clear()
+            self.ratios.extend(latest)
+            self._up = self._down = 0
+        self._sorted = sorted(self.ratios)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough batches were seen to say anything."""
+        return len(self._sorted) >= _LEAST
+
+    @property
+    def recovering(self) -> bool:
+        """Whether its latest batch was one of those that it took much less time for than usual."""
+        return self._down > 0
+
+    @property
+    def median(self) -> float:
+        """The middle ratio; 1 where there is none."""
+        return self._sorted[len(self._sorted) // 2] if self._sorted else 1.0
+
+    @property
+    def surely(self) -> float:
+        """What the median is hardly below: the lower end of its 80 % interval, by order statistics."""
+        n = len(self._sorted)
+        return self._sorted[max(int(n / 2 - _HALF_WIDTH * sqrt(n)), 0)] if n else 1.0
+
+
+def weights_of(speeds: Sequence[ReplicaSpeed]) -> list[float]:
+    """How many times longer each replica takes than the fastest, 1 where that may be chance."""
+    fastest = min((speed.median for speed in speeds if speed.known), default=0.0)
+    if fastest <= 0.0:
+        return [1.0] * len(speeds)
+    found = []
+    for speed in speeds:
+        slower = speed.surely / fastest if speed.known else 1.0
+        found.append(min(slower, SLOWEST) if slower >= ALIKE else 1.0)
+    return found
+
+
+class Pace:
+    """What a batch takes on the fastest replica, learned from all of them. Not safe for several threads at once."""
+
+    def __init__(self, replicas: int) -> None:
+        self._estimate = WorkEstimate()
+        self._longest = 1.0
+        self.speeds = [ReplicaSpeed() for _ in range(replicas)]
+        self.weights = [1.0] * replicas
+
+    def expected_ns(self, size: int, longest: float | None = None) -> float:
+        """Nanoseconds of a batch on the fastest replica; 0 while too little is known.
+
+        :param longest: the largest bucket length in it; a usual one where that is not known.
+        """
+        return self._estimate.batch_compute_ns(size, round(self._longest if longest is None else longest))
+
+    def learn(self, replica: int, *, size: int, longest: int, total: int, took_ns: int) -> None:
+        """Take in a batch that ended."""
+        expected = self.expected_ns(size, longest)
+        if expected > 0.0:
+            self.speeds[replica].add(took_ns / expected)
+            self.weights = weights_of(self.speeds)
+        self._longest += 0.05 * (longest - self._longest)
+        own = round(took_ns / self.weights[replica])
+        self._estimate.learn(Batch(size=size, longest=longest, total=total, elements=0, compute_ns=own, busy_ns=own))
