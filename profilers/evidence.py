@@ -68,6 +68,8 @@ class Setup:
 
     :param window_most_ns: above ``window_ns`` where a controller moved the window between the two.
     :param ageing_ns: in which a waiting request gained a class; 0 for never.
+    :param worker_devices: each worker's device, where the run told; the first one's series have no number.
+    :param places: that a worker of the batches' column has, where requests join between steps.
     :param recorded: the queue's policy cannot be told afterwards, so that it is replayed as it was recorded.
     """
 
@@ -84,6 +86,8 @@ class Setup:
     minor_fault_ns: float
     minor_fault_error: float
     calibrated: bool
+    worker_devices: tuple[str, ...] = ()
+    places: int = 1
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
@@ -105,6 +109,8 @@ class Setup:
             ageing_ns=int(float(settings.get("ageing_ms", 0.0)) * 1e6),
             recorded=settings.get("batching", "fixed") != "fixed"
             or settings.get("schedule", "arrival") != "arrival"
+            # Who was left what depends on how fast each worker was thought to be then.
+            or (settings.get("routing", "pull") != "pull" and int(settings.get("workers", workers)) > 1)
             or int(settings.get("memory_limit_mb", 0)) > 0,
             workers=max(int(settings.get("workers", workers)), workers, 1),
             prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
@@ -114,6 +120,8 @@ class Setup:
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
             calibrated=fault > 0,
+            worker_devices=tuple(str(device) for device in meta.get("worker_devices") or ()),
+            places=max(int(settings.get("max_batch_size", 1)), 1) if continuous else 1,
         )
 
 

@@ -119,7 +119,7 @@ class BatchQueue:
             )
             self._came(enqueued_ns)
 
-    def _came(self, enqueued_ns: int) -> None:
+    def _came(self, enqueued_ns: int) -> None:  # noqa: ARG002  (others care when)
         """A request was put in at that moment; the lock is held."""
         self._changed.notify()
 

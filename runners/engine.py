@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from latfix.errors import RunnerError
 from latfix.profilers.host import CgroupThrottle, PoolDelays, ProcessMemory, ThreadCounters, difference
@@ -98,7 +99,7 @@ class Engine:
     def _make_queue(self) -> BatchQueue:
         settings, steering = self.settings, self.steering
         stepping = settings.batching == "continuous"
-        policy = {
+        policy: dict[str, Any] = {
             "max_batch_size": settings.max_batch_size,
             # Whoever comes later joins between two steps: there is nothing to wait for.
             "window_ns": 0 if stepping else int(settings.batch_window_ms * 1e6),

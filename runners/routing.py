@@ -1,12 +1,12 @@
 """Which of several replicas serves what waits, where they are not equally fast.
 
 Free workers that take whatever waits are simple and never idle, but one that is three times slower takes every batch
-that it is free for, also where a fast one would have been free a moment later and done with it sooner (the slow-server
-problem: Larsen and Agrawala 1983; Lin and Kumar, Optimal control of a queueing system with two heterogeneous servers,
-1984). A slow server is worth using above a length of the queue. Here that length follows from what is known: a free
+that it is free for, also where a fast one would have been free a moment later and done with it sooner (the
+slow-server problem: Larsen and Agrawala 1983; Lin and Kumar, Optimal control of a queueing system with two
+heterogeneous servers, 1984). A slow server is worth using above a length of the queue. Here that length follows from what is known: a free
 worker takes a batch where it is expected to end it no later than the faster ones would, each of which takes from the
 head of the queue whenever it is free. Where they would end the first few sooner, it leaves them those and takes what
-comes behind. What a batch on a fast worker costs those that come later counts, too, so that under load less is left.
+comes behind. What a batch on a fast worker costs those that come later counts, too, so that less is left under load.
 
 How long a worker is waited for is bounded: one that is overdue is expected to take as long again as it is late, so
 that nobody is left to it for more than twice the time by which it is faster, dead or alive.
@@ -106,15 +106,24 @@ class Router:
 
     :param places: batches that a worker can have under way; more than one where requests join between steps.
     :param on_shift: told when a replica becomes slow, and when it is no more.
+    :param learns: otherwise all count as equally fast, so that a free worker takes what waits.
     :ivar held: how often a free worker left to faster ones what waited; ``probes`` how often one was tried.
     """
 
-    def __init__(self, workers: int, places: int = 1, on_shift: Callable[[Shift], None] | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        places: int = 1,
+        on_shift: Callable[[Shift], None] | None = None,
+        *,
+        learns: bool = True,
+    ) -> None:
         self.pace = Pace(workers)
         self._replicas = [_Replica() for _ in range(workers)]
         self._standing: dict[int, None] = {}
         self.places = places
         self._on_shift = on_shift
+        self._learns = learns
         self._ticket = self._came_ns = 0
         self._gap_ns = 0.0
         self.held = self.probes = 0
@@ -166,7 +175,7 @@ class Router:
         """
         replica = self._replicas[worker]
         begun = replica.running.pop(ticket, None)
-        if begun is None or size < 1:
+        if begun is None or size < 1 or not self._learns:
             return
         for other in self._replicas:
             other.unseen += 1

@@ -93,7 +93,12 @@ class RunFacts:
                 "bytes": sum(pool.bytes_held for pool in pools),
             },
             "environment": {name: started[name] for name in _named(service.settings.env) if name in started},
-            "setup_notes": [*service.process.notes, *engine.places.notes],
+            "worker_devices": [worker.device for worker in engine.workers],
+            "setup_notes": [
+                *service.process.notes,
+                *engine.places.notes,
+                *([service.models.note] if service.models.note else []),
+            ],
         }
 
     def _placement(self) -> dict[str, Any]:

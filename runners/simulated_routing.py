@@ -64,6 +64,7 @@ class _Bell:
         self.rung = False
 
     def wait(self, timeout: float | None = None) -> bool:
+        del timeout
         raise AssertionError("nobody sleeps in a simulation")
 
     def notify(self) -> None:
@@ -89,13 +90,12 @@ class SimulatedRouting:
         **queue: Any,
     ) -> None:
         self._now = 0
-        self._weighted = weighted
         self._service = service
         self._dead = dead or {}
-        self.router = Router(workers)
+        self.router = Router(workers, learns=weighted)
         self._bells = [_Bell() for _ in range(workers)]
         self._queue = RoutedQueue(
-            router=self.router if weighted else _Unknowing(workers),
+            router=self.router,
             workers=workers,
             max_batch_size=max_batch_size,
             window_ns=window_ns,
@@ -174,11 +174,3 @@ class SimulatedRouting:
         self._at(end, "end", worker)
         result.end_ns[slots], result.worker[slots] = end, worker
         result.batches.append(RoutedBatch(worker=worker, members=tuple(slots), formed=got, end_ns=end))
-
-
-class _Unknowing(Router):
-    """Knows nobody's speed: a free worker takes what waits."""
-
-    def ended(self, worker: int, ticket: int, now_ns: int, *, size: int, longest: int, total: int) -> None:
-        """Nothing is learned of it."""
-        self._replicas[worker].running.pop(ticket, None)

@@ -49,6 +49,11 @@ def check_policies(settings: RunnerSettings) -> None:
             f"[runner] window_least_ms = {least:g} and window_most_ms = {most:g}: expected the least to be no more "
             "than the most; set both"
         )
+    if settings.devices != 1 and settings.memory_limit_mb:
+        raise InputError(
+            f"[runner] memory_limit_mb = {settings.memory_limit_mb} with devices = {settings.devices}: what batches "
+            "need is measured on one device; set devices = 1, or no limit"
+        )
     if settings.batching == "continuous" and settings.memory_limit_mb:
         raise InputError(
             f"[runner] memory_limit_mb = {settings.memory_limit_mb} with batching = 'continuous': requests that join "

@@ -43,6 +43,12 @@ CALLED_FOR: dict[str, dict[str, Any]] = {
     "memory.page_prefault": {"memory": {"resident_start_bytes": 0, "peak_bytes": 64 * MIB}},
     "host.parallel": {"torch_threads": 1, "compute_ms": 20.0, "gap_ms": 80.0},
     "warmup.resident": {"gap_ms": [5.0, 60.0], "open_ms": 0.0, "compute_ms": [4.0, 8.0], "members": [[50]] * 40},
+    "host.routing": {
+        "members": [[50]] * 60,
+        "compute_ms": [4.0, 12.0],
+        "workers": 2,
+        "settings": {"workers": 2},
+    },
     "cache.embeddings": {"embeddings": {"tables": 1, "rows": 10**6, "bytes": 10**9}},
 }
 #: What they must know beside the run.
@@ -60,6 +66,8 @@ def calling(make_record: Make, make_context: MakeContext) -> Callable[..., Conte
 
     def call(fix: Fix, *settings: RunnerSettings) -> Context:
         run = make_record(**CALLED_FOR.get(fix.id, {}))
+        if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
+            settings = (RunnerSettings(**run.meta["settings"]),)
         return make_context(run, *settings, **KNOWN.get(fix.id, {}))
 
     return call
@@ -128,6 +136,16 @@ def test_what_it_costs_and_what_it_may_bring_is_told(fix: Fix) -> None:
         ("host.threads", {}, {"torch_threads": 1}, {}, "one thread already"),
         ("host.workers", {}, {}, {"cores": 1}, "1 core"),
         ("host.workers", {}, {"device": "cuda:0"}, {}, "GPU"),
+        ("host.routing", {}, {}, {}, "one worker"),
+        ("host.routing", {"workers": 2, "routing": "weighted"}, {}, {}, "already"),
+        ("host.routing", {"workers": 2}, {}, {}, "record is of one worker"),
+        (
+            "host.routing",
+            {"workers": 2},
+            {"members": [[50]] * 60, "workers": 2, "settings": {"workers": 2}},
+            {},
+            "the 2 workers are alike",
+        ),
     ],
 )
 def test_a_fix_says_why_it_does_not_apply(
