@@ -22,10 +22,10 @@ ALIKE = 1.25
 SLOWEST = 32.0
 #: A batch this far from what a replica's others took is the first of another time, if more of the kind follow it.
 _ELSEWHERE = 1.4
-#: So many in a row: of slower ones, and of faster ones, of which there are few where a replica is hardly used.
+#: So many in a row: of slower ones; and of faster ones of a slow replica, of which there are few.
 _RUN_UP, _RUN_DOWN = 5, 3
-#: Half the width of a 80 % interval of a median, in places of the sorted values, over the root of their number.
-_HALF_WIDTH = 0.64
+#: Half the width of a 95 % interval of a median, in places of the sorted values, over the root of their number.
+_HALF_WIDTH = 0.98
 
 
 class ReplicaSpeed:
@@ -38,12 +38,15 @@ class ReplicaSpeed:
         self._sorted: list[float] = []
         self._up = self._down = 0
 
-    def add(self, ratio: float) -> None:
-        """Take in a batch: how long it took over what it takes on the fastest replica."""
+    def add(self, ratio: float, *, slow: bool = False) -> None:
+        """Take in a batch: how long it took over what it takes on the fastest replica.
+
+        :param slow: the replica counts as slower, so that a few quick ones in a row tell that it is no more.
+        """
         usual = self.median
         known = len(self._sorted) >= _LEAST
         self._up = self._up + 1 if known and ratio > _ELSEWHERE * usual else 0
-        self._down = self._down + 1 if known and ratio * _ELSEWHERE < usual else 0
+        self._down = self._down + 1 if slow and known and ratio * _ELSEWHERE < usual else 0
         self.ratios.append(ratio)
         run = self._up if self._up >= _RUN_UP else self._down if self._down >= _RUN_DOWN else 0
         if run:
@@ -69,21 +72,27 @@ class ReplicaSpeed:
         return self._sorted[len(self._sorted) // 2] if self._sorted else 1.0
 
     @property
-    def surely(self) -> float:
-        """What the median is hardly below: the lower end of its 80 % interval, by order statistics."""
+    def bounds(self) -> tuple[float, float]:
+        """A 95 % interval of the median, by order statistics; (1, 1) where there is none."""
         n = len(self._sorted)
-        return self._sorted[max(int(n / 2 - _HALF_WIDTH * sqrt(n)), 0)] if n else 1.0
+        if not n:
+            return 1.0, 1.0
+        low = max(int(n / 2 - _HALF_WIDTH * sqrt(n)), 0)
+        return self._sorted[low], self._sorted[n - 1 - low]
 
 
 def weights_of(speeds: Sequence[ReplicaSpeed]) -> list[float]:
     """How many times longer each replica takes than the fastest, 1 where that may be chance."""
-    fastest = min((speed.median for speed in speeds if speed.known), default=0.0)
-    if fastest <= 0.0:
+    known = [speed for speed in speeds if speed.known]
+    if not known:
         return [1.0] * len(speeds)
+    fastest = min(known, key=lambda speed: speed.median)
+    least, beyond_chance = fastest.median, fastest.bounds[1]
     found = []
     for speed in speeds:
-        slower = speed.surely / fastest if speed.known else 1.0
-        found.append(min(slower, SLOWEST) if slower >= ALIKE else 1.0)
+        slower = speed.median / least if speed.known and least > 0.0 else 1.0
+        slow = slower >= ALIKE and speed.bounds[0] > beyond_chance
+        found.append(min(slower, SLOWEST) if slow else 1.0)
     return found
 
 
@@ -107,7 +116,7 @@ class Pace:
         """Take in a batch that ended."""
         expected = self.expected_ns(size, longest)
         if expected > 0.0:
-            self.speeds[replica].add(took_ns / expected)
+            self.speeds[replica].add(took_ns / expected, slow=self.weights[replica] > 1.0)
             self.weights = weights_of(self.speeds)
         self._longest += 0.05 * (longest - self._longest)
         own = round(took_ns / self.weights[replica])

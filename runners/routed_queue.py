@@ -85,6 +85,7 @@ class RoutedQueue(BatchQueue):
         :returns: a batch; nanoseconds after which to look again; ``None`` to wait until it is woken.
         """
         backlog = self._backlog
+        self.router.looks(worker)
         waiting = len(backlog)
         if not waiting:
             return None
@@ -143,7 +144,7 @@ class RoutedQueue(BatchQueue):
 
     def _wake(self) -> None:
         """Wake who is to look at what waits."""
-        if len(self._backlog) and (worker := self.router.best_standing()) is not None:
+        if len(self._backlog) and (worker := self.router.ring(self._clock())) is not None:
             self.bells[worker].notify()
 
     def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:

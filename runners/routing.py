@@ -69,6 +69,7 @@ class _Replica:
 
     :param running: by ticket, when a batch was taken and when it is expected to end.
     :param standing: before the queue, since ``since_ns``.
+    :param rung_ns: when it was woken, until it looks; 0 where it was not.
     :param back_ns: when one that is neither standing nor running is expected back.
     :param unseen: batches of others since its last one ended.
     """
@@ -77,6 +78,7 @@ class _Replica:
     standing: bool = False
     since_ns: int = 0
     back_ns: int = 0
+    rung_ns: int = 0
     unseen: int = 0
     taken: float = 0.0
     told_ns: int = 0
@@ -151,7 +153,7 @@ class Router:
     def stands(self, worker: int, now_ns: int) -> None:
         """A worker came before the queue."""
         replica = self._replicas[worker]
-        replica.standing, replica.since_ns = True, now_ns
+        replica.standing, replica.since_ns, replica.rung_ns = True, now_ns, 0
         self._standing[worker] = None
 
     def leaves(self, worker: int, now_ns: int) -> None:
@@ -184,11 +186,24 @@ class Router:
         if self._on_shift is not None:
             self._tell_shifts(now_ns)
 
+    def looks(self, worker: int) -> None:
+        """A worker that stands there is awake."""
+        self._replicas[worker].rung_ns = 0
+
+    def ring(self, now_ns: int) -> int | None:
+        """Who of those before the queue is to be woken now; ``None`` where all have been, or nobody stands there."""
+        worker = self.best_standing()
+        if worker is not None:
+            self._replicas[worker].rung_ns = max(now_ns, 1)
+        return worker
+
     def best_standing(self) -> int | None:
-        """Who of those before the queue is to be woken: one that is to be tried, or else the fastest."""
+        """Who of those asleep before the queue comes first: one that is to be tried, or else the fastest."""
         chosen, least = None, (float("inf"), 0.0)
         for worker in self._standing:
             weight, replica = self.weight(worker), self._replicas[worker]
+            if replica.rung_ns:  # it is on its way
+                continue
             if self._to_be_tried(worker, weight):
                 return worker
             # Of equals, the one that has stood the longest, whose device others use least.
@@ -261,7 +276,7 @@ class Router:
         ends = [end for _, end in replica.running.values()]
         free = self.places - len(ends)
         if replica.standing:
-            ends += [max(due_ns, replica.since_ns)] * free
+            ends += [replica.rung_ns or max(due_ns, replica.since_ns)] * free
         elif self.places > 1 and ends:  # between two of its steps
             ends += [max(due_ns, replica.ended_ns)] * free
         elif not ends:

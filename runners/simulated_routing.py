@@ -168,6 +168,9 @@ class SimulatedRouting:
         del self._free[worker]
         self._queue.depart(worker, self._now)
         slots = [member.slot for member in got.members]
+        if not slots:  # all of them were dropped
+            self._at(self._now, "end", worker)
+            return
         end = self._now + self._service(worker, [traffic[slot] for slot in slots], self._now)
         if self._dead.get(worker, end + 1) <= end:
             return
