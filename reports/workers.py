@@ -45,16 +45,19 @@ def render_workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     weighed = any(weight_words(row) for row in rows)
     yield heading("Workers")
     listing = plain_table()
-    listing.add_column("worker", no_wrap=True)
+    listing.add_column("#", no_wrap=True)
     listing.add_column("device", overflow="fold", max_width=12)
-    columns = ("batches", "requests", "busy", "compute p50", "p99", "tail", *(["weight"] if weighed else []))
-    for name in columns:
+    for name in ("requests", "busy", "p50", "p99", "tail", *(["weight"] if weighed else [])):
         listing.add_column(name, justify="right", no_wrap=True)
     for row in rows[:_LISTED]:
-        cells = _figures(row)
-        listing.add_row(str(row.get("worker", "")), safe(row.get("device", ""), limit=12), *cells[: len(columns)])
+        cells = _figures(row)[1:6]
+        if weighed:
+            cells.append(weight_words(row).rpartition(" ")[2] or NONE)
+        listing.add_row(safe(row.get("worker", ""), limit=6), safe(row.get("device", ""), limit=12), *cells)
     yield listing
-    told = "compute in ms; tail: share of the requests in it"
+    told = "p50, p99: compute, ms; tail: share of the requests in it"
+    if weighed:
+        told += "; weight: times the fastest, at most"
     if len(rows) > _LISTED:
         told += f"; {len(rows) - _LISTED} more workers are on the page"
     yield Text(told, style="dim")

@@ -3,10 +3,12 @@
 Free workers that take whatever waits are simple and never idle, but one that is three times slower takes every batch
 that it is free for, also where a fast one would have been free a moment later and done with it sooner (the
 slow-server problem: Larsen and Agrawala 1983; Lin and Kumar, Optimal control of a queueing system with two
-heterogeneous servers, 1984). A slow server is worth using above a length of the queue. Here that length follows from what is known: a free
-worker takes a batch where it is expected to end it no later than the faster ones would, each of which takes from the
-head of the queue whenever it is free. Where they would end the first few sooner, it leaves them those and takes what
-comes behind. What a batch on a fast worker costs those that come later counts, too, so that less is left under load.
+heterogeneous servers, 1984). A slow server is worth using above a length of the queue.
+
+Here that length follows from what is known: a free worker takes a batch where it is expected to end it no later than
+the faster ones would, each of which takes from the head of the queue whenever it is free. Where they would end the
+first few sooner, it leaves them those and takes what comes behind. What a batch on a fast worker costs those that
+come later counts, too, so that less is left to it under load.
 
 How long a worker is waited for is bounded: one that is overdue is expected to take as long again as it is late, so
 that nobody is left to it for more than twice the time by which it is faster, dead or alive.

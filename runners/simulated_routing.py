@@ -25,11 +25,12 @@ Service = Callable[[int, Sequence[Offered], int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedBatch:
-    """A batch that was served: by whom, who was in it, and when."""
+    """A batch that was served: by whom, who was in it, and when; ``free_ns`` is when its worker came for it."""
 
     worker: int
     members: tuple[int, ...]
     formed: Formed
+    free_ns: int
     end_ns: int
 
 
@@ -165,7 +166,7 @@ class SimulatedRouting:
             self._at(self._now + got, "look", worker)
         if not isinstance(got, Formed):
             return
-        del self._free[worker]
+        free = self._free.pop(worker)
         self._queue.depart(worker, self._now)
         slots = [member.slot for member in got.members]
         if not slots:  # all of them were dropped
@@ -176,4 +177,4 @@ class SimulatedRouting:
             return
         self._at(end, "end", worker)
         result.end_ns[slots], result.worker[slots] = end, worker
-        result.batches.append(RoutedBatch(worker=worker, members=tuple(slots), formed=got, end_ns=end))
+        result.batches.append(RoutedBatch(worker=worker, members=tuple(slots), formed=got, free_ns=free, end_ns=end))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ def _traffic(load: float, n: int, seed: int, capacity: float, **more: Any) -> li
     at = np.cumsum(rng.exponential(BASE / (load * capacity), n)).astype(np.int64)
     size = rng.lognormal(-0.02, 0.2, n)
     return [
-        Offered(arrival_ns=int(when), length=max(int(100 * one), 1), **more) for when, one in zip(at, size, strict=True)
+        Offered(arrival_ns=int(when), length=max(int(100 * one), 1), **more)
+        for when, one in zip(at, size, strict=True)
     ]
 
 
@@ -157,7 +159,7 @@ def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_lon
     # No two batches of a worker at a time.
     for worker in range(len(factors)):
         own = [batch for batch in run.batches if batch.worker == worker]
-        assert all(a.end_ns <= b.formed.close_ns for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end_ns <= b.formed.close_ns for a, b in pairwise(own))
     # Whatever the queue looked like: in the end nobody was left to others for longer than all of the others' work.
     slowest = BASE * max(factors) * (0.5 + 0.5 * most)
     backlog = slowest * (len(traffic) / most + 2) + window * MS
@@ -180,7 +182,9 @@ def test_classes_keep_their_order_on_every_worker() -> None:
 
 def test_a_trial_is_not_made_with_a_request_that_could_not_stand_it() -> None:
     traffic = _traffic(0.2, 4000, 5, 1.0)
-    tight = [Offered(arrival_ns=one.arrival_ns, length=one.length, expires_ns=one.arrival_ns + 150 * MS) for one in traffic]
+    tight = [
+        Offered(arrival_ns=one.arrival_ns, length=one.length, expires_ns=one.arrival_ns + 150 * MS) for one in traffic
+    ]
     factors = (FAST, _always(20.0))  # 200 ms
     loose_run, tight_run = (_serve(some, factors, weighted=True) for some in (traffic, tight))
     seen = [int((run.worker[200:] == 1).sum()) for run in (loose_run, tight_run)]
