@@ -58,9 +58,9 @@ def render_workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     told = "p50, p99: compute, ms; tail: share of the requests in it"
     if weighed:
         told += "; weight: times the fastest, at most"
-    if len(rows) > _LISTED:
-        told += f"; {len(rows) - _LISTED} more workers are on the page"
     yield Text(told, style="dim")
+    if len(rows) > _LISTED:
+        yield Text(f"{len(rows) - _LISTED} more workers are on the page", style="dim")
 
 
 def workers_section(diagnosis: Diagnosis) -> Html | None:

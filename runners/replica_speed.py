@@ -24,76 +24,71 @@ SLOWEST = 32.0
 _ELSEWHERE = 1.4
 #: So many in a row: of slower ones; and of faster ones of a slow replica, of which there are few.
 _RUN_UP, _RUN_DOWN = 5, 3
+#: What a batch takes on the fastest replica is learned from each batch up to so many, and then from one in so many:
+#: it is the replicas that change.
+_SETTLED, _EVERY = 64, 4
 #: Half the width of a 95 % interval of a median, in places of the sorted values, over the root of their number.
 _HALF_WIDTH = 0.98
 
 
 class ReplicaSpeed:
-    """The ratios of one replica's latest batches; what belongs to another time is forgotten."""
+    """The ratios of one replica's latest batches; what belongs to another time is forgotten.
 
-    __slots__ = ("_down", "_sorted", "_up", "ratios")
+    :ivar known: whether enough batches were seen to say anything.
+    :ivar median: the middle ratio, 1 where there is none; ``low`` and ``high`` are the ends of its 95 % interval, by
+        order statistics.
+    """
+
+    __slots__ = ("_down", "_up", "high", "known", "low", "median", "ratios")
 
     def __init__(self) -> None:
         self.ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._sorted: list[float] = []
         self._up = self._down = 0
+        self.known = False
+        self.median = self.low = self.high = 1.0
 
     def add(self, ratio: float, *, slow: bool = False) -> None:
         """Take in a batch: how long it took over what it takes on the fastest replica.
 
         :param slow: the replica counts as slower, so that a few quick ones in a row tell that it is no more.
         """
-        usual = self.median
-        known = len(self._sorted) >= _LEAST
-        self._up = self._up + 1 if known and ratio > _ELSEWHERE * usual else 0
-        self._down = self._down + 1 if slow and known and ratio * _ELSEWHERE < usual else 0
-        self.ratios.append(ratio)
-        run = self._up if self._up >= _RUN_UP else self._down if self._down >= _RUN_DOWN else 0
-        if run:
-            latest = list(self.ratios)[-run:]
-            self.ratios.clear()
-            self.ratios.extend(latest)
-            self._up = self._down = 0
-        self._sorted = sorted(self.ratios)
-
-    @property
-    def known(self) -> bool:
-        """Whether enough batches were seen to say anything."""
-        return len(self._sorted) >= _LEAST
+        ratios = self.ratios
+        ratios.append(ratio)
+        if self.known:
+            self._up = self._up + 1 if ratio > _ELSEWHERE * self.median else 0
+            self._down = self._down + 1 if slow and ratio * _ELSEWHERE < self.median else 0
+            run = self._up if self._up >= _RUN_UP else self._down if self._down >= _RUN_DOWN else 0
+            if run:
+                latest = list(ratios)[-run:]
+                ratios.clear()
+                ratios.extend(latest)
+                self._up = self._down = 0
+        n, ordered = len(ratios), sorted(ratios)
+        below = max(int(n / 2 - _HALF_WIDTH * sqrt(n)), 0)
+        self.known = n >= _LEAST
+        self.median, self.low, self.high = ordered[n // 2], ordered[below], ordered[n - 1 - below]
 
     @property
     def recovering(self) -> bool:
         """Whether its latest batch was one of those that it took much less time for than usual."""
         return self._down > 0
 
-    @property
-    def median(self) -> float:
-        """The middle ratio; 1 where there is none."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 1.0
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """A 95 % interval of the median, by order statistics; (1, 1) where there is none."""
-        n = len(self._sorted)
-        if not n:
-            return 1.0, 1.0
-        low = max(int(n / 2 - _HALF_WIDTH * sqrt(n)), 0)
-        return self._sorted[low], self._sorted[n - 1 - low]
-
 
 def weights_of(speeds: Sequence[ReplicaSpeed]) -> list[float]:
     """How many times longer each replica takes than the fastest, 1 where that may be chance."""
-    known = [speed for speed in speeds if speed.known]
-    if not known:
-        return [1.0] * len(speeds)
-    fastest = min(known, key=lambda speed: speed.median)
-    least, beyond_chance = fastest.median, fastest.bounds[1]
-    found = []
+    fastest: ReplicaSpeed | None = None
     for speed in speeds:
-        slower = speed.median / least if speed.known and least > 0.0 else 1.0
-        slow = slower >= ALIKE and speed.bounds[0] > beyond_chance
-        found.append(min(slower, SLOWEST) if slow else 1.0)
-    return found
+        if speed.known and (fastest is None or speed.median < fastest.median):
+            fastest = speed
+    if fastest is None or fastest.median <= 0.0:
+        return [1.0] * len(speeds)
+    least, beyond_chance = fastest.median * ALIKE, fastest.high
+    return [
+        min(speed.median / fastest.median, SLOWEST)
+        if speed.known and speed.median >= least and speed.low > beyond_chance
+        else 1.0
+        for speed in speeds
+    ]
 
 
 class Pace:
@@ -102,6 +97,7 @@ class Pace:
     def __init__(self, replicas: int) -> None:
         self._estimate = WorkEstimate()
         self._longest = 1.0
+        self._seen = 0
         self.speeds = [ReplicaSpeed() for _ in range(replicas)]
         self.weights = [1.0] * replicas
 
@@ -118,6 +114,9 @@ class Pace:
         if expected > 0.0:
             self.speeds[replica].add(took_ns / expected, slow=self.weights[replica] > 1.0)
             self.weights = weights_of(self.speeds)
+        self._seen += 1
+        if self._seen > _SETTLED and self._seen % _EVERY:
+            return
         self._longest += 0.05 * (longest - self._longest)
         own = round(took_ns / self.weights[replica])
         self._estimate.learn(Batch(size=size, longest=longest, total=total, elements=0, compute_ns=own, busy_ns=own))
