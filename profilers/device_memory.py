@@ -13,27 +13,29 @@ import numpy as np
 
 from latfix.profilers.compute_model import Floats, Ints
 from latfix.profilers.evidence import Evidence
+from latfix.profilers.gpu_samples import device_numbers, series_of
 
 Kind = Literal["fragmented", "other"]
 #: Of what is reserved, free in segments that something else lies in: from here on memory lies in pieces.
 _IN_PIECES = 0.05
 
 
-def calls_between(evidence: Evidence, kind: Kind) -> tuple[Ints, Ints]:
+def calls_between(evidence: Evidence, kind: Kind, number: int = -1) -> tuple[Ints, Ints]:
     """Times of readings, and how many calls there were between each and the next one.
 
     :param kind: ``fragmented``: retries while a part of the reserved memory lay free in pieces, with all calls that
         belonged to them; ``other``: calls in all other stretches.
+    :param number: of the device (:func:`latfix.profilers.gpu_samples.series_of`).
     :returns: times ``(k,)`` and calls ``(k - 1,)``; empty where the run computed on no device.
     """
     none = (np.zeros(0, np.int64), np.zeros(0, np.int64))
     if not evidence.setup.on_device:
         return none
-    times, retries = evidence.series("cuda.alloc_retries")
+    times, retries = evidence.series(series_of("cuda.alloc_retries", number))
     if len(times) < 2:
         return none
     reserved, pieces, taken, given = (
-        _at(times, evidence.series(f"cuda.{name}"))
+        _at(times, evidence.series(series_of(f"cuda.{name}", number)))
         for name in ("reserved_bytes", "inactive_split_bytes", "device_allocs", "device_frees")
     )
     retried = np.maximum(np.diff(retries), 0)
@@ -46,18 +48,37 @@ def calls_between(evidence: Evidence, kind: Kind) -> tuple[Ints, Ints]:
     return times, np.where(fragmented, 0, calls).astype(np.int64)
 
 
+def calls_of_all(evidence: Evidence, kind: Kind) -> int:
+    """Such calls on all devices."""
+    return sum(int(calls_between(evidence, kind, number)[1].sum()) for number in _devices(evidence))
+
+
+def largest(evidence: Evidence, name: str) -> float:
+    """The largest reading of a counter of the allocator on any device; 0 where it was not read."""
+    series = (evidence.series(series_of(f"cuda.{name}", number))[1] for number in _devices(evidence))
+    return max((float(values.max(initial=0)) for values in series), default=0.0)
+
+
+def _devices(evidence: Evidence) -> list[int]:
+    numbers: list[int] = np.unique(device_numbers(evidence.setup, evidence.batches["worker"])).tolist()
+    return numbers
+
+
 def held_up(evidence: Evidence, excess: Ints, kind: Kind) -> Ints:
     """Nanoseconds of each batch's compute that such calls took, at most ``excess``.
 
     :param excess: ``(m,)`` compute beyond what the batch's inputs need.
     """
-    times, calls = calls_between(evidence, kind)
     owed = np.zeros(len(excess), np.int64)
     unit = evidence.units["compute"]
-    for k in np.flatnonzero(calls):
-        inside = np.flatnonzero((unit.end > times[k]) & (unit.start <= times[k + 1]) & (excess > 0))
-        longest = inside[np.argsort(-excess[inside], kind="stable")[: int(calls[k])]]
-        owed[longest] = excess[longest]
+    numbers = device_numbers(evidence.setup, evidence.batches["worker"])
+    for number in np.unique(numbers).tolist():
+        times, calls = calls_between(evidence, kind, number)
+        here = (numbers == number) & (excess > 0)
+        for k in np.flatnonzero(calls):
+            inside = np.flatnonzero(here & (unit.end > times[k]) & (unit.start <= times[k + 1]))
+            longest = inside[np.argsort(-excess[inside], kind="stable")[: int(calls[k])]]
+            owed[longest] = excess[longest]
     return owed
 
 

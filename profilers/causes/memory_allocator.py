@@ -7,7 +7,7 @@ import numpy as np
 from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
-from latfix.profilers.device_memory import calls_between, held_up
+from latfix.profilers.device_memory import calls_of_all, held_up
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, faults_beside_free, given_back_ns, heap_faults, heap_growth
 
@@ -24,10 +24,10 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    _, calls = calls_between(evidence, "other")
-    if calls.sum():
+    calls = calls_of_all(evidence, "other")
+    if calls:
         return (
-            f"torch's allocator called the device {int(calls.sum()):,} times for memory while requests were served; "
+            f"torch's allocator called the device {calls:,} times for memory while requests were served; "
             f"at most {milliseconds(figures.largest_ms)} in one request, {own_and_behind(figures)}."
         )
     grown = {name: heap_growth(evidence, name) for name in UNITS}

@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.causes.page_faults import fault_price_ns, price_doubt
-from latfix.profilers.device_memory import calls_between, held_up
+from latfix.profilers.device_memory import calls_of_all, held_up, largest
 from latfix.profilers.evidence import Evidence
 from latfix.profilers.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
 
@@ -24,12 +24,12 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    _, calls = calls_between(evidence, "fragmented")
-    if calls.sum():
-        _, stuck = evidence.series("cuda.inactive_split_bytes")
+    calls = calls_of_all(evidence, "fragmented")
+    if calls:
+        stuck = largest(evidence, "inactive_split_bytes") / MIB
         return (
-            f"torch's allocator gave cached memory back {int(calls.sum()):,} times because the device had no more, "
-            f"while up to {float(stuck.max()) / MIB:.3g} MiB lay free in segments that were in use; "
+            f"torch's allocator gave cached memory back {calls:,} times because the device had no more, "
+            f"while up to {largest(evidence, 'inactive_split_bytes') / MIB:.3g} MiB lay free in segments that were in use; "
             f"{own_and_behind(figures)}."
         )
     pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
