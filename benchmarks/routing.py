@@ -5,8 +5,8 @@
 Three parts. In simulated time the service's own queue and router serve the same traffic both ways, with one replica
 of several slowed by a factor, for some loads of what the replicas can do together; ratios of weighted over pull are
 geometric means over the seeds, with 95 % intervals from a bootstrap of the seeds. Then real engines with real
-threads, whose replicas sleep for different times (so that the cores decide nothing), in turns: pull, weighted,
-weighted, pull.
+threads, whose replicas sleep for different times (so that the cores decide nothing), in turns, pulling twice: how far
+that differs from itself is the machine's noise.
 Last, what a request costs in the queue, both ways.
 """
 
@@ -142,27 +142,25 @@ def served(ms: Sequence[float], gaps_s: Floats, routing: str) -> tuple[Floats, f
 
 
 def real(rounds: int, requests: int) -> list[dict[str, Any]]:
-    """Real threads, in turns A B B A; ratios by round."""
+    """Real threads, the arms in turns; ratios by round, beside those of pulling over pulling."""
     found = []
+    arms = ("pull", "weighted", "pull again")
     for ms, rate in (((6.0, 6.0), 180.0), ((6.0, 24.0), 110.0), ((6.0, 6.0, 6.0, 24.0), 300.0)):
-        pairs: list[list[dict[str, float]]] = []
-        shares: dict[str, list[float]] = {"pull": [], "weighted": []}
+        runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
         for number in range(rounds):
             gaps = np.random.default_rng(number).exponential(1.0 / rate, requests)
-            order = ("pull", "weighted") if number % 2 == 0 else ("weighted", "pull")
-            latencies: dict[str, dict[str, float]] = {}
-            for routing in order:
-                latency, share = served(ms, gaps, routing)
-                latencies[routing] = figures(latency)
-                shares[routing].append(share)
-            pairs.append([latencies["pull"], latencies["weighted"]])
+            for arm in (*arms[number % 3 :], *arms[: number % 3]):
+                latency, share = served(ms, gaps, arm.split()[0])
+                runs[arm].append({**figures(latency), "slow_share": share})
         row: dict[str, Any] = {"sleep_ms": list(ms), "rate": rate, "rounds": rounds, "requests": requests}
-        row["ratio"] = {key: ratio([(pull[key], weighted[key]) for pull, weighted in pairs]) for key in _KEYS}
-        row["slow_share"] = {name: round(float(np.mean(values)), 4) for name, values in shares.items()}
-        for k, name in enumerate(("pull", "weighted")):
-            row[name] = {key: round(float(np.mean([pair[k][key] for pair in pairs])), 3) for key in _KEYS}
+        for name, arm in (("ratio", "weighted"), ("ratio_of_pull_again", "pull again")):
+            pairs = list(zip(runs["pull"], runs[arm], strict=True))
+            row[name] = {key: ratio([(one[key], other[key]) for one, other in pairs]) for key in _KEYS}
+        for arm in arms:
+            told = (*_KEYS, "slow_share")
+            row[arm] = {key: round(float(np.mean([run[key] for run in runs[arm]])), 3) for key in told}
         found.append(row)
-        print(f"{list(ms)} ms at {rate}/s: {row['ratio']} {row['slow_share']}", flush=True)
+        print(f"{list(ms)} ms at {rate}/s: {row['ratio']}; pull again: {row['ratio_of_pull_again']}", flush=True)
     return found
 
 

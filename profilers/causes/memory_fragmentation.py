@@ -29,7 +29,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
         stuck = largest(evidence, "inactive_split_bytes") / MIB
         return (
             f"torch's allocator gave cached memory back {calls:,} times because the device had no more, "
-            f"while up to {largest(evidence, 'inactive_split_bytes') / MIB:.3g} MiB lay free in segments that were in use; "
+            f"while up to {stuck:.3g} MiB lay free in segments that were in use; "
             f"{own_and_behind(figures)}."
         )
     pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
