@@ -198,16 +198,24 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000, help="of a simulated run")
     parser.add_argument("--rounds", type=int, default=8, help="of real engines")
     parser.add_argument("--real-requests", type=int, default=600)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=("cost_us", "simulated", "real"), help="all by default")
+    parser.add_argument("--out", type=Path, help="parts that are not measured stay as they are there")
     options = parser.parse_args()
-    document = {
+    document: dict[str, Any] = {}
+    if options.out is not None and options.out.exists():
+        document = json.loads(options.out.read_text(encoding="utf-8"))
+    document |= {
         "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "ratio": "weighted over pull, geometric mean, 95 % interval",
-        "cost_us": cost_us(),
-        "simulated": simulate_all(options.seeds, options.requests),
-        "real": real(options.rounds, options.real_requests),
     }
+    parts: dict[str, Callable[[], Any]] = {
+        "cost_us": cost_us,
+        "simulated": lambda: simulate_all(options.seeds, options.requests),
+        "real": lambda: real(options.rounds, options.real_requests),
+    }
+    for name in options.parts or parts:
+        document[name] = parts[name]()
     if options.out is not None:
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -136,6 +136,7 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: since the poll before: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
 #: nvml.* are there where the device tells; a metric that it refuses for good is not asked for again.
 #: runner.queue_depth, runner.in_flight
-#: runner.worker_<k>.weight: how many times longer than the fastest a worker was thought to take, where routing is by
-#: weight; runner.left_to_faster: how often one left to others what waited, runner.probes: how often one was tried
+#: where routing is by weight: runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first
+#: 32) was thought to take; runner.left_to_faster: how often a free one left to others what waited; runner.probes: how
+#: often a slow one was tried
 #: poll.<probe>_ns: how long the probe's own poll took

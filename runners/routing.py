@@ -29,6 +29,8 @@ from latfix.runners.replica_speed import Pace
 PROBE_EVERY, PROBE_AGAIN = 200, 20
 #: A worker that holds back looks again after so long at least.
 LEAST_WAIT_NS = 200_000
+#: Workers whose weight is sampled, ten times a second each; of others, notes tell when they were slow.
+_SAMPLED = 32
 #: Arrivals over which their rate is averaged.
 _ARRIVALS = 64
 #: The share of a device that others are thought to have at most.
@@ -249,7 +251,8 @@ class Router:
 
     def series(self) -> dict[str, float]:
         """Its state, as sampled series of the run."""
-        found = {f"runner.worker_{k}.weight": self.weight(k) for k in range(len(self._replicas))}
+        told = range(min(len(self._replicas), _SAMPLED))
+        found = {f"runner.worker_{k}.weight": self.weight(k) for k in told}
         return {**found, "runner.left_to_faster": self.held, "runner.probes": self.probes}
 
     def close(self, now_ns: int) -> None:
