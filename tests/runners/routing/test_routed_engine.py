@@ -99,7 +99,6 @@ def test_a_replica_that_takes_longer_is_given_less(settings: dict[str, Any]) -> 
     later = batches[len(batches) // 3 :]
     assert (later["worker"] == 1).mean() < 0.08, "pulled, it would have one in eight and more"
     assert load["runner.worker_0.weight"] == 1.0 and load["runner.worker_1.weight"] > 3.0
-    assert load["runner.left_to_faster"] > 0
     notes = [json.loads(line)[6] for line in service.events.drain(0).splitlines()]
     slow = [note for note in notes if note.get("worker") == 1]
     assert [note["slow"] for note in slow] == [True, False] and slow[1]["weight"] > 3.0
