@@ -156,7 +156,13 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: nvml.pcie_generation, nvml.pcie_width, nvml.pcie_sent_bytes_per_s, nvml.pcie_received_bytes_per_s,
 #: nvml.processes, nvml.memory_own_bytes, nvml.memory_others_bytes, nvml.own_sm_util, nvml.others_sm_util,
 #: nvml.gpm_sm_util, nvml.gpm_sm_occupancy, nvml.gpm_tensor_util, nvml.gpm_dram_util (per cent)
+#: With several devices, these and cuda.* of the first worker's have these names; those of others the device's number
+#: after the first word, as torch counts: nvml.1.sm_clock_mhz, cuda.1.allocated_bytes. ``worker_devices`` of
+#: ``run.json`` names each worker's device.
 #: since the poll before: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
 #: nvml.* are there where the device tells; a metric that it refuses for good is not asked for again.
 #: runner.queue_depth, runner.in_flight
+#: where routing is by weight: runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first
+#: 32) was thought to take; runner.left_to_faster: how often a free one left to others what waited; runner.probes: how
+#: often a slow one was tried
 #: poll.<probe>_ns: how long the probe's own poll took

@@ -17,6 +17,7 @@ Schedule = Literal["arrival", "shortest", "work_per_byte"]
 Admission = Literal["all", "limit", "deadline"]
 GarbageCollection = Literal["default", "freeze"]
 Pinning = Literal["off", "workers", "locality"]
+Routing = Literal["pull", "weighted"]
 HugePages = Literal["default", "always", "never"]
 
 
@@ -29,6 +30,7 @@ class RunnerSettings:
     """
 
     device: str = "auto"
+    devices: int = 1
     max_batch_size: int = 1
     batch_window_ms: float = 0.0
     workers: int = 1
@@ -56,6 +58,7 @@ class RunnerSettings:
     schedule: Schedule = "arrival"
     ageing_ms: float = 0.0
     admission: Admission = "all"
+    routing: Routing = "pull"
     memory_limit_mb: int = 0
     buffer_pool: bool = False
     pinned_staging: bool = False

@@ -27,6 +27,7 @@ from latfix.settings import (
     MemoryFormat,
     Pinning,
     Precision,
+    Routing,
     Schedule,
 )
 
@@ -129,6 +130,7 @@ _Rule = _Whole | _Number | _OneOf | _Flag | _Device | _FeatureName | _ModuleName
 #: One rule for each field of RunnerSettings; a test compares the two.
 RUNNER_RULES: Mapping[str, _Rule] = {
     "device": _Device(),
+    "devices": _Whole(0, 256),
     "max_batch_size": _Whole(1, 4096),
     "batch_window_ms": _Number(0, 60_000),
     "workers": _Whole(1, 256),
@@ -156,6 +158,7 @@ RUNNER_RULES: Mapping[str, _Rule] = {
     "schedule": _OneOf(get_args(Schedule)),
     "ageing_ms": _Number(0, 86_400_000),
     "admission": _OneOf(get_args(Admission)),
+    "routing": _OneOf(get_args(Routing)),
     "memory_limit_mb": _Whole(0, 2**31 - 1),
     "buffer_pool": _Flag(),
     "pinned_staging": _Flag(),

@@ -30,6 +30,7 @@ from latfix.record import RunRecord
 from latfix.record_file import RecordSource
 from latfix.stages import STAGES
 from latfix.statistics import percentile_ns, summarize_ms, summary_intervals_ms
+from latfix.workers import worker_rows
 
 _DEFAULT_PERCENTILE = 99.0
 
@@ -99,7 +100,8 @@ def diagnose(
         partial=record.partial,
         trustworthy=late is None,
         notes=tuple([late, *notes] if late else notes),
-        extra={**_extra(evidence, books, tail), "whatif": _joint(books, causes), "windows": over_time.to_json()},
+        extra={**_extra(evidence, books, tail), "whatif": _joint(books, causes), "windows": over_time.to_json()}
+        | workers_json(record, q),
     )
 
 
@@ -171,6 +173,12 @@ def _throughput(evidence: Evidence) -> float:
         return 0.0
     span = int((arrival + evidence.rows["latency_ns"][evidence.ok]).max() - arrival.min())
     return len(arrival) / (span / 1e9) if span > 0 else 0.0
+
+
+def workers_json(record: RunRecord, percentile: float) -> dict[str, Any]:
+    """``workers`` of ``diagnosis.json``, by worker and device; nothing where there was one."""
+    rows = worker_rows(record, percentile)
+    return {"workers": [row.to_json() for row in rows]} if rows else {}
 
 
 def _extra(evidence: Evidence, books: Books, tail: Tail) -> dict[str, Any]:

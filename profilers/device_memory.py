@@ -13,7 +13,7 @@ likes. What a claim holds beyond the price is in doubt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from latfix.figures import milliseconds
 from latfix.profilers.cause import Left, Parts
 from latfix.profilers.compute_model import Bools, Floats, Ints
 from latfix.profilers.evidence import Evidence
+from latfix.profilers.gpu_samples import device_numbers, series_of
 
 Kind = Literal["fragmented", "other"]
 #: Of what is reserved, free in segments that something else lies in: from here on memory lies in pieces.
@@ -45,6 +46,7 @@ class Stretches:
     :param taken: bytes of the segments in ``allocs``; ``given`` of those in ``frees``; 0 where that is not known.
     :param pieces: most bytes that lay free in segments in use.
     :param in_pieces: those were a share of what is reserved that counts.
+    :param number: of the device (:func:`latfix.profilers.gpu_samples.series_of`).
     :param by_batch: readings are of batches.
     """
 
@@ -57,6 +59,7 @@ class Stretches:
     given: Floats
     pieces: Floats
     in_pieces: Bools
+    number: Ints
     by_batch: bool
 
     def calls(self, kind: Kind) -> Ints:
@@ -124,6 +127,7 @@ def _by_batch(evidence: Evidence, read: Bools) -> Stretches:
         given=column["device_given_bytes"].astype(np.float64),
         pieces=pieces.astype(np.float64),
         in_pieces=np.asarray(pieces >= _IN_PIECES * np.maximum(reserved, 1)),
+        number=device_numbers(evidence.setup, evidence.batches["worker"][rows]),
         by_batch=True,
     )
 
@@ -141,11 +145,22 @@ _COLUMNS = (
 
 
 def _by_sample(evidence: Evidence) -> Stretches:
-    times, retries = evidence.series("cuda.alloc_retries")
+    """By the samples of every device; see :func:`latfix.profilers.gpu_samples.series_of`."""
+    numbers = np.unique(device_numbers(evidence.setup, evidence.batches["worker"])).tolist()
+    found = [_of_device(evidence, number) for number in numbers or [-1]]
+    if len(found) == 1:
+        return found[0]
+    names = [field.name for field in fields(Stretches) if field.name != "by_batch"]
+    joined = {name: np.concatenate([getattr(each, name) for each in found]) for name in names}
+    return Stretches(**joined, by_batch=False)
+
+
+def _of_device(evidence: Evidence, number: int) -> Stretches:
+    times, retries = evidence.series(series_of("cuda.alloc_retries", number))
     if len(times) < 2:
         return _none()
     reserved, pieces, taken, given = (
-        _at(times, evidence.series(f"cuda.{name}"))
+        _at(times, evidence.series(series_of(f"cuda.{name}", number)))
         for name in ("reserved_bytes", "inactive_split_bytes", "device_allocs", "device_frees")
     )
     most_free, most = (np.maximum(each[:-1], each[1:]) for each in (pieces, reserved))
@@ -160,6 +175,7 @@ def _by_sample(evidence: Evidence) -> Stretches:
         given=np.maximum(-grown, 0.0),
         pieces=most_free,
         in_pieces=np.asarray(most_free >= _IN_PIECES * np.maximum(most, 1)),
+        number=np.full(len(grown), number, np.int64),
         by_batch=False,
     )
 
@@ -181,6 +197,7 @@ def _none() -> Stretches:
         given=none,
         pieces=none,
         in_pieces=np.zeros(0, bool),
+        number=no,
         by_batch=False,
     )
 
@@ -230,8 +247,10 @@ def _owed(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
     first, last = evidence.units["h2d"].start, evidence.batches["finish_end_ns"]
     calls = stretches.calls(kind)
     price = None if prices is None else prices.of(stretches)
+    numbers = device_numbers(evidence.setup, evidence.batches["worker"])
     for k in np.flatnonzero(calls):
-        inside = np.flatnonzero((last > stretches.begin[k]) & (first <= stretches.end[k]) & (excess > owed))
+        here = (numbers == stretches.number[k]) & (excess > owed)
+        inside = np.flatnonzero(here & (last > stretches.begin[k]) & (first <= stretches.end[k]))
         longest = inside[np.argsort(-excess[inside], kind="stable")[: int(calls[k])]]
         if price is None or prices is None:
             owed[longest] = excess[longest]

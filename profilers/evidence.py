@@ -69,6 +69,8 @@ class Setup:
 
     :param window_most_ns: above ``window_ns`` where a controller moved the window between the two.
     :param ageing_ns: in which a waiting request gained a class; 0 for never.
+    :param worker_devices: each worker's device, where the run told; the first one's series have no number.
+    :param places: that a worker of the batches' column has, where requests join between steps.
     :param recorded: the queue's policy cannot be told afterwards, so that it is replayed as it was recorded.
     :param overlapped: batches were taken, and copied to the device, while others computed.
     :param device_profile: what a few batches did on the device, kernel by kernel; ``None`` where that is not known.
@@ -93,6 +95,8 @@ class Setup:
     device_profile: DeviceProfile | None = None
     device_waits: tuple[str, ...] = ()
     copy_costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    worker_devices: tuple[str, ...] = ()
+    places: int = 1
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
@@ -115,8 +119,10 @@ class Setup:
             ageing_ns=int(float(settings.get("ageing_ms", 0.0)) * 1e6),
             recorded=settings.get("batching", "fixed") != "fixed"
             or settings.get("schedule", "arrival") != "arrival"
-            or int(settings.get("memory_limit_mb", 0)) > 0
-            or overlapped,
+            or overlapped
+            # Who was left what depends on how fast each worker was thought to be then.
+            or (settings.get("routing", "pull") != "pull" and int(settings.get("workers", workers)) > 1)
+            or int(settings.get("memory_limit_mb", 0)) > 0,
             workers=max(int(settings.get("workers", workers)), workers, 1),
             prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
             by_length=settings.get("batch_order") == "length",
@@ -129,6 +135,8 @@ class Setup:
             device_profile=DeviceProfile.of(meta),
             device_waits=tuple(str(place) for place in meta.get("device_waits") or ()),
             copy_costs=_copy_costs(calibration),
+            worker_devices=tuple(str(device) for device in meta.get("worker_devices") or ()),
+            places=max(int(settings.get("max_batch_size", 1)), 1) if continuous else 1,
         )
 
 

@@ -28,6 +28,10 @@ from latfix.reports.run_sections import (
 from latfix.reports.vocabulary import Severity, change_severity, diagnosis_severity, verdict_words
 from latfix.reports.waterfall import ablation_section, read_shares
 from latfix.reports.window_sections import windows_section
+from latfix.reports.workers import workers_section
+
+#: Sections of a run's page, in their order.
+_RUN_ANCHORS = ("causes", "advice", "latency", "windows", "stages", "workers", "slowest", "traffic", "method")
 
 
 def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, command: str | None = None) -> None:
@@ -36,27 +40,25 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, com
     :param command: what to run next, as the user would type it; made from ``run.json`` where ``None``.
     :raises InputError: the file cannot be written.
     """
-    over_time = windows_section(diagnosis)
+    over_time, workers = windows_section(diagnosis), workers_section(diagnosis)
     sections = [
         causes_section(diagnosis),
         advice_section(diagnosis, command=command or optimize_command(workload_argument(record.meta))),
         latency_section(record, diagnosis),
         *([over_time] if over_time is not None else []),
         stages_section(record, diagnosis),
+        *([workers] if workers is not None else []),
         slow_section(record, diagnosis),
         traffic_section(record),
         method_section(record, diagnosis),
         definitions_section(),
     ]
+    absent = {name for name, part in (("windows", over_time), ("workers", workers)) if part is None}
     severity = diagnosis_severity(diagnosis)
     main: list[Content] = [_verdict(diagnosis.sentence, severity), _notes(_run_notes(record, diagnosis))]
     main += [
         run_cards(diagnosis),
-        _contents(
-            anchor
-            for anchor in ("causes", "advice", "latency", "windows", "stages", "slowest", "traffic", "method")
-            if anchor != "windows" or over_time is not None
-        ),
+        _contents(anchor for anchor in _RUN_ANCHORS if anchor not in absent),
     ]
     write_page(
         path,
@@ -160,6 +162,7 @@ _TITLES = {
     "latency": "Latency",
     "windows": "Over time",
     "stages": "Stages",
+    "workers": "Workers",
     "slowest": "Slowest requests",
     "traffic": "Traffic",
     "method": "How it was measured",

@@ -44,6 +44,7 @@ from latfix.reports.terminal_parts import (
 )
 from latfix.reports.vocabulary import cause_words, diagnosis_severity
 from latfix.reports.windows import render_windows
+from latfix.reports.workers import render_workers
 from latfix.stages import STAGES
 
 __all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
@@ -69,6 +70,7 @@ def render_diagnosis(
     parts += [Text(""), _latency_table(diagnosis)]
     if any(diagnosis.requests.values()):
         parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *render_windows(diagnosis), *_stages(diagnosis)]
+        parts += render_workers(diagnosis)
     parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload)
     parts += [Text(""), *_small_print(diagnosis, folder)]
     return Portable(Group(*parts))

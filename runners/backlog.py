@@ -146,6 +146,21 @@ class Backlog:
             return [head, *self._alike(head, most - 1, doomed)], dropped
         return self._fill(head, most, doomed, dropped), dropped
 
+    def pop_behind(
+        self, skip: int, most: int, doomed: Callable[[Waiting], bool] | None = None
+    ) -> tuple[list[Waiting], list[Waiting]]:
+        """As :meth:`pop`, of those behind the first ``skip``, which keep their places."""
+        ahead = [heapq.heappop(self._heap) for _ in range(min(skip, len(self._heap)))]
+        try:
+            return self.pop(most, doomed) if self._heap else ([], [])
+        finally:
+            for entry in ahead:
+                heapq.heappush(self._heap, entry)
+
+    def last(self) -> Waiting:
+        """The one who leaves last; looks at all."""
+        return max(self._heap, key=lambda entry: entry[:2])[2]
+
     def _next(self, doomed: Callable[[Waiting], bool] | None, dropped: list[Waiting]) -> Waiting | None:
         while self._heap:
             item = heapq.heappop(self._heap)[2]

@@ -85,7 +85,8 @@ class BatchQueue:
         self._clock = clock
         self._backlog = Backlog(ordering=ordering, by_length=by_length, memory_limit=memory_limit)
         self._closed = False
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         # One worker forms a batch at a time; the others wait for their turn here, not for requests.
         self._forming = threading.Lock()
 
@@ -116,7 +117,11 @@ class BatchQueue:
                 share=share,
                 memory=memory,
             )
-            self._changed.notify()
+            self._came(enqueued_ns)
+
+    def _came(self, enqueued_ns: int) -> None:  # noqa: ARG002  (others care when)
+        """A request was put in at that moment; the lock is held."""
+        self._changed.notify()
 
     def close(self) -> None:
         """No more requests: :meth:`take` returns what waits, then ``None``."""

@@ -62,7 +62,7 @@ def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic"
         from torch._inductor.compile_fx import compile_fx
 
         graphs.add(graph)
-        run: Any = compile_fx(graph, inputs, config_patches=_options(mode))
+        run: Any = compile_fx(graph, inputs, **_options(mode))
         return tally.counting(run)
 
     parts = getattr(model, "compile_parts", None)
@@ -79,7 +79,7 @@ def _options(mode: Compile) -> dict[str, Any]:
         return {}
     from torch._inductor import list_mode_options
 
-    return dict(list_mode_options("max-autotune-no-cudagraphs"))
+    return {"config_patches": list_mode_options("max-autotune-no-cudagraphs")}
 
 
 def configure_compiler(*, freezing: bool = True) -> None:

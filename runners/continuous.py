@@ -29,6 +29,7 @@ from latfix.profilers.host import NO_GROWTH, Account, difference
 from latfix.runners.adapter import USER_ERRORS, call_model, elements_and_length, move, tensors_of
 from latfix.runners.batcher import Formed, Waiting
 from latfix.runners.compute import Ran
+from latfix.runners.routed_queue import Door
 from latfix.runners.steering import Ended
 from latfix.runners.worker import ModelInstance, Worker
 
@@ -101,6 +102,7 @@ class SteppingWorker(Worker):
         self._free = [0] * self._most
         self._rows: list[_Row] = []
         self._state: Any = None
+        self._door, _ = engine.door(number)
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Serve a batch and all that join it, until none is left."""
@@ -115,7 +117,7 @@ class SteppingWorker(Worker):
                 # Under a steady load there may be no other moment for a long time.
                 self._engine.between_batches()
                 room = self._most - len(self._rows)
-                if room and (more := self._engine.queue.take_at_once(room)) is not None:
+                if room and (more := self._door.take_at_once(room)) is not None:
                     self._admit(more)
                     self._let_go()
         return time.perf_counter_ns()
@@ -250,6 +252,10 @@ class SteppingWorker(Worker):
         if steering is not None:
             ended = Ended(row.formed, [row.member], batch_id, self._free[row.place], end, 0)
             steering.served(ended, recorder)
+        if isinstance(self._door, Door):
+            member = row.member
+            shared = int(recorder.batch["size"][batch_id])
+            self._door.row_ended(member.slot, end, shared=shared, length=member.length)
         self._leave(row, end)
 
     def _alone(self, rows: list[_Row]) -> None:
@@ -269,6 +275,8 @@ class SteppingWorker(Worker):
                 now = self._retry(single, [row.member], own)
             else:
                 now = self._finish(single, [row.member], ran)
+            if isinstance(self._door, Door):
+                self._door.row_ended(row.member.slot, now, shared=0, length=0)
             self._leave(row, now)
 
     def _leave(self, row: _Row, end_ns: int) -> None:

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from latfix.errors import RunnerError
 from latfix.profilers.device_counters import BatchCounters, cuda_counters
@@ -21,10 +22,12 @@ from latfix.runners.batcher import BatchQueue, Waiting, bucket_length
 from latfix.runners.collector import IdleCollector
 from latfix.runners.continuous import SteppingWorker, steps_of
 from latfix.runners.device.clock import DeviceClock
-from latfix.runners.keep_warm import IdleGate
+from latfix.runners.keep_warm import IdleGate, TakenFrom
 from latfix.runners.operator_threads import limit_operator_threads
 from latfix.runners.overlapping import OverlappingWorker
 from latfix.runners.placement import Places
+from latfix.runners.routed_queue import DoorGate, RoutedQueue
+from latfix.runners.routing import Router, Shift
 from latfix.runners.steering import Steering, ordering_of
 from latfix.runners.worker import ModelInstance, Outcome, Worker
 from latfix.settings import RunnerSettings
@@ -76,24 +79,16 @@ class Engine:
         self.pool = PoolDelays()
         self.memory = ProcessMemory()
         #: What the caching allocator did to the device, by batch; ``None`` where there is none.
-        self.device_memory = BatchCounters.of(cuda_counters(instances[0].device))
+        #: Of the one device that all workers are on; on several, a batch would be given what others did elsewhere.
+        self.device_memory: BatchCounters | None = None
+        if len({instance.device for instance in instances}) == 1:
+            self.device_memory = BatchCounters.of(cuda_counters(instances[0].device))
         self._on_done = on_done
         self._collector = collector
         self._given_up = given_up
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.steering = Steering.of(settings, instances[0].device)
-        self.queue = BatchQueue(
-            max_batch_size=settings.max_batch_size,
-            # Whoever comes later joins between two steps: there is nothing to wait for.
-            window_ns=0 if settings.batching == "continuous" else int(settings.batch_window_ms * 1e6),
-            by_length=settings.batch_order == "length",
-            ordering=ordering_of(settings),
-            memory_limit=settings.memory_limit_mb << 20,
-            limits=self.steering.limits if self.steering is not None else None,
-            doomed=_either(
-                self.steering.hopeless if self.steering is not None and self.steering.deadlines else None, given_up
-            ),
-        )
+        self.queue = self._make_queue()
         #: Through which workers wait for requests where they keep themselves warm meanwhile.
         self.gate = IdleGate(self.queue, lambda: self._pending) if settings.keep_warm_ms > 0 else None
         self.places = Places(settings)
@@ -110,6 +105,51 @@ class Engine:
         kind = _kind_of(settings, instances)
         self.workers: list[Worker] = [kind(k, self, instance) for k, instance in enumerate(instances)]
         self._steps = steps_of(instances[0].model) is not None
+
+    def _make_queue(self) -> BatchQueue:
+        settings, steering = self.settings, self.steering
+        stepping = settings.batching == "continuous"
+        policy: dict[str, Any] = {
+            "max_batch_size": settings.max_batch_size,
+            # Whoever comes later joins between two steps: there is nothing to wait for.
+            "window_ns": 0 if stepping else int(settings.batch_window_ms * 1e6),
+            "by_length": settings.batch_order == "length",
+            "ordering": ordering_of(settings),
+            "memory_limit": settings.memory_limit_mb << 20,
+            "limits": steering.limits if steering is not None else None,
+            "doomed": _either(
+                steering.hopeless if steering is not None and steering.deadlines else None, self._given_up
+            ),
+        }
+        if settings.routing == "pull" or settings.workers == 1:
+            return BatchQueue(**policy)
+        places = settings.max_batch_size if stepping else 1
+        return RoutedQueue(
+            router=Router(settings.workers, places, self._note_shift), workers=settings.workers, **policy
+        )
+
+    def door(self, worker: int) -> tuple[TakenFrom, IdleGate | None]:
+        """Where a worker takes its batches, and through what it waits for them where it keeps itself warm."""
+        if not isinstance(self.queue, RoutedQueue):
+            return self.queue, self.gate
+        door = self.queue.door(worker)
+        return door, None if self.gate is None else DoorGate(door, self.gate)
+
+    def device_taken(self, device: str, others: float) -> None:
+        """Other processes had this share of a device, from 0 to 1, just now."""
+        if isinstance(self.queue, RoutedQueue):
+            for worker in self.workers:
+                if worker.device == device:
+                    self.queue.told(worker.number, others)
+
+    def _note_shift(self, shift: Shift) -> None:
+        """A replica became slow, or was until now."""
+        lasted = max(shift.until_ns - shift.since_ns, 1) if shift.until_ns else 0
+        slow = f"{shift.weight:.2g} times as long as the fastest"
+        who = f"worker {shift.worker}"
+        said = f"{who} took up to {slow} for {lasted / 1e9:.3g} s" if lasted else f"{who} takes {slow} now"
+        detail = {"message": said, "worker": shift.worker, "weight": round(shift.weight, 3), "slow": not lasted}
+        self.events.add("note", shift.since_ns, lasted, detail=detail)
 
     def start(self) -> None:
         """Start the threads.
@@ -147,7 +187,8 @@ class Engine:
     def load(self) -> dict[str, float]:
         """Requests in the queue and inside the service, now, and the state of what steers it."""
         steered = self.steering.series() if self.steering is not None else {}
-        return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending, **steered}
+        routed = self.queue.router.series() if isinstance(self.queue, RoutedQueue) else {}
+        return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending, **steered, **routed}
 
     def submit(self, slot: int) -> None:
         """Admit a request, or end it at once.

@@ -23,10 +23,17 @@ if TYPE_CHECKING:
     from latfix.runners.worker import ModelInstance
 
 
-class _Queue(Protocol):
-    def __len__(self) -> int: ...
+class TakenFrom(Protocol):
+    """What a worker takes its batches from."""
 
-    def take(self, free_ns: int) -> Formed | None: ...
+    def __len__(self) -> int:
+        """Requests that wait."""
+
+    def take(self, free_ns: int) -> Formed | None:
+        """The next batch; ``None`` at the end."""
+
+    def take_at_once(self, most: int) -> Formed | None:
+        """Up to ``most`` requests that wait now, for a worker that has room; ``None`` for none."""
 
 
 class IdleGate:
@@ -38,7 +45,7 @@ class IdleGate:
     :param inside: requests inside the service, wherever they are.
     """
 
-    def __init__(self, queue: _Queue, inside: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, queue: TakenFrom, inside: Callable[[], int] = lambda: 0) -> None:
         self._queue = queue
         self._inside = inside
         self._turn = threading.Lock()
@@ -179,7 +186,7 @@ class Keeper:
         self.resident.done = Residence(failure=self.resident.done.failure)
         counters.snapshot()
 
-    def next(self, queue: _Queue, gate: IdleGate | None, free_ns: int) -> tuple[Formed | None, int]:
+    def next(self, queue: TakenFrom, gate: IdleGate | None, free_ns: int) -> tuple[Formed | None, int]:
         """The next batch, ``None`` at the end, and when the worker was free for it."""
         if gate is None:
             return queue.take(free_ns), free_ns

@@ -17,6 +17,7 @@ from latfix.runners.calls import Calls, Tally
 from latfix.runners.compiled import Graphs, compiled, configure_compiler
 from latfix.runners.device.accelerator import accelerator_of
 from latfix.runners.device.staging import Staging
+from latfix.runners.devices import on_device, place_workers, placement_note, resolve_device
 from latfix.runners.operators import choose_attention, in_channels_last
 from latfix.runners.outside import Outside
 from latfix.runners.precision import activation_dtype, in_precision
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from latfix.runners.device.graphs import GraphedModel
     from latfix.runners.traffic_shapes import TrafficShapes
+
+__all__ = ["LoadedModels", "convert_models", "load_models", "pool_applies", "resolve_device"]
 
 #: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
 #: that lacks what is asked of it.
@@ -57,12 +60,14 @@ BACKEND_DEVICES = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}
 class LoadedModels:
     """Model instances of a service, ready to serve.
 
-    :param instances: one a worker, or the same one for each where ``shared_model`` is set.
+    :param instances: one a worker; those of a device share their model where ``shared_model`` is set.
+    :param device: of the first.
     :param pools: buffer pools in use, for their counters.
     :param load_s: seconds that loading took.
     :param tally: counts what replaces the models' own operators.
     :param graphs: what the compiler was given.
     :param relaid: weights that ``memory_format`` laid out anew.
+    :param note: what of the settings is without effect here, in a sentence.
     :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
     :param outside: batches that an engine was not built for.
     """
@@ -77,6 +82,7 @@ class LoadedModels:
     relaid: int = 0
     conversions: list[dict[str, Any]] = field(default_factory=list)
     outside: Outside = field(default_factory=Outside)
+    note: str = ""
 
     def distinct(self) -> list[ModelInstance]:
         """Instances with a model of their own: one for all where they share it."""
@@ -109,24 +115,10 @@ class LoadedModels:
                 instance.model = new
 
 
-def resolve_device(wanted: str) -> str:
-    """The torch device that ``device`` in the settings means on this machine.
-
-    :raises RunnerError: a CUDA device is asked for and there is none such.
-    """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cpu" or (wanted == "auto" and not count):
-        return "cpu"
-    device = "cuda:0" if wanted in ("auto", "cuda") else wanted
-    if int(device.partition(":")[2]) >= count:
-        raise RunnerError(f'device = "{wanted}": found {count} CUDA devices; use device = "cpu" or "auto"')
-    return device
-
-
 def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedModels:
     """Load the workload's model once a worker and apply precision, layout, compilation and pooling.
+
+    Workers are spread over the devices of the settings; where they share a model, there is one a device.
 
     A conversion to another backend needs inputs and comes later: :func:`convert_models`.
 
@@ -137,22 +129,25 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
 
     started = time.perf_counter()
     torch.manual_seed(settings.seed)
-    device = resolve_device(settings.device)
+    devices = place_workers(settings)
+    device = devices[0]
     _check_backend(settings, device)
     _check_precision(settings, device)
     if settings.intra_op_threads:
         torch.set_num_threads(settings.intra_op_threads)
     choose_attention(settings.attention)
     loaded: LoadedModels | None = None
-    model: Any = None
-    for number in range(settings.workers):
-        if number == 0 or not settings.shared_model:
+    models: dict[str, tuple[Workload, Any]] = {}
+    for device in devices:
+        if device not in models or not settings.shared_model:
             adapter = load_adapter(folder, entry)
             check_batch_size(adapter, settings.max_batch_size)
             if loaded is None:
-                loaded = LoadedModels(adapter, [], device)
-            model = _load_one(adapter, device, settings, loaded)
+                loaded = LoadedModels(adapter, [], device, note=placement_note(settings, devices))
+            with on_device(device):
+                models[device] = adapter, _load_one(adapter, device, settings, loaded)
         assert loaded is not None, "the first worker makes it"
+        adapter, model = models[device]
         dtype = _input_dtype(settings)
         instance = ModelInstance(adapter, model, device, dtype, adapter.collate, set())
         instance.accelerator = accelerator_of(device)
@@ -220,7 +215,7 @@ def _convert_for_tensorrt(
 
     material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
     for instance in models.distinct():
-        model, conversion = convert(instance.model, material, settings, models.device, models.tally, models.outside)
+        model, conversion = convert(instance.model, material, settings, instance.device, models.tally, models.outside)
         models.replace_model(instance.model, model)
         models.conversions.append(conversion.to_json())
     models.outside.reset()

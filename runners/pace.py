@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from latfix.record import RunRecord
 from latfix.runners.adapter import USER_ERRORS, call_model
+from latfix.runners.devices import in_mode
 
 if TYPE_CHECKING:
     from latfix.runners.service import Service
@@ -87,7 +88,8 @@ def _compute(
     if service.settings.intra_op_threads:
         torch.set_num_threads(service.settings.intra_op_threads)
     some = [k for k, batch in enumerate(inputs) if batch]
-    with torch.inference_mode() if service.settings.inference_mode else torch.no_grad():
+    mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
+    with in_mode(instance.device, mode):
         for number in range(_MOST_PASSES + 1):
             if number > _LEAST_PASSES and time.perf_counter() > until:
                 return

@@ -17,6 +17,22 @@ from latfix.runners.simulated_queue import Offered, SimulatedQueue
 from latfix.settings import RunnerSettings, Schedule
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics import percentile_ns
+from latfix.workers import workers_of
+
+__all__ = [
+    "Overtaking",
+    "Waits",
+    "choose_ageing_ms",
+    "learned",
+    "lengths",
+    "little_to_wait_for",
+    "losses",
+    "overtaking",
+    "said_losses",
+    "series_range",
+    "work_spread",
+    "workers_of",
+]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -242,13 +258,6 @@ def little_to_wait_for(record: RunRecord) -> str:
     if waited < _WAITING * latency:
         return f"hardly anybody waits for a batch: {waited:.3g} ms at p95, of a latency of {latency:.3g} ms"
     return ""
-
-
-def workers_of(record: RunRecord) -> Ints:
-    """``(m,)`` the worker of each batch; where requests join between steps, batches name one of its places."""
-    settings = record.meta["settings"]
-    places = int(settings["max_batch_size"]) if settings.get("batching") == "continuous" else 1
-    return np.asarray(record.batches["worker"] // places, dtype=np.int64)
 
 
 def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:

@@ -14,14 +14,13 @@ import numpy as np
 
 from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.errors import RunnerError
-from latfix.profilers.allocator import cuda_reader, host_heap_reader
+from latfix.profilers.allocator import host_heap_reader
 from latfix.profilers.device_blocks import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.device_blocks import free_blocks_reader
 from latfix.profilers.device_costs import device_costs
 from latfix.profilers.gc_pauses import GcPauses
 from latfix.profilers.host import ThreadCounters, memory_cost_ns, process_clock_cost_ns, snapshot_cost_ns
 from latfix.profilers.interpreter_lock import PERIOD_S, LockProbe
-from latfix.profilers.nvml import Nvml
 from latfix.profilers.recorder import SampleLog, SegmentWriter, StageRecorder
 from latfix.profilers.sampler import (
     Probe,
@@ -37,8 +36,8 @@ from latfix.runners.adapter import describe
 from latfix.runners.checkup.system import System
 from latfix.runners.device.copy_costs import copy_costs
 from latfix.runners.device_allocator import allocator_conf
+from latfix.runners.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.runners.engine import Engine
-from latfix.runners.gpu_devices import device_index, device_uuid
 from latfix.runners.protocol import STALL_S, LineWriter
 from latfix.runners.replay import give_priority_back, replay, take_priority
 from latfix.runners.run_facts import RunFacts
@@ -95,16 +94,18 @@ class RecordedReplay:
             self._warm_up(engine)
             deaths.check()
             service.compiles.attach()
-            nvml, self._probe_lines["nvml"] = _open_nvml(engine.workers[0].device)
-            if nvml is not None:
-                stack.callback(nvml.close)
+            devices = open_devices([worker.device for worker in engine.workers])
+            self._probe_lines |= lines_of(devices)
+            for device in devices:
+                if device.nvml is not None:
+                    stack.callback(device.nvml.close)
             for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
                 self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
-            with pauses, self._samplers(engine, nvml) as samplers, lock:
+            with pauses, self._samplers(engine, devices) as samplers, lock:
                 cost = self._measured(engine, facts)
-            for device, found in _clocks(engine).items():
-                self._probe_lines[device] = (
-                    f"{device}: events of {found['batches']} batches, on the host's clock within "
+            for name, found in _clocks(engine).items():
+                self._probe_lines[name] = (
+                    f"{name}: events of {found['batches']} batches, on the host's clock within "
                     f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events made beside those at hand"
                 )
             deaths.check()
@@ -149,7 +150,7 @@ class RecordedReplay:
                 self._parent.send({"event": "warmup", "sent": slot + 1, "of": self._warmup})
 
     @contextlib.contextmanager
-    def _samplers(self, engine: Engine, nvml: Nvml | None) -> Any:
+    def _samplers(self, engine: Engine, devices: list[DeviceProbe]) -> Any:
         fast = [
             Probe("host", 0.2, host_reader()),
             Probe("process", 0.5, process_reader()),
@@ -168,8 +169,8 @@ class RecordedReplay:
             ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
             ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
             ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
-            ("cuda", cuda_reader(engine.workers[0].device), 0.5, "cuda: not in use"),
             ("cuda-blocks", free_blocks_reader(engine.workers[0].device), BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
+            ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
         ):
             if reader is None:
                 lines[name] = missing
@@ -181,7 +182,8 @@ class RecordedReplay:
             if engine.device_memory is None
             else "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
         )
-        slow = [] if nvml is None else [Probe("nvml", 1.0, nvml.read)]
+        fast += allocator_probes(devices)
+        slow = list(nvml_probes(devices, engine.device_taken))
         events = self._service.events
         with (
             Sampler(fast, self._samples, events, name="sampler") as first,
@@ -373,13 +375,6 @@ def torch_threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _open_nvml(device: str) -> tuple[Nvml | None, str]:
-    index = device_index(device)
-    if index is None:
-        return None, "NVML: not read, the model is not on a GPU"
-    return Nvml.open(index, uuid=device_uuid(index))
 
 
 def usable_cores(system: System | None = None) -> int:

@@ -102,10 +102,11 @@ class RunFacts:
                 "bytes": sum(pool.bytes_held for pool in pools),
             },
             "environment": {name: started[name] for name in _named(service.settings.env) if name in started},
+            "worker_devices": [worker.device for worker in engine.workers],
             "setup_notes": [
                 *service.process.notes,
                 *engine.places.notes,
-                *filter(None, [service.models.outside.note()]),
+                *filter(None, [service.models.note, service.models.outside.note()]),
                 *(each.note for each in reserved if each.note),
             ],
         }

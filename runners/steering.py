@@ -49,11 +49,34 @@ def check_policies(settings: RunnerSettings) -> None:
             f"[runner] window_least_ms = {least:g} and window_most_ms = {most:g}: expected the least to be no more "
             "than the most; set both"
         )
+    if settings.devices != 1 and settings.memory_limit_mb:
+        raise InputError(
+            f"[runner] memory_limit_mb = {settings.memory_limit_mb} with devices = {settings.devices}: what batches "
+            "need is measured on one device; set devices = 1, or no limit"
+        )
+    _check_overlap(settings)
     if settings.batching == "continuous" and settings.memory_limit_mb:
         raise InputError(
             f"[runner] memory_limit_mb = {settings.memory_limit_mb} with batching = 'continuous': requests that join "
             "between steps cannot be limited by memory; lower max_batch_size, or use 'fixed' or 'adaptive'"
         )
+
+
+def _check_overlap(settings: RunnerSettings) -> None:
+    """Whoever takes batches ahead of time does not know what waits for them then.
+
+    :raises InputError: a setting needs to.
+    """
+    if not settings.overlap:
+        return
+    against = {
+        f"batching = {settings.batching!r}": settings.batching != "fixed",
+        f"memory_limit_mb = {settings.memory_limit_mb}": settings.memory_limit_mb > 0,
+        f"routing = {settings.routing!r}": settings.routing != "pull" and settings.workers > 1,
+    }
+    for said, hit in against.items():
+        if hit:
+            raise InputError(f"[runner] overlap = true with {said}: expected one of them; leave the other out")
 
 
 def check_key(settings: RunnerSettings, traffic: Traffic) -> None:

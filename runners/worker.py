@@ -30,6 +30,7 @@ from latfix.runners.device.clock import DeviceClock
 from latfix.runners.device.flights import Flight, Flights
 from latfix.runners.device.staging import Staging
 from latfix.runners.device_allocator import Reserved, reserve_on_stream
+from latfix.runners.devices import in_mode
 from latfix.runners.hot_rows import HotRows
 from latfix.runners.keep_warm import Keeper
 from latfix.runners.operator_threads import limit_operator_threads
@@ -91,7 +92,7 @@ class ModelInstance:
 
         if self.set_up is not None:
             self.set_up()
-        return torch.inference_mode() if self.inference else torch.no_grad()
+        return in_mode(self.device, torch.inference_mode() if self.inference else torch.no_grad())
 
     def on_device(self, batch: Any) -> Any:
         """A batch where the model is, floating-point numbers in its precision; for what is no request of a record."""
@@ -179,7 +180,8 @@ class Worker:
             return
         finally:
             self._ready.set()
-        queue, gate, memory = self._engine.queue, self._engine.gate, self._engine.device_memory
+        queue, gate = self._engine.door(self.number)
+        memory = self._engine.device_memory
         free = time.perf_counter_ns()
         with self._instance.guard():
             while True:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
-from latfix.profilers.gpu_samples import Floats, at_batches
+from latfix.profilers.gpu_samples import Floats, at_batches, device_numbers, series_of
 from latfix.profilers.nvml import CLOCK_REASONS
 
 _SERIES = "nvml.sm_clock_mhz"
@@ -26,28 +28,37 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
 
 
-def _lowered(evidence: Evidence) -> tuple[Floats, float] | None:
-    """The clock at each batch, and what it is at a typical one; ``None`` where it was not read."""
+def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:
+    """The clock at each batch, and what it is at a typical one there; ``None`` where it was not read."""
     clock = at_batches(evidence, _SERIES)
     if clock is None:
         return None
-    quiet = clock[evidence.quiet_batch & np.isfinite(clock)]
-    usual = evidence.norms.of("gpu.clock", lambda: float(np.median(quiet)) if len(quiet) else float("nan"))
-    return (clock, usual) if np.isfinite(usual) else None
+    numbers = device_numbers(evidence.setup, evidence.batches["worker"])
+    usual = np.full(len(clock), np.nan)
+    for number in np.unique(numbers).tolist():
+        here = numbers == number
+        quiet = clock[here & evidence.quiet_batch & np.isfinite(clock)]
+        key = series_of("gpu.clock", number)
+        usual[here] = evidence.norms.of(key, partial(_median, quiet))
+    return (clock, usual) if np.isfinite(usual).any() else None
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if len(values) else float("nan")
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     lowered = _lowered(evidence)
     assert lowered is not None, "it claims nothing without clocks"
     clock, usual = lowered
-    reasons = at_batches(evidence, "nvml.clock_event_reasons")
+    worst = int(np.nanargmin(clock / usual))
     bits = 0
-    if reasons is not None:
-        _, values = evidence.series("nvml.clock_event_reasons")
-        bits = int(np.bitwise_or.reduce(values.astype(np.int64)))
+    for number in np.unique(device_numbers(evidence.setup, evidence.batches["worker"])).tolist():
+        _, values = evidence.series(series_of("nvml.clock_event_reasons", number))
+        bits |= int(np.bitwise_or.reduce(values.astype(np.int64), initial=0))
     said = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
     return (
-        f"the device's clock fell to {np.nanmin(clock):.0f} MHz, {usual:.0f} MHz at a typical batch"
+        f"the device's clock fell to {clock[worst]:.0f} MHz, {usual[worst]:.0f} MHz at a typical batch"
         + (f" (NVML's reasons in the run: {said})" if said else "")
         + f"; at most {milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
     )
@@ -56,7 +67,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="gpu.clocks",
     evidence_class="modelled",
-    fixes=(),
+    fixes=("host.routing",),
     happened="the GPU computing at a lower clock",
     behind="one that the GPU computed at a lower clock",
     claim=_claim,

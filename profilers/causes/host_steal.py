@@ -61,7 +61,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 CAUSE = Cause(
     id="host.steal",
     evidence_class="counted",
-    fixes=(),
+    fixes=("host.routing",),
     happened="the hypervisor taking the core",
     behind="one whose core the hypervisor took",
     claim=_claim,

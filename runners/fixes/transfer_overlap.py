@@ -19,6 +19,8 @@ def _obstacle(context: Context) -> str:
         return "batches overlap already"
     if settings.batching != "fixed":
         return f"batching is {settings.batching}: a batch that is taken ahead could not be joined any more"
+    if settings.routing != "pull" and settings.workers > 1:
+        return "routing weighs workers by when their batches end, which is not known of one that is taken ahead"
     return "batches are limited by memory, of which two would be needed at once" if settings.memory_limit_mb else ""
 
 

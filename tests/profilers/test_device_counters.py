@@ -17,7 +17,7 @@ _MIB = 1 << 20
 
 
 def _row(recorder: StageRecorder, batch: int) -> dict[str, int]:
-    mine = [name for name in recorder.batch if name.startswith(("alloc_", "device_"))]
+    mine = [name for name in recorder.batch if name.startswith(("alloc_", "device_")) and name != "device_ns"]
     return {name: recorder.batch[name][batch] for name in mine}
 
 

@@ -287,3 +287,49 @@ def test_inputs_that_waited_for_memory_are_charged_too(stalled: RunRecord) -> No
 def test_old_records_have_no_readings_of_batches(stalled: RunRecord) -> None:
     assert not stalled.batches["device_read"].any()
     assert not {"memory.fragmentation", "memory.allocator"} & _causes(stalled).keys()
+
+
+def _on_two_devices(record: RunRecord, *, slow: int) -> RunRecord:
+    """As if workers on two devices had run its batches by turns; those that were hit, the one of device ``slow``."""
+    worker = np.arange(len(record.batches["batch_id"])) % 2
+    worker[_HIT] = slow
+    settings = {**record.meta["settings"], "workers": 2}
+    meta = {**record.meta, "worker_devices": ["cuda:0", "cuda:1"], "settings": settings}
+    return replace(record, batches={**record.batches, "worker": worker}, meta=meta)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_batch_is_judged_by_the_clock_of_its_own_device(slowed: RunRecord, slow: int) -> None:
+    """The other device's clock is low in the same stretches for one, and steady for the other."""
+    series = {0: "nvml.sm_clock_mhz", 1: "nvml.1.sm_clock_mhz"}
+    record = _with_readings(
+        _on_two_devices(slowed, slow=slow), {series[slow]: _clock(1200.0), series[1 - slow]: _clock(1980.0)}
+    )
+    own = _own_ms(record, "gpu.clocks")
+    assert np.median(own[_HIT]) == pytest.approx(14.0, rel=0.1)
+    assert np.median(np.delete(own, _HIT)) == 0
+    wrong = _with_readings(
+        _on_two_devices(slowed, slow=slow), {series[slow]: _clock(1980.0), series[1 - slow]: _clock(1200.0)}
+    )
+    assert not _own_ms(wrong, "gpu.clocks")[_HIT].any(), "a clock of the device that did not run them"
+
+
+def test_devices_of_two_kinds_are_each_compared_with_themselves(slowed: RunRecord) -> None:
+    record = _with_readings(
+        _on_two_devices(slowed, slow=1),
+        {
+            "nvml.sm_clock_mhz": lambda inside: np.full(len(inside), 1980.0).tolist(),
+            "nvml.1.sm_clock_mhz": lambda inside: np.full(len(inside), 1410.0).tolist(),
+        },
+    )
+    assert not _own_ms(record, "gpu.clocks").any()
+
+
+def test_who_else_was_on_a_device_is_asked_of_that_device(slowed: RunRecord) -> None:
+    shares: dict[str, Reading] = {
+        "nvml.1.own_sm_util": lambda inside: np.full(len(inside), 50.0).tolist(),
+        "nvml.1.others_sm_util": lambda inside: np.where(inside, 40.0, 0.0).tolist(),
+    }
+    there, elsewhere = (_with_readings(_on_two_devices(slowed, slow=slow), shares) for slow in (1, 0))
+    assert np.median(_own_ms(there, "gpu.contention")[_HIT]) > 5.0
+    assert not _own_ms(elsewhere, "gpu.contention")[_HIT].any()

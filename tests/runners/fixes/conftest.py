@@ -45,6 +45,7 @@ def _record(
     resident_mb: int = 0,
     pauses_ms: Sequence[float] = (30.0,),
     workers: int = 1,
+    of_worker: Sequence[int] = (),
     features: Mapping[str, Any] | None = None,
     priority: Sequence[int] = (1,),
     status: Sequence[int] = (0,),
@@ -58,6 +59,7 @@ def _record(
 
     :param settings: those of the run, or what differs from the ones before any fix.
     :param queue_ms: waits of the requests; this, ``priority`` and ``status`` are repeated.
+    :param of_worker: who ran the batches, repeated; by turns where there is none.
     :param resident_mb: how much each batch makes the process grow.
     :param series: values by the name of a sampled series.
     :param columns: more columns of the batches, repeated as often as it takes.
@@ -77,7 +79,7 @@ def _record(
     rows["latency_ns"] = rows["queue_ns"] + rows["compute_ns"]
     rows["status"] = np.resize(np.asarray(status, dtype=np.int64), n)
     table = {name: np.zeros(count, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
-    table["batch_id"], table["worker"] = np.arange(count), np.arange(count) % workers
+    table["batch_id"], table["worker"] = np.arange(count), np.resize(of_worker or range(workers), count)
     table["size"] = np.array([len(batch) for batch in batches], dtype=np.int64)
     table["real_elements"] = np.array([sum(batch) for batch in batches], dtype=np.int64)
     table["padded_elements"] = np.array([len(batch) * max(batch) for batch in batches], dtype=np.int64)

@@ -51,6 +51,12 @@ CALLED_FOR: dict[str, dict[str, Any]] = {
     "transfer.overlap": {"device": "cuda:0"},
     "fuse.cudagraph": {"device": "cuda:0"},
     "fuse.compile_autotune": {"device": "cuda:0"},
+    "host.routing": {
+        "members": [[50]] * 60,
+        "compute_ms": [4.0, 12.0],
+        "workers": 2,
+        "settings": {"workers": 2},
+    },
     "cache.embeddings": {"embeddings": {"tables": 1, "rows": 10**6, "bytes": 10**9}},
 }
 _STALLED = {
@@ -90,6 +96,8 @@ def calling(make_record: Make, make_context: MakeContext) -> Callable[..., Conte
 
     def call(fix: Fix, *settings: RunnerSettings) -> Context:
         run = make_record(**CALLED_FOR.get(fix.id, {}))
+        if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
+            settings = (RunnerSettings(**run.meta["settings"]),)
         return make_context(run, *settings, **KNOWN.get(fix.id, {}))
 
     return call
@@ -146,6 +154,8 @@ def test_what_it_costs_and_what_it_may_bring_is_told(fix: Fix) -> None:
         ("transfer.pinned", {}, {}, {}, "no device to copy to"),
         ("transfer.overlap", {}, {}, {}, "on the CPU"),
         ("transfer.overlap", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "batching is continuous"),
+        ("transfer.overlap", {"routing": "weighted", "workers": 2}, {"device": "cuda:0"}, {}, "routing weighs"),
+        ("host.routing", {"overlap": True, "workers": 2}, {}, {}, "batches overlap"),
         ("transfer.overlap", {"memory_limit_mb": 64}, {"device": "cuda:0"}, {}, "limited by memory"),
         ("fuse.cudagraph", {}, {}, {}, "no graphs to capture"),
         ("fuse.cudagraph", {"compile": "reduce-overhead"}, {"device": "cuda:0"}, {}, "captured already"),
@@ -178,6 +188,16 @@ def test_what_it_costs_and_what_it_may_bring_is_told(fix: Fix) -> None:
         ("host.threads", {}, {"torch_threads": 1}, {}, "one thread already"),
         ("host.workers", {}, {}, {"cores": 1}, "1 core"),
         ("host.workers", {}, {"device": "cuda:0"}, {}, "GPU"),
+        ("host.routing", {}, {}, {}, "one worker"),
+        ("host.routing", {"workers": 2, "routing": "weighted"}, {}, {}, "already"),
+        ("host.routing", {"workers": 2}, {}, {}, "record is of one worker"),
+        (
+            "host.routing",
+            {"workers": 2},
+            {"members": [[50]] * 60, "workers": 2, "settings": {"workers": 2}},
+            {},
+            "the 2 workers are alike",
+        ),
     ],
 )
 def test_a_fix_says_why_it_does_not_apply(

@@ -83,6 +83,8 @@ EXPANDABLE = {"env": {ALLOC_CONF: "expandable_segments:True"}}
 LIMITED = {"device_memory_share": 0.8, "env": {ALLOC_CONF: "garbage_collection_threshold:0.8"}}
 COLLECTING = {"garbage_collection_threshold": 0.8}
 EVERYWHERE = on_cores(0, 1, 2, 3)
+#: Two workers, one of which takes three times as long.
+UNEVEN: dict[str, Any] = {"members": [[50]] * 80, "compute_ms": [4.0, 4.0, 4.0, 12.0], "workers": 2}
 #: The fix, the run with it, the service's evidence, and the run without it where that matters.
 TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("warmup.shapes", {}, {"warmup_batches": 32, "warmup_shapes": 8, "warmup_s": 0.5}, {}),
@@ -220,6 +222,21 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
         {},
         {"series": {"thread.native.cpu_ns": [0, 9e8]}},
     ),
+    (
+        "host.routing",
+        {
+            **UNEVEN,
+            "settings": {"workers": 2, "routing": "weighted"},
+            "series": {
+                "runner.worker_0.weight": [1.0, 1.0],
+                "runner.worker_1.weight": [1.0, 2.9],
+                "runner.left_to_faster": [0, 30],
+            },
+            "of_worker": [0, 0, 0, 1],
+        },
+        {},
+        {**UNEVEN, "settings": {"workers": 2}},
+    ),
     ("locality.cores", on_cores(2, 3), {}, EVERYWHERE),
     (
         "warmup.resident",
@@ -338,6 +355,7 @@ ASKED_FOR: dict[str, dict[str, Any]] = {
     "host.pin": {"pin": "workers"},
     "host.priority": {"nice": -10},
     "host.wait_policy": {"env": {"OMP_WAIT_POLICY": "PASSIVE"}},
+    "host.routing": {"workers": 2, "routing": "weighted"},
     "locality.cores": {"pin": "locality"},
     "warmup.resident": {"keep_warm_ms": 5.0},
     "cache.embeddings": {"hot_rows": 500, "keep_warm_ms": 20.0},
@@ -362,6 +380,7 @@ def test_a_service_that_says_nothing_proves_nothing(fix: Fix, make_record: Make)
     assert not fix.verify(Applied(evidence={}, record=empty, without=empty)).effective
 
 
+NONE_LEFT = {"runner.left_to_faster": [0.0]}
 #: More ways to do nothing, or only half of it.
 HALF: list[tuple[str, Run, Run]] = [
     ("batch.size", {**CHANCE, "settings": {"max_batch_size": 16}}, {}),
@@ -397,6 +416,17 @@ HALF: list[tuple[str, Run, Run]] = [
     ("gc.freeze", CHANCE, {"gc_enabled": False, "gc_frozen": 0}),
     ("host.threads", {"settings": {"intra_op_threads": 1}, **EVERYWHERE}, {"torch_threads": 1}),
     ("host.threads", {"settings": {"intra_op_threads": 1}}, {"torch_threads": 1}),
+    # Weights that were all alike; and a slow worker that took what waited all the same.
+    (
+        "host.routing",
+        {"workers": 2, "settings": {"workers": 2}, "series": {"runner.worker_1.weight": [1.0], **NONE_LEFT}},
+        {},
+    ),
+    (
+        "host.routing",
+        {**UNEVEN, "settings": {"workers": 2}, "series": {"runner.worker_1.weight": [3.0], **NONE_LEFT}},
+        {},
+    ),
 ]
 
 

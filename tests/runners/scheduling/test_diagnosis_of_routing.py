@@ -1,0 +1,123 @@
+"""What the diagnosis makes of a service that routes by weight: sums stay exact, and a wait for a better replica is no
+worker's lag and no timer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.attribution import diagnose
+from latfix.profilers.evidence import gather
+from latfix.record import RunRecord
+from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch
+from latfix.runners.simulated_routing import Routed, SimulatedRouting
+from latfix.settings import RunnerSettings
+from latfix.workers import worker_rows
+
+MS = 1_000_000
+PAUSE = 60 * MS
+Offer = Callable[..., list[Offered]]
+Recorded = Callable[..., RunRecord]
+
+
+def _lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return rng.integers(20, 400, n).astype(np.int64)
+
+
+def _as_simulated(run: Routed) -> Simulated:
+    taken = np.full(len(run.arrival_ns), -1, np.int64)
+    result = Simulated(run.arrival_ns, taken, run.end_ns)
+    for batch in run.batches:
+        taken[list(batch.members)] = np.maximum(run.arrival_ns[list(batch.members)], batch.formed.open_ns)
+        result.batches.append(
+            SimulatedBatch(
+                members=batch.members,
+                worker=batch.worker,
+                free_ns=batch.free_ns,
+                open_ns=batch.formed.open_ns,
+                close_ns=batch.formed.close_ns,
+                end_ns=batch.end_ns,
+                full=batch.formed.full,
+                left=batch.formed.left,
+            )
+        )
+    return result
+
+
+@pytest.fixture
+def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
+    """A run of two workers, the second of which takes ``slower`` times as long; one request in sixty is held up."""
+
+    def make(*, slower: float, most: int = 1, window_ms: int = 0, rate: float = 110.0, seed: int = 4) -> RunRecord:
+        traffic = offer((20.0, rate), lengths=_lengths, seed=seed)
+        order = {id(one): slot for slot, one in enumerate(traffic)}
+        rng = np.random.default_rng(5)
+        pauses = {int(slot): PAUSE for slot in rng.choice(len(traffic), len(traffic) // 60, replace=False)}
+
+        def service(worker: int, members: Sequence[Offered], _now: int) -> int:
+            longest = max(one.length for one in members)
+            work = (3.0 + 0.5 * len(members) + 0.01 * len(members) * longest) * MS
+            return int(work * (slower if worker else 1.0)) + sum(pauses.get(order[id(one)], 0) for one in members)
+
+        sim = SimulatedRouting(
+            workers=2, service=service, weighted=True, max_batch_size=most, window_ns=window_ms * MS
+        )
+        run = sim.run(traffic)
+        settings = RunnerSettings(
+            workers=2, routing="weighted", max_batch_size=most, batch_window_ms=float(window_ms)
+        )
+        meta = {"worker_devices": ["cpu", "cpu"]}
+        return recorded(traffic, _as_simulated(run), settings, pauses=pauses, **meta)
+
+    return make
+
+
+@pytest.mark.parametrize(("slower", "most", "window_ms"), [(1.0, 1, 0), (3.0, 1, 0), (3.0, 4, 8)])
+def test_sums_are_exact_and_pauses_are_named(
+    routed: Callable[..., RunRecord], slower: float, most: int, window_ms: int
+) -> None:
+    record = routed(slower=slower, most=most, window_ms=window_ms)
+    assert gather(record).setup.recorded
+    found = diagnose(record, bootstrap=20)
+    assert found.ledger.conservation_error_ns() == 0
+    share = {cause.cause: cause.tail_share for cause in found.causes}
+    assert abs(share.get("unexplained", 0.0)) < 0.25
+    assert share["host.contention"] > 0.2, "beside it only what the slow worker took longer"
+    own = {cause.cause: cause.own_ms for cause in found.causes}
+    assert own.get("batching.window", 0.0) < window_ms + 1.0
+    workers: Any = found.extra["workers"]
+    assert [row["worker"] for row in workers] == [0, 1]
+    assert sum(row["requests"] for row in workers) == len(record.requests["index"])
+
+
+def test_no_worker_is_late_for_what_it_left_to_another(routed: Callable[..., RunRecord]) -> None:
+    record = routed(slower=4.0)
+    lag = gather(record).units["lag"].wall
+    assert lag.max() == 0, "nobody but the router kept it from taking them"
+    contention = diagnose(record, bootstrap=20)
+    quiet = {cause.cause: cause.own_ms for cause in contention.causes}
+    assert quiet.get("batching.window", 0.0) == 0.0
+
+
+def test_pulling_is_replayed_as_a_policy(routed: Callable[..., RunRecord]) -> None:
+    record = routed(slower=1.0)
+    record.meta["settings"]["routing"] = "pull"
+    assert not gather(record).setup.recorded
+
+
+def test_shares_of_the_tail_are_by_who_served_it(routed: Callable[..., RunRecord]) -> None:
+    record = routed(slower=3.0)
+    rows = worker_rows(record, 99.0)
+    latency = record.requests["latency_ns"]
+    late = latency >= np.sort(latency)[int(np.ceil(0.99 * len(latency))) - 1]
+    worker = record.batches["worker"][record.requests["batch_id"]]
+    assert [row.tail_requests for row in rows] == [int((late & (worker == k)).sum()) for k in range(2)]
+    assert sum(row.tail_share for row in rows) == pytest.approx(1.0)
+    assert rows[1].compute_p50_ms == pytest.approx(3 * rows[0].compute_p50_ms, rel=0.3)
+    held = record.batches["finish_end_ns"] - record.batches["close_ns"]
+    span = record.batches["finish_end_ns"].max() - record.batches["close_ns"].min()
+    for k in range(2):
+        assert rows[k].busy_share == pytest.approx(held[record.batches["worker"] == k].sum() / span)
