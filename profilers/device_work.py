@@ -32,7 +32,7 @@ class DeviceProfile:
 
     :param elements: ``(k,)`` of their inputs, rising; ``busy`` ``(k,)`` nanoseconds in which something ran.
     :param sync_share: of the time in which nothing did, the part because the host had waited for the device.
-    :param waits: how often it did, in a batch; ``launches`` operators in one. Both in the median.
+    :param waits: how often it did at most, in a batch; ``launches`` operators in one, in the median.
     """
 
     elements: Floats
@@ -49,15 +49,16 @@ class DeviceProfile:
             return None
         names = ("elements", "busy_ns", "launch_ns", "sync_ns", "waits", "launches")
         table = {name: np.array([float(row.get(name, 0.0)) for row in rows]) for name in names}
-        order = np.argsort(table["elements"], kind="stable")
-        elements, first = np.unique(table["elements"][order], return_index=True)
-        busy = np.maximum.accumulate(np.maximum.reduceat(table["busy_ns"][order], first))
+        elements = np.unique(table["elements"])
+        # Of batches alike, one may have been slow for a fault that is to be found: what is usual counts.
+        usual = [np.median(table["busy_ns"][table["elements"] == size]) for size in elements]
+        busy = np.maximum.accumulate(np.array(usual))
         idle = float((table["launch_ns"] + table["sync_ns"]).sum())
         return cls(
             elements=elements,
             busy=busy,
             sync_share=float(table["sync_ns"].sum()) / idle if idle > 0 else 0.0,
-            waits=float(np.median(table["waits"])),
+            waits=float(table["waits"].max()),
             launches=float(np.median(table["launches"])),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from latfix.errors import LatfixError
 from latfix.record import RunRecord
 from latfix.runners.process import OnEvent, RunnerProcess
-from latfix.runners.session import Replay, prepare_folder, replay_into
+from latfix.runners.session import Replay, device_profile, prepare_folder, replay_into
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
 from latfix.traffic.model import Traffic
@@ -105,6 +105,17 @@ class Arm:
         except LatfixError:
             self._give_up()
             raise
+        finally:
+            process.pause()
+
+    def profile(self, record: RunRecord) -> dict[str, Any]:
+        """What some batches of a replay do on the device, for ``run.json``; empty where the model is on the CPU."""
+        if str(record.meta.get("device", "cpu")) == "cpu":
+            return {}
+        process = self.running()
+        process.resume()
+        try:
+            return device_profile(process, record)
         finally:
             process.pause()
 

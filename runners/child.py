@@ -126,7 +126,7 @@ class Child:
 
     def do_device_profile(self, command: dict[str, Any]) -> dict[str, Any]:
         """What a few batches do on the device; asked for after a replay."""
-        return {"profile": self._service.device_profile(self._schedule(command))}
+        return {"profile": self._service.device_profile(self._schedule(command), command["batches"])}
 
     def do_sensitivity(self, command: dict[str, Any]) -> dict[str, Any]:
         """Which layers must keep their precision; in services of its own, after which this process is of no use."""

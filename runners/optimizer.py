@@ -206,9 +206,7 @@ class Optimizer:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
         facts = base.ask("facts", folder=str(record.folder))["facts"]
-        # The diagnosis reads what was profiled where it does for any run.
-        profiled = {key: facts.pop(key) for key in ("device_profile", "device_waits") if key in facts}
-        record = replace(record, meta={**record.meta, "model": facts, **profiled})
+        record = replace(record, meta={**record.meta, "model": facts, **base.profile(record)})
         write_json(record.folder / "run.json", record.meta)
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=options.seed)
         self._show(diagnosis)

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -351,31 +351,43 @@ class Service:
                 return found
         return found
 
-    def device_profile(self, traffic: Traffic) -> dict[str, Any]:
+    def device_profile(self, traffic: Traffic, batches: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """What a few batches do on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
 
         Profiled one by one, beside everything that is timed. Empty on the CPU.
+
+        :param batches: positions in the schedule; by default, requests of several sizes, alone and in full batches.
         """
         instance = self._uncaptured(self.models.instances[0])
         if instance.accelerator is None:
             return {}
         found: list[dict[str, Any]] = []
-        waits: list[str] = []
-        for inputs in self._representative(traffic, _PROFILED_SIZES):
-            for size in sorted({1, self.settings.max_batch_size}):
-                try:
-                    run_once(instance, inputs, size)
-                    with instance.guard():
-                        batch = instance.collate([inputs] * size)
-                    elements = elements_and_length(tensors_of(batch), 0)[0]
-                    waits = waits or waits_in(instance, batch)
-                    work = profile_batch(instance, batch, size=size, elements=elements)
-                except (*USER_ERRORS, RunnerError) as error:
-                    # The replay reports a request that fails; a profiler that does not work is told here.
-                    return {"device_profile": found, "device_profile_failure": describe(error)}
+        waits: dict[str, None] = {}
+        try:
+            for inputs in self._profiled(traffic, batches):
+                with instance.guard():
+                    batch = instance.collate(inputs)
+                    # A first use would be profiled otherwise.
+                    call_model(instance.model, instance.on_device(batch))
+                waits |= dict.fromkeys(waits_in(instance, batch))
+                elements = elements_and_length(tensors_of(batch), 0)[0]
+                work = profile_batch(instance, batch, size=len(inputs), elements=elements)
                 if work is not None:
                     found.append(work.to_json())
-        return {"device_profile": found, "device_waits": waits}
+        except USER_ERRORS as error:
+            # The replay reports a request that fails; a profiler that does not work is told here.
+            return {"device_profile": found, "device_profile_failure": describe(error)}
+        return {"device_profile": found, "device_waits": list(waits)}
+
+    def _profiled(self, traffic: Traffic, batches: Sequence[Sequence[int]]) -> Iterator[list[Any]]:
+        """Prepared inputs of the batches to profile."""
+        adapter = self.models.adapter
+        for batch in batches:
+            yield [adapter.prepare(traffic.request(position)) for position in batch]
+        if not batches:
+            for value in self._representative(traffic, _PROFILED_SIZES):
+                for size in sorted({1, self.settings.max_batch_size}):
+                    yield [value] * size
 
     def _uncaptured(self, instance: ModelInstance) -> ModelInstance:
         """The instance with the model that its graphs were captured of: the same operators, issued one by one."""

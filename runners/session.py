@@ -7,7 +7,7 @@ import datetime
 import errno
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import latfix
 from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.errors import InputError, LatfixError
 from latfix.record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize, write_json
+from latfix.runners.pace import typical_batches
 from latfix.runners.process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec, traffic_arguments
@@ -142,18 +143,26 @@ def replay_into(
         _close(folder)
         raise
     folder.meta.update({key: value for key, value in outcome.items() if key not in ("event", "do")})
-    if profile and not interrupted and folder.meta["device"] != "cpu":
-        folder.meta.update(_device_profile(process, folder))
     record = _close(folder)
     if interrupted:
         raise Interrupted(record)
+    if profile and folder.meta["device"] != "cpu":
+        folder.meta.update(device_profile(process, record))
+        folder.write()
+        record = replace(record, meta={**folder.meta})
     return record
 
 
-def _device_profile(process: RunnerProcess, folder: RunFolder) -> dict[str, Any]:
-    """What the replay cannot show; where it fails, the record is kept without it and says so."""
+def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
+    """What the replay cannot show: some of its batches, the quickest to the slowest, each profiled on its own.
+
+    :returns: for ``run.json``; where it fails, the record stays without it and says so.
+    """
+    batches = typical_batches(record)
     try:
-        found: dict[str, Any] = process.command("device_profile", folder=str(folder.path), timeout_s=_PROFILE_S)
+        found: dict[str, Any] = process.command(
+            "device_profile", folder=str(record.folder), batches=batches, timeout_s=_PROFILE_S
+        )
     except LatfixError as error:
         return {"device_profile_failure": error.message}
     return dict(found["profile"])

@@ -1,10 +1,13 @@
-"""All that needs a GPU, in one go and within nine minutes: doctor, tests, allocator, a diagnosis of each sample.
+"""All that needs a GPU, in one go and within nine minutes.
+
+Doctor, tests, ceilings of the card and what the samples reach of them, stages by events and by the profiler, planted
+faults, the allocator's stalls, what the probes cost, and `latfix optimize` of each sample in its profile `gpu`.
 
 Writes ``benchmarks/results/gpu.json`` with machine, versions and date, and beside it ``nvml.jsonl``: the calls of
-NVML and their answers while the first sample ran, for tests on machines without a GPU. Without a GPU it says so and
-exits 3.
+NVML and their answers while a sample ran, for tests on machines without a GPU. Without a GPU it says so and exits 3.
+It has not been run on one yet.
 
-    python benchmarks/gpu/run.py [--out DIR]
+    python benchmarks/gpu/run.py [--out DIR] [--only PART ...]
 """
 
 from __future__ import annotations
@@ -18,23 +21,40 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu import faults, fragmentation, stages
 from latfix.profilers.nvml import Nvml
 from latfix.profilers.nvml_calls import LiveNvml, NvmlRefused, RecordingNvml
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 9 * 60.0
+#: By how much a stage's length may differ from the profiler's, at the median.
+_AGREEMENT = 0.02
 PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
-SAMPLES = ("recommender", "assistant", "vision")
+SAMPLES = ("recommender", "vision", "assistant")
+#: Parts in the order in which they are run, and the seconds that each may take at most.
+PARTS: dict[str, float] = {
+    "doctor": 30.0,
+    "tests": 110.0,
+    "ceilings": 40.0,
+    "stages": 30.0,
+    "faults": 90.0,
+    "fragmentation": 60.0,
+    "probes": 45.0,
+    "samples": LIMIT_S,
+}
 
 
 def main() -> int:
     """Run what time allows and write the results; the exit code says whether all of it passed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     options = parser.parse_args()
     import torch
 
@@ -44,24 +64,105 @@ def main() -> int:
     from latfix.runners.child import machine
     from latfix.runners.session import versions
 
-    deadline = time.monotonic() + LIMIT_S
+    options.out.mkdir(parents=True, exist_ok=True)
+    file, deadline = options.out / "gpu.json", time.monotonic() + LIMIT_S
     results: dict[str, Any] = {
+        "command": "python benchmarks/gpu/run.py",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "versions": versions(),
-        "doctor": doctor(deadline),
-        "tests": run([sys.executable, "-m", "pytest", "-q", "tests/gpu"], deadline),
-        "fragmentation": fragmentation(deadline),
+        "parts": {},
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    with recorded_nvml(options.out / "nvml.jsonl"):
-        results["samples"] = {SAMPLES[0]: diagnose(SAMPLES[0], deadline)}
-    results["samples"] |= {name: diagnose(name, deadline) for name in SAMPLES[1:]}
-    file = options.out / "gpu.json"
-    file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    measure: dict[str, Callable[[float], Any]] = {
+        "doctor": doctor,
+        "tests": tests,
+        "ceilings": ceilings,
+        "stages": lambda until: stages.measure("recommender", "gpu", until),
+        "faults": faults.measure,
+        "fragmentation": fragmentation.measure,
+        "probes": probes,
+        "samples": lambda until: samples(until, options.out),
+    }
+    for part in options.only:
+        begun = time.monotonic()
+        print(f"{part} ...", flush=True)
+        try:
+            found = measure[part](min(deadline, begun + PARTS[part]))
+        except Exception as error:  # noqa: BLE001 - what the other parts find must not be lost with it
+            found = {"failed": f"{type(error).__name__}: {error}"}
+        results["parts"][part] = {"seconds": round(time.monotonic() - begun, 1), "found": found}
+        file.write_text(json.dumps(results, indent=2, default=str) + "\n", encoding="utf-8")
+        print(json.dumps(found, default=str)[:600], flush=True)
     print(f"written to {file}")
-    codes = [results["tests"]["exit_code"], *(sample["exit_code"] for sample in results["samples"].values())]
-    return 0 if all(code == 0 for code in codes) else 1
+    return 0 if all(_passed(name, part["found"]) for name, part in results["parts"].items()) else 1
+
+
+def _passed(name: str, found: Any) -> bool:
+    """Whether a part shows what it is to show; one that was not run to its end does not."""
+    if not isinstance(found, dict) or "failed" in found:
+        return False
+    if name in ("doctor", "tests", "probes"):
+        return bool(found["exit_code"] == 0)
+    if name == "stages":
+        medians = [found[stage]["median"] for stage in ("copy_in", "compute", "copy_out")]
+        return all(median is not None and abs(median - 1) <= _AGREEMENT for median in medians)
+    if name == "faults":
+        return all(each.get("right") for each in found.values())
+    if name == "samples":
+        return all(each["exit_code"] in (0, 1, 3) and "verdict" in each for each in found.values())
+    return True
+
+
+def tests(deadline: float) -> dict[str, Any]:
+    """All tests that need a GPU."""
+    return run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"], deadline)
+
+
+def ceilings(deadline: float) -> dict[str, Any]:
+    """What the card reaches, and what the samples' batches need of it."""
+    from benchmarks.gpu.ceilings import hot_path, rates
+
+    found: dict[str, Any] = {"rates": rates()}
+    for name in SAMPLES[:2]:  # the assistant's work depends on how long its answers are
+        if time.monotonic() < deadline:
+            found[name] = hot_path(name, "gpu", found["rates"])
+    return found
+
+
+def probes(deadline: float) -> dict[str, Any]:
+    """What latfix's probes cost a service on the GPU: the same requests with and without them, in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "probes.json"
+        command = [sys.executable, "benchmarks/probe_cost.py", "vision", "--blocks", "4", "--seconds", "3"]
+        result = run([*command, "--out", str(file)], deadline)
+        if file.exists():
+            result["found"] = json.loads(file.read_text(encoding="utf-8"))
+    return result
+
+
+def samples(deadline: float, out: Path) -> dict[str, Any]:
+    """Each sample in its profile for a GPU: before, after, and each fix's own share."""
+    found: dict[str, Any] = {}
+    for k, name in enumerate(SAMPLES):
+        left = (deadline - time.monotonic()) / (len(SAMPLES) - k)
+        with recorded_nvml(out / "nvml.jsonl") if k == 0 else contextlib.nullcontext():
+            found[name] = optimized(name, left - 8)
+    return found
+
+
+def optimized(name: str, seconds: float) -> dict[str, Any]:
+    """``latfix optimize`` of a sample within so many seconds."""
+    if seconds < 20:
+        return {"exit_code": 124, "output": "not started: the time was up"}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "optimization.json"
+        command = [sys.executable, "-c", PROGRAM, "optimize", name, "--profile", "gpu", "--duration", "6"]
+        command += ["--budget", f"{seconds:.0f}s", "--out", str(Path(folder) / "run"), "--json", str(file)]
+        result = run(command, time.monotonic() + seconds + 30)
+        if file.exists():
+            document = json.loads(file.read_text(encoding="utf-8"))
+            result |= {key: document[key] for key in ("verdict", "before", "after", "ratio", "steps")}
+    return result
 
 
 def run(command: list[str], deadline: float) -> dict[str, Any]:
@@ -84,35 +185,6 @@ def doctor(deadline: float) -> dict[str, Any]:
         if file.exists():
             result["findings"] = json.loads(file.read_text(encoding="utf-8"))["findings"]
     return result
-
-
-def fragmentation(deadline: float) -> dict[str, Any]:
-    """The models of the allocator beside the allocator: counts on one trace, setting by setting."""
-    from latfix.errors import LatfixError
-    from latfix.profilers.fragmentation.generator import Traffic, generate
-    from latfix.profilers.fragmentation.laboratory import SETTINGS, policy_of, replay
-    from latfix.profilers.fragmentation.trace import write_trace
-    from latfix.runners.fragmentation_device import play_apart
-
-    capacity = 4 << 30
-    trace = generate(1, Traffic(turns=1500, capacity=capacity))
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.jsonl"
-        write_trace(path, trace)
-        for setting in SETTINGS:
-            if deadline - time.monotonic() < 60:
-                found[setting] = {"skipped": "the time was up"}
-                continue
-            try:
-                device: dict[str, Any] = play_apart(path, capacity, setting)
-            except LatfixError as error:
-                device = {"failed": error.message}
-            found[setting] = {
-                "device": device,
-                "model": replay(trace, capacity, policy_of(setting, capacity), setting).to_json(),
-            }
-    return found
 
 
 @contextlib.contextmanager
@@ -139,21 +211,6 @@ def recorded_nvml(path: Path) -> Iterator[None]:
             stop.set()
             thread.join()
             calls.close()
-
-
-def diagnose(name: str, deadline: float) -> dict[str, Any]:
-    """``latfix diagnose`` of a sample on the GPU, with the figures of its diagnosis."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        command = [sys.executable, "-c", PROGRAM, "diagnose", name, "--device", "cuda", "--out", str(out)]
-        result = run(command, deadline)
-        if (out / "diagnosis.json").exists():
-            document = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
-            for key in ("latency_ms", "stages_ms", "verdict", "sentence", "overhead", "requests"):
-                result[key] = document[key]
-            meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
-            result["probes"] = meta.get("probes")
-    return result
 
 
 if __name__ == "__main__":
