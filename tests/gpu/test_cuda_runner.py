@@ -12,6 +12,7 @@ from latfix import Request, Workload
 from latfix.profilers.allocator import cuda_reader
 from latfix.profilers.nvml import Nvml
 from latfix.profilers.recorder import EventLog, StageRecorder
+from latfix.runners.device.accelerator import accelerator_of
 from latfix.runners.engine import Engine
 from latfix.runners.worker import ModelInstance, Outcome
 from latfix.settings import RunnerSettings
@@ -34,9 +35,11 @@ def _serve(device: str, count: int) -> tuple[StageRecorder, dict[int, Outcome]]:
     adapter = _Linear()
     recorder = StageRecorder(count)
     outcomes: dict[int, Outcome] = {}
+    instance = ModelInstance(adapter, model, device, None, adapter.collate, set())
+    instance.accelerator = accelerator_of(device)
     engine = Engine(
         adapter=adapter,
-        instances=[ModelInstance(adapter, model, device, None, adapter.collate, set())],
+        instances=[instance],
         settings=RunnerSettings(max_batch_size=4, device=device),
         recorder=recorder,
         events=EventLog(),

@@ -1,0 +1,175 @@
+"""How batches travel to a CUDA device and back, and what is known of them. Skipped where there is none."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix import Request, Workload
+from latfix.profilers.recorder import EventLog, StageRecorder
+from latfix.runners.device.accelerator import CudaAccelerator
+from latfix.runners.device.capture import capture_graphs
+from latfix.runners.device.copy_costs import copy_costs
+from latfix.runners.device.profile import profile_batch, waits_in
+from latfix.runners.device.staging import Staging
+from latfix.runners.engine import Engine
+from latfix.runners.model import LoadedModels
+from latfix.runners.worker import ModelInstance, Outcome
+from latfix.settings import RunnerSettings
+from latfix.stages import STAGES, Status
+from latfix.traffic.model import Traffic
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+_WIDTH = 1024
+_COUNT = 120
+
+
+class _Rows(Workload):
+    """Requests of different lengths, filled from a seed of their own."""
+
+    def prepare(self, request: Request) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(int(request.id))
+        return torch.randn(8 + int(request.id) % 25, _WIDTH, generator=generator)
+
+
+class _Net(torch.nn.Module):
+    """Enough operators for the host to run ahead of the device; padding has no part in its answers."""
+
+    def __init__(self, *, peeks: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(12))
+        self.peeks = peeks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        there = x.ne(0).any(dim=-1, keepdim=True)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+            if self.peeks and float(x[0, 0, 0].item()) < 0:
+                x = x * 2
+        return (x * there).sum(1)
+
+
+def _traffic(count: int) -> Traffic:
+    return Traffic(
+        arrival_ns=np.arange(count) * 1_000_000,
+        ids=[str(k) for k in range(count)],
+        priority=np.ones(count, dtype=np.int8),
+        sessions=[None] * count,
+        deadline_ms=np.full(count, np.nan),
+        payloads=[None] * count,
+    )
+
+
+def _instance(device: str, settings: RunnerSettings, **options: Any) -> ModelInstance:
+    adapter = _Rows()
+    instance = ModelInstance(adapter, _Net(**options).eval().to(device), device, None, adapter.collate, set())
+    if device != "cpu":
+        instance.accelerator = CudaAccelerator(device)
+        if settings.pinned_staging:
+            instance.staging = Staging(instance.accelerator)
+            instance.collate = instance.staging.collate
+    return instance
+
+
+class _Served:
+    """Requests sent at once."""
+
+    def __init__(self, device: str, **values: Any) -> None:
+        settings = RunnerSettings(**{"max_batch_size": 4, "device": device, **values})
+        models = LoadedModels(_Rows(), [_instance(device, settings) for _ in range(settings.workers)], device)
+        if settings.captures and device != "cpu":
+            capture_graphs(models, _traffic(_COUNT), settings, pads=True)
+        recorder = StageRecorder(_COUNT)
+        self.outcomes: dict[int, Outcome] = {}
+        self.engine = Engine(
+            adapter=models.adapter,
+            instances=models.instances,
+            settings=settings,
+            recorder=recorder,
+            events=EventLog(),
+            request_of=_traffic(_COUNT).request,
+            on_done=self.outcomes.__setitem__,
+        )
+        self.engine.start()
+        for slot in range(_COUNT):
+            recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            self.engine.submit(slot)
+        self.engine.drain(timeout_s=60)
+        self.engine.shutdown()
+        self.batches = recorder.drain_batches()
+        self.batches.sort(order="batch_id")
+        self.rows = recorder.drain_requests()
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu() -> dict[int, Any]:
+    return {slot: outcome.output for slot, outcome in _Served("cpu").outcomes.items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pinned_staging": True},
+        {"pinned_staging": True, "overlap": True},
+        {"pinned_staging": True, "overlap": True, "workers": 2},
+        {"cuda_graphs": True},
+        {"cuda_graphs": True, "pinned_staging": True, "overlap": True},
+    ],
+    ids=lambda settings: "+".join(settings) or "plain",
+)
+def test_answers_are_those_of_the_cpu(on_the_cpu: dict[int, Any], settings: dict[str, Any]) -> None:
+    served = _Served("cuda:0", **settings)
+    for slot in range(_COUNT):
+        assert served.outcomes[slot].status == Status.OK, served.outcomes[slot].error
+        torch.testing.assert_close(served.outcomes[slot].output, on_the_cpu[slot], rtol=1e-2, atol=1e-2)
+    total = np.sum([served.rows[f"{stage}_ns"] for stage in STAGES], axis=0)
+    assert np.array_equal(total, served.rows["latency_ns"])
+    if settings.get("pinned_staging"):
+        assert not served.batches["pageable_bytes"].any()
+    if settings.get("cuda_graphs"):
+        assert (served.batches["graph"] == 1).mean() > 0.95
+    if settings.get("overlap") and settings.get("workers", 1) == 1:
+        assert (served.batches["ahead_ns"] > 0).any()
+        for before, after in pairwise(range(len(served.batches))):
+            assert served.batches["compute_end_ns"][before] <= served.batches["h2d_end_ns"][after]
+
+
+def test_stages_are_as_long_as_their_events_say() -> None:
+    served = _Served("cuda:0", pinned_staging=True, max_batch_size=4)
+    batches = served.batches
+    compute = batches["compute_end_ns"] - batches["h2d_end_ns"]
+    assert (abs(compute - batches["device_ns"]) <= batches["clock_slack_ns"] + 2_000).mean() > 0.95
+    # After some batches, the clocks are known to within a fraction of a millisecond.
+    assert np.median(batches["clock_slack_ns"][20:]) < 300_000
+    assert (batches["copy_in_ns"] > 0).all() and (batches["copy_out_ns"] > 0).all()
+
+
+def test_a_profile_tells_what_runs_and_what_waits() -> None:
+    settings = RunnerSettings(max_batch_size=4, device="cuda:0")
+    batch = torch.randn(4, 32, _WIDTH)
+    quiet, peeking = (_instance("cuda:0", settings, peeks=peeks) for peeks in (False, True))
+    for instance in (quiet, peeking):
+        with instance.guard():
+            instance.model(instance.on_device(batch))
+    work = profile_batch(quiet, batch, size=4, elements=batch.numel())
+    assert work is not None and work.waits == 0 and work.sync_ns == 0
+    assert 0 < work.busy_ns <= work.span_ns and sum(work.kernels.values()) >= 24
+    waiting = profile_batch(peeking, batch, size=4, elements=batch.numel())
+    assert waiting is not None and waiting.waits >= 12 and waiting.sync_ns > 0
+    assert waits_in(quiet, batch) == []
+    assert any(place.startswith("test_pipeline.py:") for place in waits_in(peeking, batch))
+
+
+def test_pinned_copies_are_priced() -> None:
+    found = copy_costs(CudaAccelerator("cuda:0"))
+    # From 1 GB/s to 200 GB/s: any link there is.
+    assert 5_000 < found["copy_in_mib_ns"] < 1_100_000 and 5_000 < found["copy_out_mib_ns"] < 1_100_000
+    assert 0 < found["copy_in_ns"] < 1_000_000
