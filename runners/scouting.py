@@ -47,7 +47,10 @@ class Scout:
         if len(wanted) < _FEWEST:
             return
         left = _SHARE * room_s
-        for fix, change in sorted(wanted, key=lambda each: self._bench.scout_s(each[0])):
+        ordered = sorted(wanted, key=lambda each: self._bench.scout_s(each[0]))
+        if self._bench.scout_s(ordered[0][0]) <= left:
+            self._say(f"measuring what up to {len(ordered)} fixes do to compute, for up to {left:.0f} s")
+        for fix, change in ordered:
             cost = self._bench.scout_s(fix)
             if cost > left:
                 break
