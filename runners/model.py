@@ -248,7 +248,7 @@ def _check_backend(settings: RunnerSettings, device: str) -> None:
 
 
 def _check_precision(settings: RunnerSettings, device: str) -> None:
-    if settings.backend != "torch":
+    if settings.backend != "torch" or settings.precision == "default":
         return
     if reason := unsupported(settings.precision, device, device_capability(device)):
         raise InputError(f"precision = {settings.precision!r}: found device {device}; {reason}")

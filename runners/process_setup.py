@@ -56,10 +56,6 @@ def process_environment(settings: RunnerSettings, inherited: Mapping[str, str] |
     inherited = os.environ if inherited is None else inherited
     tunables = read_tunables(inherited.get("GLIBC_TUNABLES", ""))
     implied: dict[str, str] = {}
-    if settings.device != "cpu":
-        # Once a profile has been taken, CUPTI slows every call of CUDA by a tenth and more until it is let go
-        # (pytorch#144455); replays follow here. Only CUDA before 12.6 could not, beside captured graphs.
-        implied["TEARDOWN_CUPTI"] = inherited.get("TEARDOWN_CUPTI", "1")
     if settings.prefault_mb:
         tunables |= KEEP_FREED
     if settings.huge_pages == "always":

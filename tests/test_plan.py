@@ -25,6 +25,7 @@ from latfix.settings import (
     MemoryFormat,
     Pinning,
     Precision,
+    Routing,
     RunnerSettings,
     Schedule,
 )
@@ -61,6 +62,8 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "batch_window_ms": MILLISECONDS,
     "workers": st.integers(1, 256),
     "shared_model": st.booleans(),
+    "devices": st.integers(0, 256),
+    "routing": st.sampled_from(get_args(Routing)),
     "prepare_threads": st.integers(1, 256),
     "intra_op_threads": st.integers(0, 1024),
     "max_queue": st.integers(0, 2**31 - 1),

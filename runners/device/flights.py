@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from latfix.profilers.recorder import StageRecorder
     from latfix.runners.worker import ModelInstance
 
-#: Sets of events made beforehand: so many batches may end between two flushes of the record without a new one.
-_READY = 64
+#: Sets of events made beforehand. Where so many batches have landed and nobody has written the record meanwhile, as
+#: where no record is kept, their events are read at once.
+_READY = 256
+_MOST_UNREAD = _READY // 2
 _IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
 
 
@@ -154,6 +156,8 @@ class Flights:
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = flight.end_ns
         flight.held.clear()
         self._landed.append(flight)
+        if len(self._landed) > _MOST_UNREAD:
+            self.resolve()
         output, flight.host = flight.host, None
         return output
 

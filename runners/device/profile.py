@@ -30,6 +30,8 @@ _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 _WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
 #: So many kernels are told by name, the longest first.
 _NAMED = 200
+#: How such a call is told; the mode itself warns, too, that it does not see all of them.
+_TOLD = "called a synchronizing"
 #: So many places in the code.
 _PLACES = 8
 
@@ -147,7 +149,7 @@ def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
             with accelerator.telling_waits():
                 call_model(instance.model, inputs)
         stream.synchronize()
-    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if "synchroniz" in str(each.message))
+    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if _TOLD in str(each.message))
     return list(dict.fromkeys(places))[:_PLACES]
 
 

@@ -245,6 +245,9 @@ RECIPES: Mapping[str, Recipe] = {
 NOT_INJECTABLE: Mapping[str, str] = {
     "host.steal": "only a hypervisor can take the core",
     "gpu.clocks": "the self-test's service computes on the CPU",
+    "transfer.copy": "the self-test's service computes on the CPU",
+    "transfer.sync": "the self-test's service computes on the CPU",
+    "dispatch.launch": "the self-test's service computes on the CPU",
     "gpu.contention": "the self-test's service computes on the CPU",
     "observer": "latfix does not slow itself down on purpose",
 }

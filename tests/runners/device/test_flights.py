@@ -225,6 +225,14 @@ def test_buffers_and_events_are_there_before_and_used_again() -> None:
     assert flights is not None and flights.events.grown == 0
 
 
+def test_events_come_back_where_nobody_writes_the_record() -> None:
+    """As in the measurement of accuracy: thousands of batches, and no rows are ever asked for before the end."""
+    served = Served(700, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
+    flights = served.engine.workers[0]._flights
+    assert flights is not None and flights.events.grown == 0 and len(served.batches) == 700
+    assert (served.batches["device_ns"] > 0).all()
+
+
 def test_a_pinned_batch_of_one_is_not_copied_on_the_host() -> None:
     class Pinned(Workload):
         device: SimulatedAccelerator
