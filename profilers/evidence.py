@@ -9,20 +9,20 @@ sums exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.columns import Columns
 from latfix.profilers.compute_model import Bools, Floats, Ints
-from latfix.profilers.device_work import DeviceProfile
 from latfix.profilers.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
 from latfix.profilers.intervals import Intervals
 from latfix.profilers.norms import Norms
 from latfix.profilers.pauses import Pauses, collect_pauses
+from latfix.profilers.run_setup import Setup
 from latfix.record import RunRecord
 from latfix.stages import Status
 
@@ -30,11 +30,6 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
-DEFAULT_MINOR_FAULT_NS = 500.0
-#: Milliseconds that a step of a model takes at most.
-_LONGEST_STEP_MS = 60_000.0
-#: Standard error of a price that was not calibrated, as a share of it.
-_UNKNOWN_PRICE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,104 +56,6 @@ class Unit:
     def wall(self) -> Ints:
         """Wall nanoseconds."""
         return self.cpu + self.runq + self.blocked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """How the runner was set, and what was calibrated on its machine.
-
-    :param window_most_ns: above ``window_ns`` where a controller moved the window between the two.
-    :param ageing_ns: in which a waiting request gained a class; 0 for never.
-    :param worker_devices: each worker's device, where the run told; the first one's series have no number.
-    :param places: that a worker of the batches' column has, where requests join between steps.
-    :param recorded: the queue's policy cannot be told afterwards, so that it is replayed as it was recorded.
-    :param overlapped: batches were taken, and copied to the device, while others computed.
-    :param device_profile: what a few batches did on the device, kernel by kernel; ``None`` where that is not known.
-    :param device_waits: where in the model's code the host waits for the device.
-    :param copy_costs: by direction (``in``, ``out``), nanoseconds of a pinned copy, and for each of its bytes.
-    """
-
-    max_batch: int
-    window_ns: int
-    window_most_ns: int
-    ageing_ns: int
-    recorded: bool
-    workers: int
-    prepare_threads: int
-    by_length: bool
-    pooled: bool
-    on_device: bool
-    minor_fault_ns: float
-    minor_fault_error: float
-    calibrated: bool
-    overlapped: bool = False
-    device_profile: DeviceProfile | None = None
-    device_waits: tuple[str, ...] = ()
-    copy_costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    worker_devices: tuple[str, ...] = ()
-    places: int = 1
-
-    @classmethod
-    def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
-        settings = meta.get("settings", {})
-        calibration = meta.get("calibration") or {}
-        # Zero is the framework's default, a pool of as many threads as there are cores.
-        threads = int(meta.get("torch_threads", settings.get("intra_op_threads", 1) or meta.get("cores", 2)))
-        largest = int(batches["size"].max()) if len(batches["size"]) else 1
-        workers = len(np.unique(batches["worker"]))
-        pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
-        fault = float(calibration.get("minor_fault_ns", 0.0))
-        window, most = _window_ms(settings)
-        continuous = settings.get("batching") == "continuous"
-        overlapped = bool((batches["ahead_ns"] > 0).any())
-        return cls(
-            # Batched continuously, every place of a worker is a server of its own that takes one at a time.
-            max_batch=1 if continuous else max(int(settings.get("max_batch_size", largest)), largest, 1),
-            window_ns=max(int(window * 1e6), 0),
-            window_most_ns=max(int(most * 1e6), 0),
-            ageing_ns=int(float(settings.get("ageing_ms", 0.0)) * 1e6),
-            recorded=settings.get("batching", "fixed") != "fixed"
-            or settings.get("schedule", "arrival") != "arrival"
-            or overlapped
-            # Who was left what depends on how fast each worker was thought to be then.
-            or (settings.get("routing", "pull") != "pull" and int(settings.get("workers", workers)) > 1)
-            or int(settings.get("memory_limit_mb", 0)) > 0,
-            workers=max(int(settings.get("workers", workers)), workers, 1),
-            prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
-            by_length=settings.get("batch_order") == "length",
-            pooled=threads > 1,
-            on_device=str(meta.get("device", "cpu")).startswith("cuda"),
-            minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
-            minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
-            calibrated=fault > 0,
-            overlapped=overlapped,
-            device_profile=DeviceProfile.of(meta),
-            device_waits=tuple(str(place) for place in meta.get("device_waits") or ()),
-            copy_costs=_copy_costs(calibration),
-            worker_devices=tuple(str(device) for device in meta.get("worker_devices") or ()),
-            places=max(int(settings.get("max_batch_size", 1)), 1) if continuous else 1,
-        )
-
-
-def _copy_costs(calibration: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    found = {}
-    for direction in ("in", "out"):
-        latency, per_mib = (calibration.get(f"copy_{direction}{part}_ns") for part in ("", "_mib"))
-        if latency is not None and per_mib is not None:
-            found[direction] = (float(latency), float(per_mib) / (1 << 20))
-    return found
-
-
-def _window_ms(settings: Mapping[str, Any]) -> tuple[float, float]:
-    """Between what the window lay; a request that joins others waits until the step that they are in ends."""
-    batching = settings.get("batching", "fixed")
-    if batching == "continuous":
-        return 0.0, _LONGEST_STEP_MS
-    if batching == "adaptive":
-        least = float(settings.get("window_least_ms", 0.0))
-        return least, max(float(settings.get("window_most_ms", least)), least)
-    fixed = float(settings.get("batch_window_ms", 0.0))
-    return fixed, fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +118,6 @@ class Evidence:
             np.asarray(self.samples["t_ns"][keep], dtype=np.int64),
             np.asarray(self.samples["value"][keep], dtype=np.float64),
         )
-
-
-def _relative_error(calibration: Mapping[str, Any], name: str) -> float:
-    """Standard error of a calibrated price as a share of it, from its 95 % interval; 0 where none was recorded."""
-    value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
-    return max(high - low, 0.0) / (2 * 1.96 * value) if value > 0 else 0.0
 
 
 def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from latfix.profilers.evidence import Evidence, Setup
+from latfix.profilers.evidence import Evidence
+from latfix.profilers.run_setup import Setup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from latfix.profilers.unit_costs import cpu_model
 from latfix.record import SCHEDULE
 from latfix.runners.accuracy import evaluate, save_outputs
 from latfix.runners.adapter import describe
-from latfix.runners.memory_history import begin_history, end_history
+from latfix.runners.allocation_history import begin_history, end_history
 from latfix.runners.model import pool_applies
 from latfix.runners.pace import measure_pace
 from latfix.runners.protocol import LineReader, LineWriter

@@ -19,30 +19,7 @@ if TYPE_CHECKING:
     from latfix.runners.arms import Arm
     from latfix.runners.bench import Bench
 
-#: Allocations and frees that are kept, the latest of them; each takes about a hundred bytes.
-MOST_ENTRIES = 400_000
 _SNAPSHOT = "memory-history.pickle"
-
-
-def begin_history(device: str) -> str:
-    """Start recording in this process; why that cannot be, in one clause, or empty."""
-    if not device.startswith("cuda"):
-        return "the model is not on a CUDA device"
-    import torch
-
-    torch.cuda.memory._record_memory_history("all", context=None, max_entries=MOST_ENTRIES)
-    return ""
-
-
-def end_history(file: Path) -> None:
-    """Write what was recorded, and stop recording.
-
-    :raises OSError: it cannot be written.
-    """
-    import torch
-
-    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
-    torch.cuda.memory._record_memory_history(None)
 
 
 def recorded_choice(bench: Bench, base: Arm) -> Choice:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
-from latfix.runners.adapter import USER_ERRORS, call_model, describe
+from latfix.runners.adapter import USER_ERRORS, describe
 from latfix.runners.cache import cache_folder, keep, model_digest, used
-from latfix.runners.structure import flatten, unflatten
+from latfix.runners.flat_model import FlatModel
+from latfix.runners.structure import flatten
 
 #: The file's name in its folder of the cache; large weights lie beside it.
 _FILE = "model.onnx"
@@ -39,19 +40,6 @@ class Exported:
     sizes: tuple[tuple[int | None, ...], ...]
     cached: bool
     seconds: float
-
-
-class _Flat(torch.nn.Module):
-    """A model that takes and returns tensors in a row, which is all that an ONNX graph knows."""
-
-    def __init__(self, model: torch.nn.Module, shape: Any) -> None:
-        super().__init__()
-        self.model = model
-        self._shape = shape
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The model's outputs, flattened."""
-        return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])
 
 
 def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fresh: bool = False) -> Exported:
@@ -120,7 +108,7 @@ def _write(model: torch.nn.Module, example: Any, sizes: Any, names: Sequence[str
     try:
         with _quiet(), torch.no_grad():
             program = torch.export.export(
-                _Flat(model, shape), tuple(tensors), dynamic_shapes={"tensors": varying}, strict=False
+                FlatModel(model, shape), tuple(tensors), dynamic_shapes={"tensors": varying}, strict=False
             )
             converted = torch.onnx.export(program, input_names=list(names), verbose=False)
             assert converted is not None, "the exporter returns a program where no file is named"

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
-from latfix.runners.adapter import USER_ERRORS, call_model, describe
-from latfix.runners.structure import flatten, unflatten
+from latfix.runners.adapter import USER_ERRORS, describe
+from latfix.runners.flat_model import FlatModel
+from latfix.runners.structure import flatten
 from latfix.runners.tensorrt.options import compile_options
 from latfix.runners.tensorrt.partition import Partition, engine_sizes, partition_of
 from latfix.runners.tensorrt.profile import ShapeProfile
@@ -41,19 +42,6 @@ class Program:
     run: Run
     partition: Partition
     kept: str = ""
-
-
-class _Flat(torch.nn.Module):
-    """A model that takes and returns tensors in a row."""
-
-    def __init__(self, model: torch.nn.Module, shape: Any) -> None:
-        super().__init__()
-        self.model = model
-        self._shape = shape
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The model's outputs, flattened."""
-        return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])
 
 
 def build(
@@ -112,7 +100,7 @@ def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> An
     try:
         with quiet(), torch.no_grad():
             return torch.export.export(
-                _Flat(model, shape), tuple(tensors), dynamic_shapes={"tensors": dynamic}, strict=False
+                FlatModel(model, shape), tuple(tensors), dynamic_shapes={"tensors": dynamic}, strict=False
             )
     except USER_ERRORS as error:
         if isinstance(error, KeyboardInterrupt):

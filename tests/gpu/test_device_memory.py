@@ -23,8 +23,9 @@ from latfix.profilers.device_blocks import free_blocks_reader
 from latfix.profilers.device_costs import CudaCalls, device_costs
 from latfix.profilers.device_counters import BatchCounters, cuda_counters
 from latfix.profilers.recorder import StageRecorder
+from latfix.runners.allocation_history import begin_history, end_history
 from latfix.runners.device_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
-from latfix.runners.memory_history import begin_history, choice_of, end_history
+from latfix.runners.memory_history import choice_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,3 +162,11 @@ def test_a_log_that_cannot_be_written(tmp_path: Path, write_workload: WriteWorkl
         pytest.raises(RunnerError, match="No such file or directory"),
     ):
         process.start()
+
+
+def test_what_a_runner_imports_has_no_part_in_deciding() -> None:
+    """It starts in half a second, and everything that it loads lies in the measured process's memory."""
+    look = "import sys, latfix.runners.child; print([name for name in sys.modules if name.startswith('latfix')])"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    for part in ("forecast", "attribution", "profilers.causes", "runners.fixes", "optimizer", "journal", "reports"):
+        assert part not in done.stdout, part

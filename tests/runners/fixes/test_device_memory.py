@@ -18,6 +18,7 @@ from latfix.profilers.fragmentation.generator import Traffic, generate
 from latfix.profilers.fragmentation.trace import AllocationTrace
 from latfix.profilers.recorder import StageRecorder
 from latfix.record import RunRecord
+from latfix.runners.allocation_history import begin_history
 from latfix.runners.device_allocator import (
     ALLOC_CONF,
     OLDER_CONF,
@@ -32,7 +33,7 @@ from latfix.runners.device_allocator import (
 )
 from latfix.runners.device_facts import calls, facts, room_bytes
 from latfix.runners.fixes import FIXES, Applied, Context, Verified
-from latfix.runners.memory_history import begin_history, choice_of
+from latfix.runners.memory_history import choice_of
 from latfix.settings import RunnerSettings
 
 _MIB = 1 << 20
