@@ -162,15 +162,10 @@ def make_record(folder: Path, requests: int, seed: int = 0) -> None:
 def _schedule(folder: Path, rows: npt.NDArray[np.void]) -> Any:
     import pyarrow.parquet as pq
 
-    count = len(rows)
-    traffic = Traffic(
-        arrival_ns=rows["arrival_ns"],
+    traffic = Traffic.plain(
+        rows["arrival_ns"],
         ids=[f"r{index}" for index in rows["index"].tolist()],
-        priority=np.ones(count, np.int8),
-        sessions=[None] * count,
-        deadline_ms=np.full(count, np.nan),
         features={"items": rows["input_length"]},
-        payloads=[None] * count,
     )
     path = folder / ".schedule.parquet"
     save_schedule(traffic, path)

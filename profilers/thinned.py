@@ -12,14 +12,12 @@ from latfix.profilers.compute_model import Ints
 from latfix.profilers.run_tally import rows_of
 from latfix.record import RunRecord
 from latfix.record_file import RecordSource
-from latfix.request import PRIORITIES
 from latfix.traffic.model import Traffic
 
 #: Requests that a report draws: more than it lays out anew to tell stories of.
 SHOWN = 60_000
 #: The slowest among them, so few that percentiles of what is shown stay those of the run.
 _SLOWEST = 50
-_NORMAL = PRIORITIES.index("normal")
 
 
 def thinned(source: RecordSource, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
@@ -73,11 +71,4 @@ def _nothing(names: tuple[str, ...]) -> Columns:
 
 def _traffic(requests: Columns, ids: list[str]) -> Traffic:
     arrival = requests["arrival_ns"][requests["index"] >= 0]
-    return Traffic(
-        arrival_ns=arrival,
-        ids=ids,
-        priority=np.full(len(ids), _NORMAL, np.int8),
-        sessions=[None] * len(ids),
-        deadline_ms=np.full(len(ids), np.nan),
-        payloads=[None] * len(ids),
-    )
+    return Traffic.plain(arrival, ids=ids)

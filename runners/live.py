@@ -344,14 +344,7 @@ class Runner:
 
 def no_traffic() -> Traffic:
     """Traffic of no requests, where there is nothing to look at."""
-    return Traffic(
-        arrival_ns=np.zeros(0, dtype=np.int64),
-        ids=[],
-        priority=np.zeros(0, dtype=np.int8),
-        sessions=[],
-        deadline_ms=np.zeros(0, dtype=np.float64),
-        payloads=[],
-    )
+    return Traffic.plain(np.zeros(0, dtype=np.int64))
 
 
 def _late(call: Call) -> RequestTimedOut:

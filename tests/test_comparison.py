@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,7 @@ def _record(
     rows["status"] = np.zeros(n, dtype=np.int64) if status is None else status
     warm = {name: np.concatenate([[0], column[keep]]) for name, column in rows.items()}
     warm["index"][0], warm["warmup"][0], warm["latency_ns"][0] = -1, 1, 10**12
-    traffic = Traffic(
-        arrival_ns=np.arange(n) * 20_000_000,
-        ids=[f"r{k}" for k in range(n)],
-        priority=np.ones(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, math.nan),
-        payloads=[None] * n,
-    )
+    traffic = Traffic.plain(np.arange(n) * 20_000_000)
     base = {"traffic_sha256": "same", "workload": "ranker", "scheduled": n, "objective": {"percentile": 99}}
     return RunRecord(
         folder=Path("run"),

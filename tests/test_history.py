@@ -319,14 +319,7 @@ def _record(folder: Path, **meta: Any) -> RunRecord:
     def none(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: np.zeros(0, dtype=np.int64) for name in names}
 
-    traffic = Traffic(
-        arrival_ns=np.zeros(0, dtype=np.int64),
-        ids=[],
-        priority=np.zeros(0, dtype=np.int8),
-        sessions=[],
-        deadline_ms=np.zeros(0),
-        payloads=[],
-    )
+    traffic = Traffic.plain(np.zeros(0, dtype=np.int64))
     return RunRecord(
         folder=folder,
         meta={"workload": "w", "started": "2026-01-01", "traffic_sha256": "t", "device": "cpu", **meta},

@@ -24,14 +24,7 @@ def _record(scale: float, *, seed: int = 0, digest: str = "t", n: int = N, faile
     noise = np.random.default_rng(seed + 1).normal(1, 0.02, n)
     rows["latency_ns"] = (np.random.default_rng(0).lognormal(0, 0.8, N)[:n] * noise * scale * 5e6).astype(np.int64)
     rows["status"][:failed] = 1
-    traffic = Traffic(
-        arrival_ns=rows["arrival_ns"],
-        ids=[str(k) for k in range(n)],
-        priority=np.ones(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, math.nan),
-        payloads=[None] * n,
-    )
+    traffic = Traffic.plain(rows["arrival_ns"])
     return RunRecord(
         folder=Path("run"),
         meta={"traffic_sha256": digest, "workload": "w"},

@@ -24,15 +24,7 @@ N = 12
 
 
 def _traffic(**features: Any) -> Traffic:
-    return Traffic(
-        arrival_ns=np.arange(N, dtype=np.int64) * 1000,
-        ids=[f"r{k}" for k in range(N)],
-        priority=np.ones(N, dtype=np.int8),
-        sessions=[None] * N,
-        deadline_ms=np.full(N, math.nan),
-        features=features,
-        payloads=[None] * N,
-    )
+    return Traffic.plain(np.arange(N, dtype=np.int64) * 1000, features=features)
 
 
 def _rows(order: list[int]) -> Any:

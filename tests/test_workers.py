@@ -49,14 +49,7 @@ def make() -> Make:
             batches=table,
             events=nothing,
             samples=nothing,
-            traffic=Traffic(
-                arrival_ns=np.zeros(n, np.int64),
-                ids=[str(k) for k in range(n)],
-                priority=np.zeros(n, np.int8),
-                sessions=[None] * n,
-                deadline_ms=np.full(n, np.nan),
-                payloads=[None] * n,
-            ),
+            traffic=Traffic.plain(np.zeros(n, np.int64)),
         )
 
     return record

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.request import PRIORITIES, FeatureValue, Request
+from latfix.traffic.fields import NORMAL, fill_ids
 
 #: A recorded first arrival later than this many seconds is replayed at once; the schedule's times stay.
 LONGEST_LEAD_S = 1.0
@@ -37,6 +38,30 @@ class Traffic:
     features: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     payloads: list[Any]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def plain(
+        cls,
+        arrival_ns: npt.NDArray[np.int64],
+        *,
+        ids: list[str] | None = None,
+        priority: npt.NDArray[np.int8] | None = None,
+        features: Mapping[str, npt.NDArray[Any]] | None = None,
+        payloads: list[Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Traffic:
+        """Requests without sessions and deadlines; by default of normal priority, without payloads, with made ids."""
+        n = len(arrival_ns)
+        return cls(
+            arrival_ns=arrival_ns,
+            ids=fill_ids([None] * n) if ids is None else ids,
+            priority=np.full(n, NORMAL, dtype=np.int8) if priority is None else priority,
+            sessions=[None] * n,
+            deadline_ms=np.full(n, np.nan),
+            features={} if features is None else features,
+            payloads=[None] * n if payloads is None else payloads,
+            metadata={} if metadata is None else metadata,
+        )
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

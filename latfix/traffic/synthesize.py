@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
-from latfix.traffic.fields import NORMAL, REQUEST_FIELDS, fill_ids
+from latfix.traffic.fields import REQUEST_FIELDS
 from latfix.traffic.model import Traffic
 from latfix.traffic.values import MAX_SECONDS, NS_PER_S, shown
 
@@ -176,14 +176,9 @@ def synthesize(synthesis: Synthesis, features: Sequence[FeatureSpec] = ()) -> Tr
             f"--duration: found no arrival in {synthesis.duration_s:g} s at {synthesis.rate:g} requests a second; "
             "expected a duration or rate that gives at least one; try a larger one or another seed"
         )
-    return Traffic(
-        arrival_ns=np.rint(seconds * NS_PER_S).astype(np.int64),
-        ids=fill_ids([None] * count),
-        priority=np.full(count, NORMAL, dtype=np.int8),
-        sessions=[None] * count,
-        deadline_ms=np.full(count, np.nan),
+    return Traffic.plain(
+        np.rint(seconds * NS_PER_S).astype(np.int64),
         features={feature.name: feature.draw(count, feature_random) for feature in features},
-        payloads=[None] * count,
         metadata={
             "format": "synthetic",
             "synthesis": synthesis.parameters(),

@@ -29,16 +29,7 @@ def make_traffic(n: int = 400, rate: float = 50.0, *, seed: int = 0, bursts: flo
         gaps = gaps / np.where(when % 4 < 1, bursts, calm)
     arrival = np.cumsum(gaps)
     arrival_ns = np.rint((arrival - arrival[0]) * 1e9).astype(np.int64)
-    return Traffic(
-        arrival_ns=arrival_ns,
-        ids=[str(k) for k in range(n)],
-        priority=np.ones(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"value": np.arange(n)},
-        payloads=[None] * n,
-        metadata={"source": "simulated"},
-    )
+    return Traffic.plain(arrival_ns, features={"value": np.arange(n)}, metadata={"source": "simulated"})
 
 
 def simulate(

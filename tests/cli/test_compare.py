@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -28,14 +27,7 @@ def _run(folder: Path, seed: int, scale: float = 1.0, *, complete: bool = True, 
     """A run's folder as the runner leaves it: finished, or killed after a torn last row."""
     segments = folder / "segments"
     segments.mkdir(parents=True)
-    traffic = Traffic(
-        arrival_ns=np.arange(N) * 20_000_000,
-        ids=[f"r{k}" for k in range(N)],
-        priority=np.ones(N, dtype=np.int8),
-        sessions=[None] * N,
-        deadline_ms=np.full(N, math.nan),
-        payloads=[None] * N,
-    )
+    traffic = Traffic.plain(np.arange(N) * 20_000_000)
     save_schedule(traffic, folder / "traffic.parquet")
     document = {
         "schema": "latfix.run/1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,10 @@ def _write(folder: Path, *, finished: bool = True, lost: int = 0) -> Path:
     (folder / "segments").mkdir(parents=True)
     ids = [f"r{k:03d}" for k in range(N)]
     ids[40] = HOSTILE
-    traffic = Traffic(
-        arrival_ns=np.arange(N, dtype=np.int64) * 10 * MS,
+    traffic = Traffic.plain(
+        np.arange(N, dtype=np.int64) * 10 * MS,
         ids=ids,
-        priority=np.ones(N, dtype=np.int8),
-        sessions=[None] * N,
-        deadline_ms=np.full(N, math.nan),
         features={"name": np.array([HOSTILE] * N, dtype=object), "tokens": np.arange(N)},
-        payloads=[None] * N,
     )
     save_schedule(traffic, folder / "traffic.parquet")
     meta: dict[str, Any] = {"schema": "latfix.run/1", "state": "complete" if finished else "running", "workload": "w"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,14 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("latfix.record_file.LARGE", 100)
     folder = tmp_path / "run"
     (folder / "segments").mkdir(parents=True)
-    traffic = Traffic(
-        arrival_ns=np.arange(N, dtype=np.int64) * 10 * MS,
-        ids=[f"r{k:03d}" for k in range(N)],
-        priority=np.ones(N, dtype=np.int8),
-        sessions=[None] * N,
-        deadline_ms=np.full(N, math.nan),
-        payloads=[None] * N,
-    )
+    traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, ids=[f"r{k:03d}" for k in range(N)])
     save_schedule(traffic, folder / "traffic.parquet")
     meta = {"schema": "latfix.run/1", "state": "complete", "workload": "w", "scheduled": N, "torch_threads": 1}
     (folder / "run.json").write_text(json.dumps({**meta, "threads": {"worker": [7], "prepare": [8]}}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,14 +53,7 @@ def _batches(rows: Any) -> Any:
 def _write(folder: Path, *, finished: bool) -> Path:
     segments = folder / "segments"
     segments.mkdir(parents=True)
-    traffic = Traffic(
-        arrival_ns=np.arange(N, dtype=np.int64) * 10_000_000,
-        ids=[f"r{k}" for k in range(N)],
-        priority=np.ones(N, dtype=np.int8),
-        sessions=[None] * N,
-        deadline_ms=np.full(N, math.nan),
-        payloads=[None] * N,
-    )
+    traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10_000_000)
     save_schedule(traffic, folder / "traffic.parquet")
     meta = {"schema": "latfix.run/1", "state": "complete" if finished else "running", "workload": "w", "scheduled": N}
     (folder / "run.json").write_text(json.dumps({**meta, "device": "cpu", "settings": {}, "objective": {}}))

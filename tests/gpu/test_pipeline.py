@@ -57,14 +57,7 @@ class _Net(torch.nn.Module):
 
 
 def _traffic(count: int) -> Traffic:
-    return Traffic(
-        arrival_ns=np.arange(count) * 1_000_000,
-        ids=[str(k) for k in range(count)],
-        priority=np.ones(count, dtype=np.int8),
-        sessions=[None] * count,
-        deadline_ms=np.full(count, np.nan),
-        payloads=[None] * count,
-    )
+    return Traffic.plain(np.arange(count) * 1_000_000, ids=[str(k) for k in range(count)])
 
 
 def _instance(device: str, settings: RunnerSettings, **options: Any) -> ModelInstance:

@@ -52,14 +52,8 @@ class Encoder(Workload):
 
 
 def traffic(n: int = 24) -> Traffic:
-    return Traffic(
-        arrival_ns=np.arange(n) * 1_000_000,
-        ids=[str(k) for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"length": 4 + np.arange(n) * 3},
-        payloads=[None] * n,
+    return Traffic.plain(
+        np.arange(n) * 1_000_000, ids=[str(k) for k in range(n)], features={"length": 4 + np.arange(n) * 3}
     )
 
 

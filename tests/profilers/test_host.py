@@ -101,12 +101,15 @@ def test_snapshots_never_fall_and_are_counted(counters: ThreadCounters) -> None:
 
 
 def test_waking_up_is_charged_with_what_was_waited_since_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays = iter([100, 400, 450, 1_450])
-    monkeypatch.setattr("latfix.profilers.host._KernelFile.read", lambda _: b"7 %d 9\n" % next(delays))
+    delay = 100  # until it is changed, however often a snapshot that is interrupted reads it again
+    monkeypatch.setattr("latfix.profilers.host._KernelFile.read", lambda _: b"7 %d 9\n" % delay)
     counters = ThreadCounters()
+    delay = 400
     before, waited = counters.wake()
     assert (before[RUNQ], waited) == (400, 300)
+    delay = 450
     assert counters.snapshot()[RUNQ] == 450
+    delay = 1_450
     assert counters.wake()[1] == 1_000, "since the end of the last unit"
     assert counters.reads == 3
     counters.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,14 +94,11 @@ class Line:
             batches=columns[1],
             events=events,
             samples={"t_ns": np.zeros(0, np.int64), "series": np.zeros(0, object), "value": np.zeros(0)},
-            traffic=Traffic(
-                arrival_ns=np.maximum(rows["arrival_ns"][self.warmup :], 0),
+            traffic=Traffic.plain(
+                np.maximum(rows["arrival_ns"][self.warmup :], 0),
                 ids=list(self.ids or [f"r{k}" for k in range(scheduled)]),
                 priority=np.array(priority, np.int8),
-                sessions=[None] * scheduled,
-                deadline_ms=np.full(scheduled, math.nan),
                 features=self.features,
-                payloads=[None] * scheduled,
             ),
             errors={k: "it broke" for k, status in self.status.items() if status is Status.ERROR},
         )

@@ -56,14 +56,8 @@ def make_record(
     rows["status"] = np.where(failed, rng.integers(1, 4, size=total), 0).astype(np.int64)
     rows["batch_id"] = np.arange(total)
     errors = {int(k): f"{text}: tensor sizes differ" for k in rows["index"][failed & (rows["warmup"] == 0)]}
-    traffic = Traffic(
-        arrival_ns=arrivals,
-        ids=[f"{text}-{k}" for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"tokens": rng.integers(8, 512, size=n)},
-        payloads=[None] * n,
+    traffic = Traffic.plain(
+        arrivals, ids=[f"{text}-{k}" for k in range(n)], features={"tokens": rng.integers(8, 512, size=n)}
     )
     meta: dict[str, Any] = {
         "schema": RUN_SCHEMA,

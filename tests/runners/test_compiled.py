@@ -58,15 +58,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
 def traffic(values: list[int]) -> Traffic:
     n = len(values)
-    return Traffic(
-        arrival_ns=np.arange(n) * 1_000_000,
-        ids=[str(k) for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"value": np.array(values)},
-        payloads=[None] * n,
-    )
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.array(values)})
 
 
 WARM = [2, 3, 5, 9]

@@ -39,15 +39,7 @@ class Small(Workload):
 def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     n = 40
-    traffic = Traffic(
-        arrival_ns=np.arange(n) * 1_000_000,
-        ids=[str(k) for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"value": np.arange(n)},
-        payloads=[None] * n,
-    )
+    traffic = Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
     save_schedule(traffic, tmp_path / SCHEDULE)
     plain = RunnerSettings(device="cpu", intra_op_threads=1)
     reference = str(tmp_path / "original.npz")

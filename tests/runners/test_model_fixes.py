@@ -63,15 +63,7 @@ def machine_that_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(**meta: Any) -> RunRecord:
-    empty = Traffic(
-        arrival_ns=np.zeros(0, dtype=np.int64),
-        ids=[],
-        priority=np.zeros(0, dtype=np.int8),
-        sessions=[],
-        deadline_ms=np.zeros(0),
-        features={},
-        payloads=[],
-    )
+    empty = Traffic.plain(np.zeros(0, dtype=np.int64))
     known = {"device": "cpu", "settings": BEFORE.as_dict()}
     return RunRecord(
         folder=Path("run"), meta={**known, **meta}, requests={}, batches={}, events={}, samples={}, traffic=empty

@@ -58,15 +58,7 @@ class Holder(Sleeper):
 
 def schedule(values: Sequence[float]) -> Traffic:
     n = len(values)
-    return Traffic(
-        arrival_ns=np.arange(n) * 10 * MS,
-        ids=[f"r{k}" for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"ms": np.asarray(values, dtype=np.float64)},
-        payloads=[None] * n,
-    )
+    return Traffic.plain(np.arange(n) * 10 * MS, features={"ms": np.asarray(values, dtype=np.float64)})
 
 
 def record(sizes: Sequence[int], compute_ms: Sequence[float], spacing_ms: float = 100.0) -> RunRecord:

@@ -29,14 +29,7 @@ REPLAY_S = 10.0
 
 
 def _traffic() -> Traffic:
-    return Traffic(
-        arrival_ns=np.arange(N) * 20_000_000,
-        ids=[f"r{k}" for k in range(N)],
-        priority=np.zeros(N, dtype=np.int8),
-        sessions=[None] * N,
-        deadline_ms=np.full(N, np.nan),
-        payloads=[None] * N,
-    )
+    return Traffic.plain(np.arange(N) * 20_000_000)
 
 
 def _record(folder: Path, latency_ms: Any, dispatch_ms: float) -> RunRecord:

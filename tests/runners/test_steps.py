@@ -137,14 +137,7 @@ def _record(latency_ms: Any, digest: str) -> RunRecord:
     rows["index"], rows["arrival_ns"] = np.arange(n), np.arange(n) * 20_000_000
     rows["latency_ns"] = (np.asarray(latency_ms) * 1e6).astype(np.int64)
     rows["status"] = np.full(n, Status.OK)
-    traffic = Traffic(
-        arrival_ns=rows["arrival_ns"].copy(),
-        ids=[f"{digest}{k}" for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        payloads=[None] * n,
-    )
+    traffic = Traffic.plain(rows["arrival_ns"].copy(), ids=[f"{digest}{k}" for k in range(n)])
     return RunRecord(
         folder=Path("run"),
         meta={"traffic_sha256": digest, "scheduled": n},

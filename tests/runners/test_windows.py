@@ -23,14 +23,10 @@ SECOND = 10**9
 
 def traffic_at(seconds: list[float], first_id: int = 0) -> Traffic:
     n = len(seconds)
-    return Traffic(
-        arrival_ns=(np.array(seconds) * SECOND).round().astype(np.int64),
+    return Traffic.plain(
+        (np.array(seconds) * SECOND).round().astype(np.int64),
         ids=[f"r{first_id + k}" for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
         features={"length": np.arange(n) + first_id},
-        payloads=[None] * n,
     )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from latfix.errors import InputError
-from latfix.traffic.fields import NORMAL, feature_array, fill_ids
+from latfix.traffic.fields import feature_array
 from latfix.traffic.formats import read_traffic
 from latfix.traffic.model import Traffic
 from latfix.traffic.shape import describe, nice_step, seconds_text
@@ -25,15 +25,7 @@ SEEDS = range(6)
 
 def traffic_of(gaps_s: npt.ArrayLike) -> Traffic:
     arrival = np.concatenate([[0.0], np.cumsum(gaps_s)])
-    n = len(arrival)
-    return Traffic(
-        arrival_ns=np.rint(arrival * 1e9).astype(np.int64),
-        ids=fill_ids([None] * n),
-        priority=np.full(n, NORMAL, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        payloads=[None] * n,
-    )
+    return Traffic.plain(np.rint(arrival * 1e9).astype(np.int64))
 
 
 def poisson(rate: float, duration: float) -> Callable[[int], Traffic]:
@@ -199,14 +191,7 @@ def test_a_feature_that_is_absent_everywhere_has_no_numbers() -> None:
 
 
 def test_no_requests_are_an_input_error() -> None:
-    empty = Traffic(
-        arrival_ns=np.array([], dtype=np.int64),
-        ids=[],
-        priority=np.array([], dtype=np.int8),
-        sessions=[],
-        deadline_ms=np.array([]),
-        payloads=[],
-    )
+    empty = Traffic.plain(np.array([], dtype=np.int64))
     with pytest.raises(InputError, match="no requests"):
         describe(empty)
 

@@ -106,14 +106,11 @@ def test_a_schedule_loads_as_it_was_saved(tmp_path: Path, traffic: Traffic) -> N
 
 
 def small() -> Traffic:
-    return Traffic(
-        arrival_ns=np.array([1, 2], dtype=np.int64),
+    return Traffic.plain(
+        np.array([1, 2], dtype=np.int64),
         ids=["a", "b"],
         priority=np.array([1, 1], dtype=np.int8),
-        sessions=[None, None],
-        deadline_ms=np.full(2, np.nan),
         features={"lang": text_column(["", "de"])},
-        payloads=[None, None],
         metadata={"citation": "Someone, 2024"},
     )
 

@@ -226,14 +226,7 @@ class _Run:
             batches=_columns(batches),
             events=self.event_columns(),
             samples={"t_ns": np.zeros(0, np.int64), "series": np.zeros(0, object), "value": np.zeros(0)},
-            traffic=Traffic(
-                arrival_ns=self.arrival,
-                ids=[f"r{k}" for k in range(plan.n)],
-                priority=self.priority,
-                sessions=[None] * plan.n,
-                deadline_ms=np.full(plan.n, np.nan),
-                payloads=[None] * plan.n,
-            ),
+            traffic=Traffic.plain(self.arrival, priority=self.priority),
         )
 
     def event_columns(self) -> Columns:

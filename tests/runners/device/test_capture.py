@@ -97,14 +97,7 @@ class Adapter(Workload):
 
 def _traffic(lengths: list[int]) -> Traffic:
     n = len(lengths)
-    return Traffic(
-        arrival_ns=np.arange(n) * 1_000_000,
-        ids=[str(k) for k in range(n)],
-        priority=np.ones(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        payloads=list(lengths),
-    )
+    return Traffic.plain(np.arange(n) * 1_000_000, ids=[str(k) for k in range(n)], payloads=list(lengths))
 
 
 def _models(settings: RunnerSettings) -> LoadedModels:

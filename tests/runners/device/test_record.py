@@ -25,15 +25,7 @@ def _record(served: Served, **meta: Any) -> RunRecord:
     """The run as it would be read from its folder."""
     rows = {name: np.ascontiguousarray(served.rows[name]) for name in served.rows.dtype.names or ()}
     batches = {name: np.ascontiguousarray(served.batches[name]) for name in served.batches.dtype.names or ()}
-    count = len(rows["index"])
-    traffic = Traffic(
-        arrival_ns=rows["arrival_ns"].copy(),
-        ids=[str(k) for k in range(count)],
-        priority=np.ones(count, dtype=np.int8),
-        sessions=[None] * count,
-        deadline_ms=np.full(count, np.nan),
-        payloads=[None] * count,
-    )
+    traffic = Traffic.plain(rows["arrival_ns"].copy())
     return RunRecord(
         folder=Path("run"),
         meta={"device": "cuda:0", "settings": served.engine.settings.as_dict(), "torch_threads": 1, **meta},

@@ -46,15 +46,7 @@ def _record(
     table["open_ns"] = table["close_ns"] = table["h2d_end_ns"] = end - compute
     table["compute_end_ns"] = table["finish_end_ns"] = end
     table["compute_minflt"] = np.full(n, faults)
-    traffic = Traffic(
-        arrival_ns=rows["arrival_ns"].copy(),
-        ids=[str(k) for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={},
-        payloads=[None] * n,
-    )
+    traffic = Traffic.plain(rows["arrival_ns"].copy())
     known = {"device": "cpu", "settings": {**RunnerSettings().as_dict(), **(settings or {})}, "torch_threads": 2}
     return RunRecord(
         folder=Path("run"),

@@ -119,12 +119,8 @@ def traffic_of() -> Callable[..., Traffic]:
 
     def make(payloads: Sequence[Any] | None = None, **features: Sequence[Any]) -> Traffic:
         n = len(next(iter(features.values()), payloads or [None]))
-        return Traffic(
-            arrival_ns=np.arange(n) * 1_000_000,
-            ids=[f"r{k}" for k in range(n)],
-            priority=np.zeros(n, dtype=np.int8),
-            sessions=[None] * n,
-            deadline_ms=np.full(n, np.nan),
+        return Traffic.plain(
+            np.arange(n) * 1_000_000,
             features={name: _column(values) for name, values in features.items()},
             payloads=list(payloads) if payloads is not None else [None] * n,
         )

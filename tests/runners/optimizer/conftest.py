@@ -213,15 +213,7 @@ def simulated(
 
 def traffic_of(seconds: float = 60.0, rate: float = 20.0) -> Traffic:
     n = int(seconds * rate)
-    return Traffic(
-        arrival_ns=(np.arange(n) / rate * 1e9).astype(np.int64),
-        ids=[f"r{k}" for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"number": np.arange(n)},
-        payloads=[None] * n,
-    )
+    return Traffic.plain((np.arange(n) / rate * 1e9).astype(np.int64), features={"number": np.arange(n)})
 
 
 def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str = "", **more: Any) -> Fix:

@@ -48,7 +48,7 @@ def test_compute_is_measured_before_it_is_foretold(search: Any, world: Any) -> N
     world.paces = {"FAST": 0.6}
     outcome = search(world.fix("FAST", 0.6, compute=0.2))
     step = world.step(outcome, "FAST")
-    assert step.prediction.compute == (0.0, pytest.approx(0.6))
+    assert step.prediction.compute == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.6))
     assert step.prediction.ratio["p99"] == pytest.approx(0.6)
 
 

@@ -262,7 +262,6 @@ def _record(rows: Any, batches: Any, served: Service) -> RunRecord:
 
     lines = [json.loads(line) for line in served.events.drain(0).splitlines()]
     events = {name: np.array([line[k] for line in lines], dtype=object) for k, name in enumerate(EVENT_FIELDS)}
-    n = len(rows)
     return RunRecord(
         folder=Path("run"),
         meta={"settings": served.settings.as_dict()},
@@ -270,14 +269,7 @@ def _record(rows: Any, batches: Any, served: Service) -> RunRecord:
         batches={name: batches[name] for name in batches.dtype.names},
         events=events,
         samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=Traffic(
-            arrival_ns=np.sort(rows["arrival_ns"]),
-            ids=[str(k) for k in range(n)],
-            priority=np.ones(n, dtype=np.int8),
-            sessions=[None] * n,
-            deadline_ms=np.full(n, np.nan),
-            payloads=[None] * n,
-        ),
+        traffic=Traffic.plain(np.sort(rows["arrival_ns"])),
     )
 
 

@@ -99,14 +99,7 @@ def _simulate(
         stamps |= {"h2d_end_ns": close, "compute_end_ns": computed, "d2h_end_ns": computed, "finish_end_ns": end}
         for name, value in stamps.items():
             table[name][number] = value
-    traffic = Traffic(
-        arrival_ns=rows["arrival_ns"],
-        ids=[f"r{k:06d}" for k in range(n)],
-        priority=np.ones(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        payloads=[None] * n,
-    )
+    traffic = Traffic.plain(rows["arrival_ns"], ids=[f"r{k:06d}" for k in range(n)])
     record = RunRecord(
         folder=Path("simulated"),
         meta={"t0_ns": T0, "state": "complete", "settings": {}},

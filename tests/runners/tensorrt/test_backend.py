@@ -49,15 +49,7 @@ class Padded(Workload):
 
 
 def traffic(n: int = 12) -> Traffic:
-    return Traffic(
-        arrival_ns=np.arange(n) * 1_000_000,
-        ids=[str(k) for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"value": np.arange(n)},
-        payloads=[None] * n,
-    )
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
 
 
 @pytest.fixture(autouse=True)

@@ -24,15 +24,7 @@ WriteEngine = Callable[..., Path]
 
 def traffic(*lengths: int) -> Traffic:
     n = len(lengths)
-    return Traffic(
-        arrival_ns=np.arange(n) * 1_000_000,
-        ids=[str(k) for k in range(n)],
-        priority=np.zeros(n, dtype=np.int8),
-        sessions=[None] * n,
-        deadline_ms=np.full(n, np.nan),
-        features={"length": np.array(lengths)},
-        payloads=[None] * n,
-    )
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"length": np.array(lengths)})
 
 
 def service_of(file: Path, **values: Any) -> Service:
