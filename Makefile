@@ -20,7 +20,8 @@ demo: setup
 	$(BIN)/latfix optimize recommender --duration 30 --budget 330s
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 lint: setup
 	$(BIN)/ruff check .

@@ -20,6 +20,9 @@ from latfix.profilers.fragmentation.policy import OutOfMemory
 WriteWorkload = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]
 
+#: Folders of tests that measure no time, besides what lies at the top: they may share the machine with each other.
+_BESIDE_OTHERS = ("cli", "reports", "traffic", "profilers/attribution", "runners/optimizer", "runners/fixes")
+
 PLAIN_ADAPTER = """
 import torch
 from latfix import Request, Workload
@@ -31,6 +34,15 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.full((2,), float(request.features.get("value", 0)))
 """
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark what must have the machine to itself: every test but those that are known to measure no time."""
+    here = Path(__file__).parent
+    beside = {here, *(here / name for name in _BESIDE_OTHERS)}
+    for item in items:
+        if item.path.parent not in beside:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")
