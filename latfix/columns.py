@@ -104,7 +104,9 @@ BATCH_DTYPE = np.dtype(
         ("issue_ns", "<i8"),  # the host's call of the model, which puts the work into the stream
         ("lead_ns", "<i8"),  # from that call's return to the end of compute: how far the host was ahead; signed
         ("clock_slack_ns", "<i8"),  # how far off the stamps of the device may be on the host's clock
-        ("ahead_ns", "<i8"),  # how long before its turn it was closed and put into the stream, beside the one before
+        ("ahead_ns", "<i8"),  # how long before its turn all of it was there and enqueued, beside the one before
+        ("copy_in_issue_ns", "<i8"),  # the host's time to ask for its copies in, first to last
+        ("copy_out_issue_ns", "<i8"),  # and out
         ("graph", "<i8"),  # 1: it ran as a captured graph; -1: graphs were captured and none fitted
         # On CUDA, read after its last member's finish; changes since the reading before, of whichever worker's batch:
         ("device_read", "<i8"),  # 1: read; 0: not read, and the columns below are zero

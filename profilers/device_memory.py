@@ -22,7 +22,7 @@ from latfix.figures import milliseconds
 from latfix.profilers.cause import Left, Parts
 from latfix.profilers.compute_model import Bools, Floats, Ints
 from latfix.profilers.evidence import Evidence
-from latfix.profilers.gpu_samples import device_numbers, series_of
+from latfix.profilers.gpu_samples import series_of
 
 Kind = Literal["fragmented", "other"]
 #: Of what is reserved, free in segments that something else lies in: from here on memory lies in pieces.
@@ -127,7 +127,7 @@ def _by_batch(evidence: Evidence, read: Bools) -> Stretches:
         given=column["device_given_bytes"].astype(np.float64),
         pieces=pieces.astype(np.float64),
         in_pieces=np.asarray(pieces >= _IN_PIECES * np.maximum(reserved, 1)),
-        number=device_numbers(evidence.setup, evidence.batches["worker"][rows]),
+        number=evidence.setup.device_numbers(evidence.batches["worker"][rows]),
         by_batch=True,
     )
 
@@ -146,7 +146,7 @@ _COLUMNS = (
 
 def _by_sample(evidence: Evidence) -> Stretches:
     """By the samples of every device; see :func:`latfix.profilers.gpu_samples.series_of`."""
-    numbers = np.unique(device_numbers(evidence.setup, evidence.batches["worker"])).tolist()
+    numbers = np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist()
     found = [_of_device(evidence, number) for number in numbers or [-1]]
     if len(found) == 1:
         return found[0]
@@ -247,7 +247,7 @@ def _owed(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
     first, last = evidence.units["h2d"].start, evidence.batches["finish_end_ns"]
     calls = stretches.calls(kind)
     price = None if prices is None else prices.of(stretches)
-    numbers = device_numbers(evidence.setup, evidence.batches["worker"])
+    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
     for k in np.flatnonzero(calls):
         here = (numbers == stretches.number[k]) & (excess > owed)
         inside = np.flatnonzero(here & (last > stretches.begin[k]) & (first <= stretches.end[k]))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from latfix.profilers.intervals import Intervals
+
 if TYPE_CHECKING:
     from latfix.profilers.evidence import Evidence
 
@@ -79,13 +81,28 @@ def idle_ns(evidence: Evidence) -> Ints | None:
         return None
     took, lead = batches["device_ns"].astype(np.float64), batches["lead_ns"].astype(np.float64)
     busy = profile.busy_ns(batches["padded_elements"])
-    waited = np.maximum(took - busy, 0.0)
+    # Beside another worker's batch the same work takes longer: that is not waiting for the host.
+    waited = np.maximum(took - busy - _beside_ns(evidence), 0.0)
     # While the host issued: what of the work was not left for after it has been done in that time.
     issuing = np.maximum(took - lead, 0.0)
     most = np.maximum(issuing - np.maximum(busy - np.maximum(lead, 0.0), 0.0), 0.0)
     # A captured graph is issued at once.
     found = np.where((took > 0) & (batches["graph"] <= 0), np.minimum(waited, most), 0.0)
     return np.asarray(np.rint(found), dtype=np.int64)
+
+
+def _beside_ns(evidence: Evidence) -> Ints:
+    """``(m,)`` for how long of each batch's compute another worker's ran on the same device."""
+    batches = evidence.batches
+    begin, end, worker = (batches[name] for name in ("h2d_end_ns", "compute_end_ns", "worker"))
+    device = evidence.setup.device_numbers(worker)
+    beside = np.zeros(len(begin), np.int64)
+    for one in np.unique(worker):
+        own = worker == one
+        others = (device == device[own][0]) & ~own
+        busy = Intervals.merged(begin[others], (end - begin)[others])
+        beside[own] = busy.covered(begin[own], end[own])
+    return beside
 
 
 def unusual_idle_ns(evidence: Evidence) -> Ints | None:
@@ -118,6 +135,19 @@ def needed_ns(evidence: Evidence, direction: Direction) -> Ints:
     else:
         needed = _usual(evidence, direction, size)
     return np.asarray(np.minimum(np.rint(needed), copy_ns(evidence, direction)), dtype=np.int64)
+
+
+def asking_ns(evidence: Evidence, direction: Direction) -> Ints:
+    """``(m,)`` what of each batch's copy the device may have waited for the host to ask for its next piece.
+
+    Beyond what the bytes need. From pageable memory the host takes part in the copy: none of that is waiting.
+    """
+    batches = evidence.batches
+    asking = batches[f"copy_{direction}_issue_ns"]
+    if direction == "out":  # while the device still computed, the host was ahead
+        asking = asking - np.maximum(batches["lead_ns"], 0)
+    beyond = np.maximum(np.where(batches["pageable_bytes"] > 0, 0, asking) - needed_ns(evidence, direction), 0)
+    return np.asarray(beyond, dtype=np.int64)
 
 
 def _usual(evidence: Evidence, direction: Direction, size: Ints) -> Floats:

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.profilers.evidence import Evidence
-from latfix.profilers.run_setup import Setup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,19 +22,6 @@ def series_of(series: str, number: int) -> str:
     return series if number < 0 else f"{kind}.{number}.{name}"
 
 
-def device_numbers(setup: Setup, worker: Ints) -> Ints:
-    """``(m,)`` by batch, the number of its worker's device; -1 for that of the first worker, or where none is told.
-
-    :param worker: the batches' column.
-    """
-    devices = setup.worker_devices
-    if not devices:
-        return np.full(len(worker), -1, np.int64)
-    numbers = [-1 if device == devices[0] else _number(device) for device in devices]
-    of_worker = np.clip(worker // setup.places, 0, len(devices) - 1)
-    return np.asarray(np.array(numbers, np.int64)[of_worker], dtype=np.int64)
-
-
 def at_batches(evidence: Evidence, series: str) -> Floats | None:
     """A sampled series of its device at the middle of each batch's compute, ``(m,)``; NaN where no reading is near.
 
@@ -44,7 +30,7 @@ def at_batches(evidence: Evidence, series: str) -> Floats | None:
     """
     if not evidence.setup.on_device:
         return None
-    numbers = device_numbers(evidence.setup, evidence.batches["worker"])
+    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
     found, read = np.full(len(numbers), np.nan), False
     unit = evidence.units["compute"]
     middle = (unit.start + unit.end) // 2
@@ -64,7 +50,3 @@ def _between(times: Ints, values: Floats, middle: Ints) -> Floats:
     before = np.maximum(after - 1, 0)
     near = np.minimum(np.abs(times[after] - middle), np.abs(times[before] - middle)) <= _FARTHEST_NS
     return np.where(near, np.interp(middle.astype(np.float64), times.astype(np.float64), values), np.nan)
-
-
-def _number(device: str) -> int:
-    return int(device.partition(":")[2] or 0)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from latfix.columns import Columns
 from latfix.profilers.device_work import DeviceProfile
 
+Ints = npt.NDArray[np.int64]
 DEFAULT_MINOR_FAULT_NS = 500.0
 #: Milliseconds that a step of a model takes at most.
 _LONGEST_STEP_MS = 60_000.0
@@ -65,7 +67,7 @@ class Setup:
         fault = float(calibration.get("minor_fault_ns", 0.0))
         window, most = _window_ms(settings)
         continuous = settings.get("batching") == "continuous"
-        overlapped = bool((batches["ahead_ns"] > 0).any())
+        overlapped = bool(settings.get("overlap")) and str(meta.get("device", "cpu")) != "cpu"
         return cls(
             # Batched continuously, every place of a worker is a server of its own that takes one at a time.
             max_batch=1 if continuous else max(int(settings.get("max_batch_size", largest)), largest, 1),
@@ -93,6 +95,24 @@ class Setup:
             worker_devices=tuple(str(device) for device in meta.get("worker_devices") or ()),
             places=max(int(settings.get("max_batch_size", 1)), 1) if continuous else 1,
         )
+
+    def device_numbers(self, worker: Ints) -> Ints:
+        """``(m,)`` by batch, the number of its worker's device; -1 for the first worker's, or where none is told.
+
+        :param worker: the batches' column.
+        """
+        devices = self.worker_devices
+        if not devices:
+            return np.full(len(worker), -1, np.int64)
+        numbers = [-1 if device == devices[0] else _number(device) for device in devices]
+        of_worker = np.clip(worker // self.places, 0, len(devices) - 1)
+        return np.asarray(np.array(numbers, np.int64)[of_worker], dtype=np.int64)
+
+
+def _number(device: str) -> int:
+    """The number of a torch device string."""
+    tail = device.rpartition(":")[2]
+    return int(tail) if tail.isdigit() else 0
 
 
 def _copy_costs(calibration: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

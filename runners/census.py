@@ -67,7 +67,7 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
         working = [module for module in instance.model.modules() if does_work(module)]
         handles = [module.register_forward_hook(note, prepend=True) for module in working]
     try:
-        with instance.guard():
+        with instance.guard(), instance.working():
             inputs = instance.on_device(batch)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
                 call_model(instance.model, inputs)

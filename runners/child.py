@@ -27,9 +27,10 @@ from latfix.runners.allocation_history import begin_history, end_history
 from latfix.runners.model import pool_applies
 from latfix.runners.pace import measure_pace
 from latfix.runners.protocol import LineReader, LineWriter
-from latfix.runners.recording import RecordedReplay, usable_cores, vars_of
+from latfix.runners.recording import RecordedReplay, vars_of
 from latfix.runners.sensitivity import measure as measure_sensitivity
 from latfix.runners.service import Service
+from latfix.runners.usable_cores import usable_cores
 from latfix.settings import RunnerSettings
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import load_schedule

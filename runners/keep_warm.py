@@ -159,7 +159,6 @@ class Keeper:
 
     def __init__(self, settings: RunnerSettings, instance: ModelInstance, number: int) -> None:
         self._instance = instance
-        self._stream: Any = None
         self._counters: ThreadCounters | None = None
         self.resident = Resident(self._run, instance.resident, _elements(instance.resident))
         self._period_s = settings.keep_warm_ms / 1000
@@ -171,13 +170,12 @@ class Keeper:
         """The rows of the model's embedding tables that are worth touching."""
         return self._instance.hot
 
-    def settle(self, stream: Any, counters: ThreadCounters) -> None:
+    def settle(self, counters: ThreadCounters) -> None:
         """On the worker's thread, before its first request: what belongs to a thread is made by its first operators.
 
-        :param stream: of its device, that the worker computes on; ``None`` on the CPU.
         :param counters: of the thread; what it does here is no part of a request's account.
         """
-        self._stream, self._counters = stream, counters
+        self._counters = counters
         if self._settles:
             self.resident.once()
         if self.hot is not None:
@@ -220,13 +218,9 @@ class Keeper:
     def _run(self, inputs: Sequence[Any]) -> None:
         """As a batch of requests is run, but recorded nowhere."""
         instance = self._instance
-        batch = instance.collate(list(inputs))
-        if self._stream is None or instance.accelerator is None:
+        batch = instance.collate(list(inputs))  # held until the device is done with it
+        with instance.working():
             call_model(instance.model, instance.on_device(batch))
-            return
-        with instance.accelerator.using(self._stream):
-            call_model(instance.model, instance.on_device(batch))
-            self._stream.synchronize()
 
 
 def _elements(inputs: Any) -> int:

@@ -75,7 +75,8 @@ def load_runner(
         if warm:
             service.warm_shapes(known)
         service.protect()
-        evidence = service.evidence(known)
+        # The profiler would stay with a program that serves.
+        evidence = service.evidence(known, profiled=False)
         runner = Runner(
             spec,
             service,

@@ -108,6 +108,13 @@ class LoadedModels:
 
         return facts_of(found)
 
+    def settle(self) -> None:
+        """Wait until what was put into streams of the devices has run: others must find it done."""
+        for accelerator in {
+            each.accelerator.device: each.accelerator for each in self.instances if each.accelerator
+        }.values():
+            accelerator.synchronize()
+
     def replace_model(self, old: Any, new: Any) -> None:
         """Have every instance that runs ``old`` run ``new``."""
         for instance in self.instances:
@@ -150,7 +157,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
         adapter, model = models[device]
         dtype = _input_dtype(settings)
         instance = ModelInstance(adapter, model, device, dtype, adapter.collate, set())
-        instance.accelerator = accelerator_of(device)
+        instance.place_on(accelerator_of(device))
         _give_buffers(instance, settings, loaded)
         instance.inference = settings.inference_mode
         if settings.compile != "off":
@@ -159,6 +166,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
             instance.calls = Calls(tally=loaded.tally)
         loaded.instances.append(instance)
     assert loaded is not None, "settings.workers is at least 1"
+    loaded.settle()
     loaded.load_s = time.perf_counter() - started
     return loaded
 
@@ -218,6 +226,7 @@ def _convert_for_tensorrt(
         model, conversion = convert(instance.model, material, settings, instance.device, models.tally, models.outside)
         models.replace_model(instance.model, model)
         models.conversions.append(conversion.to_json())
+    models.settle()
     models.outside.reset()
 
 

@@ -96,10 +96,9 @@ def _compute(
             for k in some:
                 started = time.perf_counter_ns()
                 try:
-                    batch = instance.on_device(instance.collate(inputs[k]))
-                    call_model(instance.model, batch)
-                    if instance.device != "cpu":
-                        torch.cuda.synchronize(instance.device)
+                    batch = instance.collate(inputs[k])  # held until the device is done with it
+                    with instance.working():
+                        call_model(instance.model, instance.on_device(batch))
                 except USER_ERRORS:  # as above
                     continue
                 if number:  # the first pass is a warm-up

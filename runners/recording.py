@@ -33,7 +33,6 @@ from latfix.profilers.sampler import (
 )
 from latfix.profilers.unit_costs import unit_costs
 from latfix.runners.adapter import describe
-from latfix.runners.checkup.system import System
 from latfix.runners.device.copy_costs import copy_costs
 from latfix.runners.device_allocator import allocator_conf
 from latfix.runners.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
@@ -42,6 +41,7 @@ from latfix.runners.protocol import STALL_S, LineWriter
 from latfix.runners.replay import give_priority_back, replay, take_priority
 from latfix.runners.run_facts import RunFacts
 from latfix.runners.service import Service
+from latfix.runners.usable_cores import usable_cores
 from latfix.traffic.model import Traffic
 
 _STATUS_INTERVAL_S = 0.25
@@ -375,16 +375,6 @@ def torch_threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def usable_cores(system: System | None = None) -> int:
-    """Cores that this process may use at once: by its affinity, and by what the CPU quota of its groups allows.
-
-    A container with a quota of two cores sees all of the machine's, and is throttled where it uses them.
-    """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (system or System()).cpu_quota()
-    return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def vars_of(value: Any) -> dict[str, Any]:

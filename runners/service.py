@@ -39,7 +39,7 @@ from latfix.runners.precision_support import device_capability
 from latfix.runners.process_setup import ProcessSetup
 from latfix.runners.steering import check_key, check_policies
 from latfix.runners.traffic_shapes import traffic_shapes
-from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, representative, run_once, sizes_to_run
+from latfix.runners.warm_up import Warmup, as_worker, prepared_sample, rehearsal, representative, sizes_to_run
 from latfix.runners.worker import ModelInstance, Outcome
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
@@ -113,7 +113,9 @@ class Service:
         self._learn_rows(traffic)
         self._capture(traffic)
         # What is not compiled now never is: requests must not wait for a compiler.
-        wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if self.settings.compile != "off" else 0)
+        # Capturing gives the memory back that batches need beside their graphs.
+        made = self.settings.compile != "off" or bool(self.models.graphed())
+        wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if made else 0)
         if self.settings.keep_warm_ms and not wanted:
             self._keep_smallest(self._representative(traffic, 1))
         if not wanted:
@@ -133,8 +135,9 @@ class Service:
 
     def _run_sizes(self, instance: ModelInstance, inputs: Sequence[Any]) -> None:
         with instance.guard():
+            once = rehearsal(instance, self.settings)
             for value, size in sizes_to_run(inputs, self.settings.max_batch_size):
-                run_once(instance, value, size)
+                once(value, size)
                 self.compiles.attach()
                 self.warmup.batches += 1
 
@@ -190,8 +193,9 @@ class Service:
             with instance.guard(), hot.learning():
                 for value in inputs:
                     try:
-                        batch = instance.on_device(instance.collate([value]))
-                        call_model(hot.model, batch)
+                        batch = instance.collate([value])  # held until the device is done with it
+                        with instance.working():
+                            call_model(hot.model, instance.on_device(batch))
                     except USER_ERRORS:  # a request that fails is reported when it is replayed
                         continue
                     if time.perf_counter() > until:
@@ -294,11 +298,13 @@ class Service:
         engine.shutdown()
         return outcomes
 
-    def evidence(self, traffic: Traffic) -> dict[str, Any]:
+    def evidence(self, traffic: Traffic, *, profiled: bool = True) -> dict[str, Any]:
         """What can be seen of the settings in the loaded service, for ``verify`` of the fixes.
 
         What batches were is counted by the workers of the last engine, the last replay's where it is asked
         for after one; modules, kernels, dtypes and layouts are those of one more forward pass.
+
+        :param profiled: also what batches do on a device; the profiler stays with the process and slows it down.
         """
         import torch
 
@@ -326,7 +332,8 @@ class Service:
             found |= weight_kinds(self.models.instances[0].model, self.settings.keep_precision)
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
-        found |= self.device_profile(traffic)
+        if profiled:
+            found |= self.device_profile(traffic)
         found["device_kernels"] = _kernels(found.get("device_profile", ()))
         found |= self.models.graph_facts()
         seen = self._census(traffic)
@@ -367,8 +374,6 @@ class Service:
             for inputs in self._profiled(traffic, batches):
                 with instance.guard():
                     batch = instance.collate(inputs)
-                    # A first use would be profiled otherwise.
-                    call_model(instance.model, instance.on_device(batch))
                 waits |= dict.fromkeys(waits_in(instance, batch))
                 elements = elements_and_length(tensors_of(batch), 0)[0]
                 work = profile_batch(instance, batch, size=len(inputs), elements=elements)

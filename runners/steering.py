@@ -70,13 +70,16 @@ def _check_overlap(settings: RunnerSettings) -> None:
     if not settings.overlap:
         return
     against = {
+        # From pageable memory the host waits for each copy, and the batch before waits for its answers meanwhile.
+        "pinned_staging = false": not settings.pinned_staging,
         f"batching = {settings.batching!r}": settings.batching != "fixed",
         f"memory_limit_mb = {settings.memory_limit_mb}": settings.memory_limit_mb > 0,
         f"routing = {settings.routing!r}": settings.routing != "pull" and settings.workers > 1,
     }
     for said, hit in against.items():
         if hit:
-            raise InputError(f"[runner] overlap = true with {said}: expected one of them; leave the other out")
+            wanted = "set pinned_staging = true" if "pinned" in said else "leave one of them out"
+            raise InputError(f"[runner] overlap = true with {said}: one does not go with the other; {wanted}")
 
 
 def check_key(settings: RunnerSettings, traffic: Traffic) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import RunnerError
+from latfix.profilers.recorder import StageRecorder
 from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.compute import Collated
+from latfix.runners.device.clock import DeviceClock
+from latfix.runners.device.flights import Flights
 from latfix.runners.operator_threads import limit_operator_threads
 from latfix.runners.placement import Places
 from latfix.runners.worker import ModelInstance
@@ -96,17 +100,34 @@ def sizes_to_run(inputs: Sequence[Any], most: int) -> Iterator[tuple[Any, int]]:
         yield value, size
 
 
-def run_once(instance: ModelInstance, value: Any, size: int) -> None:
-    """Run a batch of ``size`` times the same inputs.
+def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[Any, int], None]:
+    """What runs a batch of so many times the same inputs as requests are run, and returns when it is done.
 
-    :raises RunnerError: the model or its collate failed.
+    On a device it goes the whole way: through the buffers and streams of the requests, two batches at once where
+    they overlap.
+
+    :raises RunnerError: what is returned raises it: the model or its collate failed.
     """
-    try:
-        batch = instance.collate([value] * size)
-        instance.first_time(tensors_of(batch))
-        call_model(instance.model, instance.on_device(batch))
-    except USER_ERRORS as error:
-        raise RunnerError(f"warming up with a batch of {size} raised {describe(error)}") from error
+    flights = None
+    if instance.accelerator is not None:
+        flights = Flights(instance, DeviceClock(), StageRecorder(1), overlap=settings.overlap, ready=2)
+
+    def once(value: Any, size: int) -> None:
+        try:
+            at_once = 2 if flights is not None and settings.overlap else 1
+            batches = [instance.collate([value] * size) for _ in range(at_once)]
+            instance.first_time(tensors_of(batches[0]))
+            if flights is None:
+                call_model(instance.model, instance.on_device(batches[0]))
+                return
+            airborne = [flights.launch(k, Collated(batch, (), 0, ())) for k, batch in enumerate(batches)]
+            for flight in airborne:
+                flights.land(flight)
+            flights.resolve()
+        except USER_ERRORS as error:
+            raise RunnerError(f"warming up with a batch of {size} raised {describe(error)}") from error
+
+    return once
 
 
 def as_worker(settings: RunnerSettings, work: Callable[[], None]) -> None:

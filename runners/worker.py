@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from latfix.runners.delays import Delays
 from latfix.runners.device.accelerator import Accelerator
 from latfix.runners.device.clock import DeviceClock
 from latfix.runners.device.flights import Flight, Flights
+from latfix.runners.device.lane import Lane
 from latfix.runners.device.staging import Staging
 from latfix.runners.device_allocator import Reserved, reserve_on_stream
 from latfix.runners.devices import in_mode
@@ -35,6 +37,7 @@ from latfix.runners.hot_rows import HotRows
 from latfix.runners.keep_warm import Keeper
 from latfix.runners.operator_threads import limit_operator_threads
 from latfix.runners.steering import Ended
+from latfix.runners.usable_cores import usable_cores
 from latfix.spans import SpanRecord, collect_spans
 from latfix.stages import Status
 from latfix.workload import Workload
@@ -63,7 +66,8 @@ class ModelInstance:
     :param calls: what its worker's batches were.
     :param resident: what ``prepare`` returned for a small request, for the worker to run on its own.
     :param hot: rows of its embedding tables that are kept in the caches, where that is asked for.
-    :param accelerator: the device that it computes on; ``None`` on the CPU.
+    :param accelerator: the device that it computes on; ``None`` on the CPU. Set by :meth:`place_on`.
+    :param lane: its streams there.
     :param staging: pinned memory through which its batches and answers are copied, where that is asked for.
     """
 
@@ -81,6 +85,16 @@ class ModelInstance:
     hot: HotRows | None = None
     accelerator: Accelerator | None = None
     staging: Staging | None = None
+    lane: Lane | None = None
+
+    def place_on(self, accelerator: Accelerator | None) -> None:
+        """Have it compute on a device, in streams of its own; ``None`` for the CPU."""
+        self.accelerator = accelerator
+        self.lane = None if accelerator is None else Lane(accelerator)
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Within it the model's work goes where that of requests goes, and is done when it ends."""
+        return contextlib.nullcontext() if self.lane is None else self.lane.working()
 
     def guard(self) -> AbstractContextManager[Any]:
         """The mode that every batch runs in, at warm-up and when it is looked at as in requests.
@@ -209,22 +223,31 @@ class Worker:
         self._delays = Delays(self._engine.throttle, self._engine.pool if pooled else None)
         if accelerator is not None:
             clock = self._engine.clocks.setdefault(accelerator.device, DeviceClock())
-            overlap = self._engine.settings.overlap
-            self._flights = Flights(accelerator, self._instance, clock, self._engine.recorder, overlap=overlap)
-            self._reserve(self._flights)
+            settings = self._engine.settings
+            self._flights = Flights(
+                self._instance,
+                clock,
+                self._engine.recorder,
+                overlap=settings.overlap,
+                # Who spins takes a core from those who prepare, where there is none to spare.
+                blocking=settings.workers >= usable_cores(),
+            )
+            self._reserve()
         self._in_inference_mode = torch.is_inference_mode_enabled
         self._counters = ThreadCounters()
         self._engine.recorder.counters.append(self._counters)
         collect_spans(self._spans)
         with self._instance.guard():
-            self.keeper.settle(self._flights.compute if self._flights is not None else None, self._counters)
+            self.keeper.settle(self._counters)
 
-    def _reserve(self, flights: Flights) -> None:
+    def _reserve(self) -> None:
         """Have the device's memory there that the settings reserve: it belongs to the stream that computes."""
-        wanted, memory = self._engine.settings.reserve_mb, self._engine.device_memory
-        if not wanted:
+        wanted, memory, lane = self._engine.settings.reserve_mb, self._engine.device_memory, self._instance.lane
+        if not wanted or lane is None:
             return
-        self.reserved = reserve_on_stream(wanted, self._instance.device, flights.compute)
+        if lane.reserved is None:  # the allocator keeps it for this stream, whichever engine comes next
+            lane.reserved = reserve_on_stream(wanted, self._instance.device, lane.compute)
+        self.reserved = lane.reserved
         if memory is not None:
             memory.skip()
 

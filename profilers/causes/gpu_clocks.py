@@ -9,7 +9,7 @@ import numpy as np
 from latfix.figures import milliseconds
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence import Evidence
-from latfix.profilers.gpu_samples import Floats, at_batches, device_numbers, series_of
+from latfix.profilers.gpu_samples import Floats, at_batches, series_of
 from latfix.profilers.nvml import CLOCK_REASONS
 
 _SERIES = "nvml.sm_clock_mhz"
@@ -33,7 +33,7 @@ def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:
     clock = at_batches(evidence, _SERIES)
     if clock is None:
         return None
-    numbers = device_numbers(evidence.setup, evidence.batches["worker"])
+    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
     usual = np.full(len(clock), np.nan)
     for number in np.unique(numbers).tolist():
         here = numbers == number
@@ -53,7 +53,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     clock, usual = lowered
     worst = int(np.nanargmin(clock / usual))
     bits = 0
-    for number in np.unique(device_numbers(evidence.setup, evidence.batches["worker"])).tolist():
+    for number in np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist():
         _, values = evidence.series(series_of("nvml.clock_event_reasons", number))
         bits |= int(np.bitwise_or.reduce(values.astype(np.int64), initial=0))
     said = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)

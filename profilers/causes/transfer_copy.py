@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.figures import share
 from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.device_work import UNIT_OF, Direction, copy_ns, needed_ns
+from latfix.profilers.device_work import UNIT_OF, Direction, asking_ns, copy_ns, needed_ns
 from latfix.profilers.evidence import Evidence
 
 _DIRECTIONS: tuple[Direction, ...] = ("in", "out")
@@ -17,8 +17,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         return Claim()
     units = {}
     for direction in _DIRECTIONS:
-        slower = copy_ns(evidence, direction) - needed_ns(evidence, direction)
-        units[UNIT_OF[direction]] = Parts(cpu=np.minimum(slower, left.cpu(UNIT_OF[direction])))
+        slower = copy_ns(evidence, direction) - needed_ns(evidence, direction) - asking_ns(evidence, direction)
+        units[UNIT_OF[direction]] = Parts(cpu=np.minimum(np.maximum(slower, 0), left.cpu(UNIT_OF[direction])))
     return Claim(units=units, disturbance=False)
 
 

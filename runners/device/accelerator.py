@@ -52,8 +52,14 @@ class Accelerator(Protocol):
     def stream(self) -> Stream:
         """A new stream."""
 
-    def event(self) -> Event:
-        """A new event that takes the device's time."""
+    def event(self, *, blocking: bool = False) -> Event:
+        """A new event that takes the device's time.
+
+        :param blocking: who waits for it gives the core away meanwhile, and is woken later for it.
+        """
+
+    def synchronize(self) -> None:
+        """Wait, on the host, until everything that was put into any of its streams has run."""
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
         """Put this thread's work into ``stream`` meanwhile."""
@@ -100,17 +106,21 @@ class CudaAccelerator:
         made: Stream = self._torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return made
 
-    def event(self) -> Event:
+    def event(self, *, blocking: bool = False) -> Event:
         """A new event that takes the device's time; the device must be this thread's when it is recorded."""
-        made: Event = self._torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        made: Event = self._torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
         return made
+
+    def synchronize(self) -> None:
+        """As ``torch.cuda.synchronize``."""
+        self._torch.cuda.synchronize(self.device)
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
         """As ``torch.cuda.stream``: also makes the stream's device the current one."""
         return self._torch.cuda.stream(stream)  # type: ignore[arg-type]
 
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """Non-blocking; from pageable memory the driver copies through a buffer of its own, and the host waits."""
+        """Non-blocking; from pageable memory the driver copies through a buffer of its own, and the host with it."""
         there = host.to(self.device, non_blocking=True)
         # Cast over there: the host would take longer than the device, and the bytes of integers stay what they are.
         return there if dtype is None or not there.is_floating_point() else there.to(dtype)

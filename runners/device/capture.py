@@ -92,17 +92,16 @@ def _ragged(inputs: Sequence[Any]) -> list[int]:
 
 
 def _capture(instance: ModelInstance, graphed: GraphedModel, inputs: Sequence[Any], most: int) -> None:
-    accelerator = instance.accelerator
-    assert accelerator is not None, "there are graphs on devices only"
-    stream = accelerator.stream()
-    with instance.guard(), accelerator.using(stream):
-        batches = []
+    batches = []
+    with instance.guard():
         for value in inputs:
             for size in doubling(most):
                 try:
-                    batches.append(instance.on_device(instance.collate([value] * size)))
+                    batch = instance.collate([value] * size)  # held until it is copied: its buffers are used again
+                    with instance.working():
+                        batches.append(instance.on_device(batch))
                 except USER_ERRORS as error:
                     raise RunnerError(f"cuda_graphs: collating a batch of {size} raised {describe(error)}") from error
-        stream.synchronize()
-        graphed.capture(batches)
-        stream.synchronize()
+        # In the stream that requests are served in: graphs of one pool share its memory where they share a stream.
+        with instance.working():
+            graphed.capture(batches)

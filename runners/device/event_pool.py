@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 
-from latfix.runners.device.accelerator import Accelerator, Event
+from latfix.runners.device.accelerator import Accelerator, Event, Stream
 
 
 class EventPool:
     """Sets of events for one device. Taking and giving back may happen on different threads.
 
+    :param stream: of the device, to mark each event in once: the driver makes it only then.
     :param size: events in a set.
     :param ready: sets to make at once.
+    :param blocking: who waits for the last of a set gives the core away meanwhile.
     :ivar grown: sets that had to be made because all were in use.
     """
 
-    def __init__(self, accelerator: Accelerator, size: int, ready: int) -> None:
+    def __init__(
+        self, accelerator: Accelerator, stream: Stream, size: int, ready: int, *, blocking: bool = False
+    ) -> None:
         self._accelerator = accelerator
         self._size = size
+        self._blocking = blocking
         self._free: deque[list[Event]] = deque(self._make() for _ in range(ready))
+        for events in self._free:
+            for event in events:
+                event.record(stream)
+        stream.synchronize()
         self.grown = 0
 
     def take(self) -> list[Event]:
@@ -36,4 +45,5 @@ class EventPool:
         self._free.append(events)
 
     def _make(self) -> list[Event]:
-        return [self._accelerator.event() for _ in range(self._size)]
+        last = self._size - 1
+        return [self._accelerator.event(blocking=self._blocking and k == last) for k in range(self._size)]

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from latfix.runners.worker import ModelInstance
 
 #: Sets of events made beforehand. Where so many batches have landed and nobody has written the record meanwhile, as
-#: where no record is kept, their events are read at once.
+#: where no record is kept, each that lands has the oldest read: a few microseconds, where all would be milliseconds.
 _READY = 256
 _MOST_UNREAD = _READY // 2
+_READ_AT_ONCE = 2
 _IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
 
 
@@ -38,7 +39,7 @@ _IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
 class Flight:
     """One batch on the device.
 
-    :param enqueued_ns: when its copy in was put into a stream; ``issued_ns`` when the model's last operator was.
+    :param enqueued_ns: before its copy in was put into a stream; ``issued_ns`` when the model's last operator was.
     :param held: what must not be used again before it has landed: staged inputs, tensors on the device.
     :param host: its outputs on the host, valid once it has landed.
     :param spent: counters of the worker's thread while it was put together and enqueued; ``process_ns`` CPU time of
@@ -66,30 +67,34 @@ class Flight:
 class Flights:
     """Flights of one worker.
 
+    :param instance: its model, in whose streams they go.
     :param clock: of the device, shared by all workers on it.
     :param overlap: copies go through streams of their own, beside the compute of another batch.
+    :param blocking: waiting for a flight leaves the core to others; without, it spins, which ends sooner.
+    :param ready: sets of events to make beforehand.
     """
 
     def __init__(
         self,
-        accelerator: Accelerator,
         instance: ModelInstance,
         clock: DeviceClock,
         recorder: StageRecorder,
         *,
         overlap: bool,
+        blocking: bool = False,
+        ready: int = _READY,
     ) -> None:
-        self._accelerator = accelerator
+        assert instance.accelerator is not None and instance.lane is not None, "on the host nothing flies"
+        self._accelerator: Accelerator = instance.accelerator
         self._instance = instance
         self._clock = clock
         self._recorder = recorder
         self._overlap = overlap
         self._graphs = getattr(instance.model, "facts", None)
-        self.compute = accelerator.stream()
-        self._copy_in = accelerator.stream() if overlap else self.compute
-        self._copy_out = accelerator.stream() if overlap else self.compute
-        with accelerator.using(self.compute):
-            self.events = EventPool(accelerator, 6, _READY)
+        self.compute = instance.lane.compute
+        self._copy_in, self._copy_out = instance.lane.copies() if overlap else (self.compute, self.compute)
+        with self._accelerator.using(self.compute):
+            self.events = EventPool(self._accelerator, self.compute, 6, ready, blocking=blocking)
         self._landed: deque[Flight] = deque()
         self._resolving = threading.Lock()
         recorder.resolvers.append(self.resolve)
@@ -110,12 +115,15 @@ class Flights:
     def _enqueue(self, flight: Flight, batch: Any) -> None:
         accelerator, events, k = self._accelerator, flight.events, flight.batch_id
         stamp = self._recorder.batch
-        flight.held.append(batch)
         stamp["collated_ns"][k] = flight.enqueued_ns
+        batch = self._staged(batch, k)
+        flight.held.append(batch)
         with accelerator.using(self._copy_in):
+            flight.enqueued_ns = time.perf_counter_ns()
             events[_IN].record(self._copy_in)
-            inputs = self._upload(batch, flight)
+            inputs = self._uploaded(batch)
             events[_IN_END].record(self._copy_in)
+            stamp["copy_in_issue_ns"][k] = time.perf_counter_ns() - flight.enqueued_ns
         flight.held.append(inputs)
         with accelerator.using(self.compute):
             if self._overlap:
@@ -134,8 +142,10 @@ class Flights:
             if self._overlap:
                 self._copy_out.wait_event(events[_COMPUTE_END])
                 events[_OUT].record(self._copy_out)
-            flight.host = self._download(output, flight)
+            begun = time.perf_counter_ns()
+            flight.host = self._downloaded(output, k)
             events[_OUT_END].record(self._copy_out)
+            stamp["copy_out_issue_ns"][k] = time.perf_counter_ns() - begun
 
     def _abandon(self, flight: Flight) -> None:
         """It failed while it was put together: nothing it holds may be used again before the device is done."""
@@ -156,8 +166,12 @@ class Flights:
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = flight.end_ns
         flight.held.clear()
         self._landed.append(flight)
-        if len(self._landed) > _MOST_UNREAD:
-            self.resolve()
+        # Not where the record is being written: a request would wait for all that is read there.
+        if len(self._landed) > _MOST_UNREAD and self._resolving.acquire(blocking=False):
+            try:
+                self._read(_READ_AT_ONCE)
+            finally:
+                self._resolving.release()
         output, flight.host = flight.host, None
         return output
 
@@ -168,18 +182,23 @@ class Flights:
         they landed.
         """
         with self._resolving:
-            while self._landed:
-                self._read(self._landed.popleft())
+            self._read(len(self._landed))
 
-    def _read(self, flight: Flight) -> None:
-        events = flight.events
-        if not self._overlap:  # one stream: each part begins where the one before has ended
-            marks = [events[k] for k in (_IN, _IN_END, _IN_END, _COMPUTE_END, _COMPUTE_END, _OUT_END)]
-        else:
-            marks = events
-        times, slack, kept = self._clock.place(marks, flight.enqueued_ns, flight.end_ns)
-        self._stamp(flight, times, slack)
-        self.events.give_back(events, lost=kept)
+    def _read(self, count: int) -> None:
+        """Read the events of some flights, then place all of them by what their bounds say together."""
+        found = []
+        for flight in [self._landed.popleft() for _ in range(count)]:
+            events = flight.events
+            # In one stream each part begins where the one before has ended.
+            marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
+            marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
+            self.events.give_back(events, lost=kept)
+            found.append((flight, marks))
+            if count > _READ_AT_ONCE:
+                time.sleep(0)  # reading holds the interpreter's lock: whoever serves comes first
+        for flight, marks in found:
+            times, slack = self._clock.place(marks)
+            self._stamp(flight, times if self._overlap else [times[k] for k in (0, 1, 1, 2, 2, 3)], slack)
 
     def _stamp(self, flight: Flight, times: Sequence[int], slack: int) -> None:
         stamp, k = self._recorder.batch, flight.batch_id
@@ -190,7 +209,7 @@ class Flights:
         stamp["lead_ns"][k] = times[_COMPUTE_END] - flight.issued_ns
         floor = flight.behind.compute_end_ns if flight.behind is not None else 0
         if floor:
-            self._take_turn(flight, floor)
+            self._take_turn(flight, floor, max(times[_IN_END], flight.issued_ns))
         flight.behind = None  # or every flight would hold on to all before it
         collated = stamp["collated_ns"][k]
         begin = min(max(times[_COMPUTE], collated), flight.end_ns)
@@ -198,14 +217,16 @@ class Flights:
         stamp["h2d_end_ns"][k], stamp["compute_end_ns"][k], stamp["d2h_end_ns"][k] = begin, end, flight.end_ns
         flight.compute_end_ns = end
 
-    def _take_turn(self, flight: Flight, floor: int) -> None:
+    def _take_turn(self, flight: Flight, floor: int, ready_ns: int) -> None:
         """A batch that was copied in beside the one before: what was hidden there is no part of its stages.
 
         Until the device was free, its requests waited in the queue, whatever else was done for them meanwhile.
+
+        :param floor: when the device was free; ``ready_ns`` when all of the batch was there and enqueued.
         """
         stamp, k = self._recorder.batch, flight.batch_id
         floor = min(floor, flight.end_ns)
-        stamp["ahead_ns"][k] = max(floor - stamp["close_ns"][k], 0)
+        stamp["ahead_ns"][k] = max(floor - ready_ns, 0)
         stamp["free_ns"][k] = floor
         for name in ("open_ns", "close_ns", "collated_ns"):
             stamp[name][k] = max(stamp[name][k], floor)
@@ -213,47 +234,55 @@ class Flights:
         for slot in flight.slots:
             taken[slot] = max(taken[slot], floor)
 
-    def _upload(self, value: Any, flight: Flight, path: tuple[Any, ...] = ()) -> Any:
-        import torch
+    def _staged(self, batch: Any, batch_id: int) -> Any:
+        """The batch's tensors where they are copied from: in pinned memory where there is staging. Counts bytes."""
+        staging, stamp = self._instance.staging, self._recorder.batch
 
-        if isinstance(value, torch.Tensor):
-            return self._upload_tensor(value, flight, path)
-        if isinstance(value, dict):
-            return {key: self._upload(item, flight, (*path, key)) for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            return tuple(self._upload(item, flight, (*path, k)) for k, item in enumerate(value))
-        return value
-
-    def _upload_tensor(self, tensor: torch.Tensor, flight: Flight, path: tuple[Any, ...]) -> torch.Tensor:
-        instance, stamp, k = self._instance, self._recorder.batch, flight.batch_id
-        if self._accelerator.is_here(tensor):
+        def stage(tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
+            if self._accelerator.is_here(tensor):
+                return tensor
+            if staging is not None:
+                tensor = staging.stage(tensor, path)
+            size = tensor.numel() * tensor.element_size()
+            stamp["copy_in_bytes"][batch_id] += size
+            if staging is None and not self._accelerator.is_pinned(tensor):
+                stamp["pageable_bytes"][batch_id] += size
             return tensor
-        if instance.staging is not None:
-            tensor = instance.staging.stage(tensor, path)
-            flight.held.append(tensor)
-        size = tensor.numel() * tensor.element_size()
-        stamp["copy_in_bytes"][k] += size
-        if not self._accelerator.is_pinned(tensor):
-            stamp["pageable_bytes"][k] += size
-        return self._accelerator.upload(tensor, instance.dtype)
 
-    def _download(self, value: Any, flight: Flight, path: tuple[Any, ...] = ()) -> Any:
-        import torch
+        return _mapped(batch, stage)
 
-        if isinstance(value, torch.Tensor):
-            if not self._accelerator.is_here(value):
-                return value
-            size = value.numel() * value.element_size()
-            stamp, k = self._recorder.batch, flight.batch_id
-            stamp["copy_out_bytes"][k] += size
-            staging = self._instance.staging
+    def _uploaded(self, batch: Any) -> Any:
+        accelerator, dtype = self._accelerator, self._instance.dtype
+        return _mapped(
+            batch, lambda tensor, _: tensor if accelerator.is_here(tensor) else accelerator.upload(tensor, dtype)
+        )
+
+    def _downloaded(self, output: Any, batch_id: int) -> Any:
+        """The batch's answers on the host, in pinned memory where there is staging. Counts bytes."""
+        staging, stamp = self._instance.staging, self._recorder.batch
+
+        def download(tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
+            if not self._accelerator.is_here(tensor):
+                return tensor
+            size = tensor.numel() * tensor.element_size()
+            stamp["copy_out_bytes"][batch_id] += size
             if staging is None:
-                stamp["pageable_bytes"][k] += size
-            return self._accelerator.download(value, None if staging is None else staging.landing(value, path))
-        if isinstance(value, dict):
-            return {key: self._download(item, flight, (*path, key)) for key, item in value.items()}
-        if isinstance(value, tuple):
-            return tuple(self._download(item, flight, (*path, k)) for k, item in enumerate(value))
-        if isinstance(value, list):
-            return [self._download(item, flight, (*path, k)) for k, item in enumerate(value)]
-        return value
+                stamp["pageable_bytes"][batch_id] += size
+            return self._accelerator.download(tensor, None if staging is None else staging.landing(tensor, path))
+
+        return _mapped(output, download)
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
+    """The same structure with other tensors; ``change`` is told where each stands."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value, path)
+    if isinstance(value, dict):
+        return {key: _mapped(item, change, (*path, key)) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_mapped(item, change, (*path, k)) for k, item in enumerate(value))
+    if isinstance(value, list):
+        return [_mapped(item, change, (*path, k)) for k, item in enumerate(value)]
+    return value

@@ -33,6 +33,9 @@ class Capturer(Protocol):
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """What does it all again, on the same memory, and the function's result, which lies in that memory."""
 
+    def reserved_bytes(self) -> int:
+        """What the allocator must hold of the device, graphs' memory included."""
+
 
 class CudaCapturer:
     """CUDA graphs of one device, in one pool of memory."""
@@ -42,18 +45,27 @@ class CudaCapturer:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Capture on a stream of its own; other threads of the process may go on using the device."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_RUNS):
-                run()
+        """Capture on the stream in use; other threads of the process may go on using the device."""
+        stream = torch.cuda.current_stream(self._device)
+        for _ in range(_WARM_RUNS):
+            run()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            result = run()
+        # A product's workspace is kept by thread and stream, and its address becomes part of the graph. Where it was
+        # there before, another worker's graph may have the same one; made anew within, it lies in the graph's pool.
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                result = run()
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
         stream.synchronize()
         return graph.replay, result
+
+    def reserved_bytes(self) -> int:
+        """What the allocator holds of the device, and cannot give back."""
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self._device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +91,8 @@ class Bucket:
 class GraphFacts:
     """What became of the batches of a model with graphs.
 
-    :param captured: graphs; ``capture_s`` what capturing took; ``memory_bytes`` what their inputs and outputs hold.
+    :param captured: graphs; ``capture_s`` what capturing took; ``memory_bytes`` by how much it made the allocator's
+        hold of the device grow.
     :param replays: batches that ran as one; ``padded`` those among them that were smaller than their bucket.
     :param misses: batches that did not, by why.
     """
@@ -161,7 +174,7 @@ class GraphedModel(torch.nn.Module):
 
         :raises RunnerError: the model cannot be captured, or answers something else as a graph.
         """
-        started = time.perf_counter()
+        started, held = time.perf_counter(), self._capturer.reserved_bytes()
         flat = [flatten(_as_called(batch)) for batch in batches]
         flat.sort(key=lambda each: -sum(tensor.numel() for tensor in each[0]))
         for tensors, names in flat:
@@ -175,11 +188,7 @@ class GraphedModel(torch.nn.Module):
         self._lengths = self._following()
         self.facts.captured = len(self._buckets)
         self.facts.capture_s += time.perf_counter() - started
-        self.facts.memory_bytes = sum(
-            tensor.numel() * tensor.element_size()
-            for each in self._buckets
-            for tensor in (*each.inputs, *each.outputs)
-        )
+        self.facts.memory_bytes += max(self._capturer.reserved_bytes() - held, 0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original would return."""

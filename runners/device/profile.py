@@ -113,19 +113,22 @@ def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int
 
 
 def profile_batch(instance: ModelInstance, batch: Any, *, size: int, elements: int) -> DeviceWork | None:
-    """Run a batch once under the profiler, as a request would run it; ``None`` where nothing ran on a device.
+    """Run a batch under the profiler, as a request would run it; ``None`` where nothing ran on a device.
 
-    The batch must have run before: a first use would be profiled otherwise.
+    It runs twice: the first time the profiler sets itself up, and memory and libraries are made ready.
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    accelerator = instance.accelerator
-    assert accelerator is not None, "only what runs on a device is profiled"
-    stream = accelerator.stream()
-    with instance.guard(), accelerator.using(stream):
+    assert instance.accelerator is not None, "only what runs on a device is profiled"
+    with instance.guard(), instance.working() as stream, warnings.catch_warnings():
+        # Its events are read from the trace alone; making Python objects of them takes seconds.
+        warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
         inputs = instance.on_device(batch)
+        call_model(instance.model, inputs)
         stream.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            call_model(instance.model, inputs)
+            stream.synchronize()
             with record_function(RANGE):
                 call_model(instance.model, inputs)
             stream.synchronize()
@@ -140,9 +143,9 @@ def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
     """Where the model's code makes the host wait for the device, as ``file:line``, in the order met."""
     accelerator = instance.accelerator
     assert accelerator is not None, "only what runs on a device is looked at"
-    stream = accelerator.stream()
-    with instance.guard(), accelerator.using(stream):
+    with instance.guard(), instance.working() as stream:
         inputs = instance.on_device(batch)
+        call_model(instance.model, inputs)  # what waits the first time only does not wait in a request
         stream.synchronize()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -21,6 +21,10 @@ def _obstacle(context: Context) -> str:
         return f"batching is {settings.batching}: a batch that is taken ahead could not be joined any more"
     if settings.routing != "pull" and settings.workers > 1:
         return "routing weighs workers by when their batches end, which is not known of one that is taken ahead"
+    if waits := list(context.record.meta.get("device_waits") or ()):
+        return (
+            f"the model's code waits for the device (at {waits[0]}), and with it whoever would enqueue the next batch"
+        )
     return "batches are limited by memory, of which two would be needed at once" if settings.memory_limit_mb else ""
 
 

@@ -36,7 +36,7 @@ def _serve(device: str, count: int) -> tuple[StageRecorder, dict[int, Outcome]]:
     recorder = StageRecorder(count)
     outcomes: dict[int, Outcome] = {}
     instance = ModelInstance(adapter, model, device, None, adapter.collate, set())
-    instance.accelerator = accelerator_of(device)
+    instance.place_on(accelerator_of(device))
     engine = Engine(
         adapter=adapter,
         instances=[instance],

@@ -64,9 +64,9 @@ def _instance(device: str, settings: RunnerSettings, **options: Any) -> ModelIns
     adapter = _Rows()
     instance = ModelInstance(adapter, _Net(**options).eval().to(device), device, None, adapter.collate, set())
     if device != "cpu":
-        instance.accelerator = CudaAccelerator(device)
+        instance.place_on(CudaAccelerator(device))
         if settings.pinned_staging:
-            instance.staging = Staging(instance.accelerator)
+            instance.staging = Staging(CudaAccelerator(device))
             instance.collate = instance.staging.collate
     return instance
 

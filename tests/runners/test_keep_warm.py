@@ -294,7 +294,7 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
     for settings, expected in ((RunnerSettings(warmup_shapes=2), 1), (RunnerSettings(), 0)):
         threads.clear()
         keeper = Keeper(settings, instance, 0)
-        keeper.settle(None, ThreadCounters())
+        keeper.settle(ThreadCounters())
         assert len(threads) == expected
         assert keeper.resident.done.runs == 0, "that is not what is done while idle"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from latfix.runners.checkup.system import System
-from latfix.runners.recording import usable_cores
+from latfix.runners.usable_cores import usable_cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max", 8), ("1600000", 8), ("250000", 2), ("50000", 1)])

@@ -168,6 +168,7 @@ class SimulatedAccelerator:
     uploads: list[bool] = field(default_factory=list)
     downloads: list[bool] = field(default_factory=list)
     telling: bool = False
+    streams: list[SimulatedStream] = field(default_factory=list)
     busy: list[tuple[str, int, int]] = field(default_factory=list)
     _pinned: set[int] = field(default_factory=set)
     _kept: list[torch.Tensor] = field(default_factory=list)
@@ -176,10 +177,16 @@ class SimulatedAccelerator:
         return int(time.perf_counter_ns() * (1 + self.drift)) + self.shift
 
     def stream(self) -> SimulatedStream:
-        return SimulatedStream()
+        self.streams.append(SimulatedStream())
+        return self.streams[-1]
 
-    def event(self) -> SimulatedEvent:
+    def event(self, *, blocking: bool = False) -> SimulatedEvent:
+        del blocking  # nobody spins here
         return SimulatedEvent(self.clock)
+
+    def synchronize(self) -> None:
+        for stream in self.streams:
+            stream.synchronize()
 
     @property
     def current(self) -> SimulatedStream:

@@ -59,8 +59,10 @@ class PlainAccelerator:
     def stream(self) -> Any:
         return _Stream()
 
-    def event(self) -> Any:
+    def event(self, *, blocking: bool = False) -> Any:
         return _Event()
+
+    def synchronize(self) -> None: ...
 
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
@@ -105,7 +107,7 @@ def _models(settings: RunnerSettings) -> LoadedModels:
     for _ in range(settings.workers):
         adapter = Adapter()
         instance = ModelInstance(adapter, Scorer().eval(), "plain:0", None, adapter.collate, set())
-        instance.accelerator = PlainAccelerator()
+        instance.place_on(PlainAccelerator())
         models.instances.append(instance)
     return models
 

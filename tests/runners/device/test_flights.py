@@ -74,7 +74,7 @@ class Served:
             instance = ModelInstance(
                 self.adapter, model or Model(), self.device.device, None, self.adapter.collate, set()
             )
-            instance.accelerator = self.device
+            instance.place_on(self.device)
             if staged:
                 instance.staging = Staging(self.device)
                 instance.collate = instance.staging.collate
