@@ -43,7 +43,7 @@ class Calls:
 
     :param tally: of what replaces the model's own operators; ``None`` where nothing does.
     :param batches: calls of the model that returned.
-    :param replaced: those in which a compiled graph or a converted model ran.
+    :param replaced: those in which a compiled graph or a converted model ran; ``runs`` how often, in all.
     :param inference: those that ran in ``torch.inference_mode``.
     :param compute_ns: length of all calls; ``replaced_ns`` is the part spent inside of what replaces operators.
     """
@@ -51,6 +51,7 @@ class Calls:
     tally: Tally | None = None
     batches: int = 0
     replaced: int = 0
+    runs: int = 0
     inference: int = 0
     compute_ns: int = 0
     replaced_ns: int = 0
@@ -70,11 +71,12 @@ class Calls:
         self.compute_ns += time.perf_counter_ns() - at_ns
         if self.tally is not None:
             self.replaced += self.tally.runs > runs
+            self.runs += self.tally.runs - runs
             self.replaced_ns += self.tally.ns - ns
 
     def reset(self) -> None:
         """Forget all batches: another replay begins."""
-        self.batches = self.replaced = self.inference = self.compute_ns = self.replaced_ns = 0
+        self.batches = self.replaced = self.runs = self.inference = self.compute_ns = self.replaced_ns = 0
 
 
 def summary(every: Iterable[Calls]) -> dict[str, Any]:
@@ -84,6 +86,7 @@ def summary(every: Iterable[Calls]) -> dict[str, Any]:
     return {
         "batches_run": sum(one.batches for one in calls),
         "batches_replaced": sum(one.replaced for one in calls),
+        "replacing_runs": sum(one.runs for one in calls),
         "batches_inference": sum(one.inference for one in calls),
         "replaced_share": round(sum(one.replaced_ns for one in calls) / compute, 4) if compute else 0.0,
     }

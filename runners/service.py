@@ -137,9 +137,11 @@ class Service:
         with instance.guard():
             once = rehearsal(instance, self.settings)
             for value, size in sizes_to_run(inputs, self.settings.max_batch_size):
-                once(value, size)
+                before = self.models.tally.runs
+                batches = once(value, size)
+                self.warmup.least_runs = min((self.models.tally.runs - before) / batches, self.warmup.least_runs)
                 self.compiles.attach()
-                self.warmup.batches += 1
+                self.warmup.batches += batches
 
     def _representative(self, traffic: Traffic, wanted: int) -> list[Any]:
         return representative(self.models.adapter, traffic, wanted)
@@ -316,6 +318,7 @@ class Service:
             "warmup_batches": self.warmup.batches,
             "warmup_shapes": self.warmup.shapes,
             "warmup_s": round(self.warmup.seconds, 3),
+            "warmup_least_runs": self.warmup.least_runs if self.warmup.batches else 0.0,
             "compilations": self.warmup.compilations,
             "compile_s": round(self.warmup.compile_s, 3),
             "gc_enabled": gc.isenabled(),

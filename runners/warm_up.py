@@ -35,13 +35,17 @@ _BETWEEN_S = 5.0
 
 @dataclass(slots=True)
 class Warmup:
-    """What warming up did: batches run, shapes seen, seconds, and compilations among them."""
+    """What warming up did: batches run, shapes seen, seconds, and compilations among them.
+
+    :param least_runs: how often what replaces the model's operators ran in a batch, at least.
+    """
 
     batches: int = 0
     shapes: int = 0
     seconds: float = 0.0
     compilations: int = 0
     compile_s: float = 0.0
+    least_runs: float = float("inf")
 
 
 def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = False) -> list[tuple[int, Any]]:
@@ -100,8 +104,8 @@ def sizes_to_run(inputs: Sequence[Any], most: int) -> Iterator[tuple[Any, int]]:
         yield value, size
 
 
-def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[Any, int], None]:
-    """What runs a batch of so many times the same inputs as requests are run, and returns when it is done.
+def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[Any, int], int]:
+    """What runs a batch of so many times the same inputs as requests are run; returns how many, when they are done.
 
     On a device it goes the whole way: through the buffers and streams of the requests, two batches at once where
     they overlap.
@@ -112,18 +116,19 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
     if instance.accelerator is not None:
         flights = Flights(instance, DeviceClock(), StageRecorder(1), overlap=settings.overlap, ready=2)
 
-    def once(value: Any, size: int) -> None:
+    def once(value: Any, size: int) -> int:
         try:
             at_once = 2 if flights is not None and settings.overlap else 1
             batches = [instance.collate([value] * size) for _ in range(at_once)]
             instance.first_time(tensors_of(batches[0]))
             if flights is None:
                 call_model(instance.model, instance.on_device(batches[0]))
-                return
+                return 1
             airborne = [flights.launch(k, Collated(batch, (), 0, ())) for k, batch in enumerate(batches)]
             for flight in airborne:
                 flights.land(flight)
             flights.resolve()
+            return at_once
         except USER_ERRORS as error:
             raise RunnerError(f"warming up with a batch of {size} raised {describe(error)}") from error
 

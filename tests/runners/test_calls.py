@@ -44,11 +44,13 @@ def test_a_batch_that_ran_nothing_else_is_not_counted_as_replaced() -> None:
         calls.end(before, inference=runs_graph)
     found = summary([calls])
     assert (found["batches_run"], found["batches_replaced"], found["batches_inference"]) == (3, 2, 2)
+    assert found["replacing_runs"] == 4
     assert 0.5 < found["replaced_share"] <= 1.0
     calls.reset()
     assert summary([calls]) == {
         "batches_run": 0,
         "batches_replaced": 0,
+        "replacing_runs": 0,
         "batches_inference": 0,
         "replaced_share": 0.0,
     }

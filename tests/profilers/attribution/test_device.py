@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from latfix.profilers.attribution import diagnose
-from latfix.profilers.device_work import DeviceProfile
+from latfix.profilers.device_work import DeviceProfile, asking_ns, idle_ns
+from latfix.profilers.evidence import gather
 from latfix.record import RunRecord
 
 Simulate = Callable[..., RunRecord]
@@ -92,6 +93,28 @@ def test_without_calibration_a_copy_is_held_against_others_of_its_size(simulate:
     assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
+def test_a_host_that_is_held_up_while_it_asks_is_no_slow_copy(simulate: Simulate) -> None:
+    """Between two pinned copies of a batch the device may wait for the host: for a core, not for bytes."""
+    record = _slow_copies(simulate, hit_ms=8.0)
+    asking = np.maximum(record.batches["copy_in_ns"] - 10_000, 0)
+    pinned = {"copy_in_issue_ns": asking, "pageable_bytes": np.zeros_like(asking)}
+    held_up = replace(record, batches={**record.batches, **pinned})
+    assert np.abs(_own_ms(held_up, "transfer.copy")).max() < 0.1
+    # From pageable memory the host is in the copy itself all that time.
+    pageable = replace(record, batches={**record.batches, "copy_in_issue_ns": asking})
+    assert np.median(_own_ms(pageable, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
+
+
+def test_an_answer_that_was_asked_for_while_the_device_computed_cost_nothing(simulate: Simulate) -> None:
+    record = _slow_copies(simulate, hit_ms=8.0)
+    asking = {"copy_out_issue_ns": np.full(len(record.batches["batch_id"]), 2 * _MS)}
+    nothing = np.zeros_like(record.batches["batch_id"])
+    for lead, expected in ((3 * _MS, 0), (_MS // 2, 3 * _MS // 2)):
+        known = {**asking, "pageable_bytes": nothing, "lead_ns": nothing + lead}
+        took = asking_ns(gather(replace(record, batches={**record.batches, **known})), "out")
+        assert (took == expected).all()
+
+
 def test_larger_copies_are_the_inputs_size(simulate: Simulate) -> None:
     """Forty times the bytes need forty times as long: explained, and no fault of the copy."""
     record = _slow_copies(simulate, hit_ms=7.8)
@@ -136,6 +159,24 @@ def test_a_device_that_had_its_work_long_before_was_not_starved(simulate: Simula
     found = _causes(record)
     assert "dispatch.launch" not in found or not found["dispatch.launch"].named
     assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) < 1.0
+
+
+def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulate) -> None:
+    """Two workers' batches that compute at the same time take longer, and the host had nothing to do with it."""
+    record = simulate(n=900, rate=150, base=10.0, per_item=0.0, workers=2)
+    alone = _on_device(record, {}, device_profile=_profile(busy_ms=6.0), worker_devices=["cuda:0", "cuda:1"])
+    shared = replace(alone, meta={**alone.meta, "worker_devices": ["cuda:0", "cuda:0"]})
+    idle = []
+    for one in (alone, shared):
+        found = idle_ns(gather(one))
+        assert found is not None
+        idle.append(found)
+    begin, end = (record.batches[name] for name in ("h2d_end_ns", "compute_end_ns"))
+    own = [record.batches["worker"] == worker for worker in (0, 1)]
+    for k in np.flatnonzero(own[0])[:40]:
+        overlap = np.clip(np.minimum(end[own[1]], end[k]) - np.maximum(begin[own[1]], begin[k]), 0, None).sum()
+        assert idle[1][k] == max(idle[0][k] - overlap, 0)
+    assert idle[1].sum() < 0.9 * idle[0].sum()
 
 
 def test_a_captured_graph_is_issued_at_once(simulate: Simulate) -> None:

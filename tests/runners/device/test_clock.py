@@ -70,6 +70,21 @@ def test_a_long_run_loses_no_precision() -> None:
     assert max(error for error, _ in found[200:]) < 30_000
 
 
+def test_after_an_hour_without_a_request_a_batch_is_as_long_as_it_was() -> None:
+    """An hour in single precision is told in steps of a quarter of a millisecond; what is within a batch is not."""
+    clock = DeviceClock()
+    clock.observe([_Event(0), _Event(1e6)], 0, 1_000_000)
+    late = 3600 * _S + 123_456
+    marks, kept = clock.observe(
+        [_Event(late), _Event(late + 41_000), _Event(late + 2_300_000)], late - 9_000, late + 2_400_000
+    )
+    assert kept and [time - marks.times[0] for time in marks.times] == [0, 41_000, 2_300_000]
+    times, slack = clock.place(marks)
+    assert abs(times[0] - late) <= slack / 2 + 1_000 and slack > 200_000
+    nxt, _ = clock.observe([_Event(late + 5e6), _Event(late + 6e6)], late + 4_990_000, late + 6_010_000)
+    assert clock.place(nxt)[1] < slack
+
+
 def test_clocks_that_drift_faster_than_allowed_are_followed() -> None:
     """Five milliseconds in ten seconds: no bound may be believed for ever."""
     found = _placed(500e-6, batches=200)

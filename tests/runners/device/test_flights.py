@@ -14,6 +14,7 @@ import torch
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.device.clock import DeviceClock
+from latfix.runners.device.flights import Flights
 from latfix.runners.device.staging import Staging
 from latfix.runners.engine import Engine
 from latfix.runners.worker import ModelInstance, Outcome
@@ -231,6 +232,34 @@ def test_events_come_back_where_nobody_writes_the_record() -> None:
     flights = served.engine.workers[0]._flights
     assert flights is not None and flights.events.grown == 0 and len(served.batches) == 700
     assert (served.batches["device_ns"] > 0).all()
+
+
+def test_a_batch_that_lands_has_few_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all that had gathered would hold up the answers of one batch in a hundred."""
+    counts: list[int] = []
+    reading = Flights._read
+
+    def read(flights: Flights, count: int) -> None:
+        counts.append(count)
+        reading(flights, count)
+
+    monkeypatch.setattr(Flights, "_read", read)
+    Served(500, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
+    # What is left at the end is read when the record is written.
+    assert sum(counts) == 500 and max(counts[:-2]) == 2 and len(counts) > 100
+
+
+def test_a_model_that_waits_for_the_device_is_not_ahead_of_it() -> None:
+    """It was taken early, but its operators were issued only when the batch before was done: nothing was hidden."""
+
+    class Peeks(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+            total = rows.sum(dim=(1, 2))
+            assert float(total[0].item()) >= 0
+            return {"sum": total / _WIDTH, "rows": rows * 2}
+
+    served = Served(24, model=Peeks(), speeds=Speeds(operator=0.004))
+    assert served.wrong() == [] and (served.batches["ahead_ns"] < 1_000_000).all()
 
 
 def test_a_pinned_batch_of_one_is_not_copied_on_the_host() -> None:

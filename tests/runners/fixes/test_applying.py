@@ -156,6 +156,13 @@ def test_what_it_costs_and_what_it_may_bring_is_told(fix: Fix) -> None:
         ("transfer.overlap", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "batching is continuous"),
         ("transfer.overlap", {"routing": "weighted", "workers": 2}, {"device": "cuda:0"}, {}, "routing weighs"),
         ("host.routing", {"overlap": True, "workers": 2}, {}, {}, "batches overlap"),
+        (
+            "transfer.overlap",
+            {},
+            {"device": "cuda:0", "device_waits": ["net.py:7"]},
+            {},
+            "waits for the device (at net.py:7)",
+        ),
         ("transfer.overlap", {"memory_limit_mb": 64}, {"device": "cuda:0"}, {}, "limited by memory"),
         ("fuse.cudagraph", {}, {}, {}, "no graphs to capture"),
         ("fuse.cudagraph", {"compile": "reduce-overhead"}, {"device": "cuda:0"}, {}, "captured already"),

@@ -1,0 +1,108 @@
+"""Warming up on a device goes the way that requests go, and leaves nothing for the first of them to pay."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from latfix.errors import RunnerError
+from latfix.profilers.recorder import EventLog, StageRecorder
+from latfix.request import Request
+from latfix.runners.device.staging import Staging
+from latfix.runners.engine import Engine
+from latfix.runners.warm_up import rehearsal
+from latfix.runners.worker import ModelInstance, Outcome
+from latfix.settings import RunnerSettings
+from latfix.workload import Workload
+from tests.runners.device.simulated import SimulatedAccelerator, Speeds
+
+
+class _Rows(Workload):
+    def prepare(self, request: Request) -> Any:
+        return torch.full((3, 4), float(request.id))
+
+
+class _Doubling(torch.nn.Module):
+    """Keeps what it answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Any] = []
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.answers.append(rows * 2)
+        answer: torch.Tensor = self.answers[-1]
+        return answer
+
+
+def _instance(device: SimulatedAccelerator) -> ModelInstance:
+    adapter = _Rows()
+    instance = ModelInstance(adapter, _Doubling(), device.device, None, adapter.collate, set())
+    instance.place_on(device)
+    instance.staging = Staging(device)
+    instance.collate = instance.staging.collate
+    return instance
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_buffer_is_used_again_before_its_copy_is_done(overlap: bool) -> None:
+    """Copies read their memory when the device comes to them: what is dropped too early is another's by then."""
+    instance = _instance(SimulatedAccelerator(speeds=Speeds(operator=0.002, byte=2e-5)))
+    once = rehearsal(instance, RunnerSettings(overlap=overlap, pinned_staging=True))
+    ran = [once(torch.full((3, 4), float(k)), 2) for k in range(6)]
+    assert ran == [1 + overlap] * 6
+    found = [float(answer.slot.value.mean()) for answer in instance.model.answers]
+    assert found == [2.0 * k for k in range(6) for _ in range(1 + overlap)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> None:
+    device = SimulatedAccelerator(speeds=Speeds(operator=0.001))
+    instance = _instance(device)
+    settings = RunnerSettings(max_batch_size=4, overlap=overlap, pinned_staging=True, device="cuda:0")
+    once = rehearsal(instance, settings)
+    for size in (1, 2, 4):
+        once(torch.ones(3, 4), size)
+    staging, streams = instance.staging, len(device.streams)
+    assert staging is not None and staging.answer_misses
+    before = (staging.misses, staging.answer_misses)
+    for _ in range(3):  # each replay has an engine of its own
+        recorder, answers = StageRecorder(24), dict[int, float]()
+
+        # Whoever holds an answer holds its buffer: here nobody does.
+        def answered(slot: int, outcome: Outcome, answers: dict[int, float] = answers) -> None:
+            answers[slot] = float(outcome.output[0, 0])
+
+        engine = Engine(
+            adapter=instance.adapter,
+            instances=[instance],
+            settings=settings,
+            recorder=recorder,
+            events=EventLog(),
+            request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
+            on_done=answered,
+        )
+        engine.start()
+        for slot in range(24):
+            recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+        assert engine.drain(timeout_s=60)
+        engine.shutdown()
+        assert answers == {slot: 2.0 * slot for slot in range(24)}
+    assert len(device.streams) == streams, "memory that was warmed up belongs to the streams of then"
+    # An answer may be held by its request while the next batch lands.
+    assert staging.misses == before[0] and staging.answer_misses <= before[1] + 1
+
+
+def test_a_batch_that_fails_is_told() -> None:
+    class Refuses(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            raise ValueError(f"no rows of {rows.shape[0]}")
+
+    instance = _instance(SimulatedAccelerator())
+    instance.model = Refuses()
+    with pytest.raises(RunnerError, match="batch of 3 raised ValueError: no rows of 3"):
+        rehearsal(instance, RunnerSettings())(torch.ones(3, 4), 3)
