@@ -70,6 +70,7 @@ class LoadedModels:
     :param note: what of the settings is without effect here, in a sentence.
     :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
     :param outside: batches that an engine was not built for.
+    :param copy_prices: what copies to and from its device were measured to cost; empty until they were.
     """
 
     adapter: Workload
@@ -83,6 +84,7 @@ class LoadedModels:
     conversions: list[dict[str, Any]] = field(default_factory=list)
     outside: Outside = field(default_factory=Outside)
     note: str = ""
+    copy_prices: dict[str, float] = field(default_factory=dict)
 
     def distinct(self) -> list[ModelInstance]:
         """Instances with a model of their own: one for all where they share it."""

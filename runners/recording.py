@@ -80,7 +80,9 @@ class RecordedReplay:
         calibration = unit_costs().flat() | device_costs(service.models.device, allocator_conf(os.environ))
         accelerator = service.models.instances[0].accelerator
         if accelerator is not None:
-            calibration |= copy_costs(accelerator)
+            # Once a process: each time would leave memory with the allocator that no request uses.
+            service.models.copy_prices = service.models.copy_prices or copy_costs(accelerator)
+            calibration |= service.models.copy_prices
         engine = service.engine(recorder, self._request_of)
         facts = RunFacts(service, engine)
         pauses = GcPauses(service.events)

@@ -55,6 +55,7 @@ class PlainAccelerator:
     """A device whose memory is the host's."""
 
     device = "plain:0"
+    current: Any = None
 
     def stream(self) -> Any:
         return _Stream()
@@ -66,7 +67,11 @@ class PlainAccelerator:
 
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
-        yield
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         return host.clone()
@@ -110,6 +115,24 @@ def _models(settings: RunnerSettings) -> LoadedModels:
         instance.place_on(PlainAccelerator())
         models.instances.append(instance)
     return models
+
+
+def test_graphs_are_captured_in_the_stream_that_serves() -> None:
+    """Sharing a pool, graphs share its memory only where they share a stream."""
+    settings = RunnerSettings(max_batch_size=2, cuda_graphs=True, workers=2)
+    models = _models(settings)
+    seen: list[Any] = []
+
+    class Watching(FakeCapturer):
+        def capture(self, run: Any) -> Any:
+            seen.append([each.accelerator.current for each in models.instances])  # type: ignore[union-attr]
+            return super().capture(run)
+
+    capture_graphs(models, _traffic([3, 5, 9]), settings, lambda _: Watching(), pads=True)
+    first, second = (each.lane for each in models.instances)
+    assert first is not None and second is not None and first.compute is not second.compute
+    half = len(seen) // 2
+    assert half >= 4 and seen == [[first.compute, None]] * half + [[None, second.compute]] * half
 
 
 def test_the_longest_of_many_is_among_what_is_captured() -> None:

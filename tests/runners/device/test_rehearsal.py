@@ -97,6 +97,16 @@ def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> Non
     assert staging.misses == before[0] and staging.answer_misses <= before[1] + 1
 
 
+def test_what_an_instance_runs_beside_requests_is_done_when_it_ends() -> None:
+    instance = _instance(SimulatedAccelerator(speeds=Speeds(operator=0.02)))
+    with instance.working() as stream:
+        instance.model(instance.on_device(torch.ones(2, 3, 4)))
+        assert instance.lane is not None and stream is instance.lane.compute
+        assert [answer.slot.value for answer in instance.model.answers] == [None], "the device is slow"
+    (answer,) = instance.model.answers
+    assert float(answer.slot.value.mean()) == 2.0
+
+
 def test_a_batch_that_fails_is_told() -> None:
     class Refuses(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
