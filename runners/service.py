@@ -139,7 +139,8 @@ class Service:
             for value, size in sizes_to_run(inputs, self.settings.max_batch_size):
                 before = self.models.tally.runs
                 batches = once(value, size)
-                self.warmup.least_runs = min((self.models.tally.runs - before) / batches, self.warmup.least_runs)
+                runs, least = (self.models.tally.runs - before) / batches, self.warmup.least_runs
+                self.warmup.least_runs = runs if least is None else min(runs, least)
                 self.compiles.attach()
                 self.warmup.batches += batches
 
@@ -318,7 +319,7 @@ class Service:
             "warmup_batches": self.warmup.batches,
             "warmup_shapes": self.warmup.shapes,
             "warmup_s": round(self.warmup.seconds, 3),
-            "warmup_least_runs": self.warmup.least_runs if self.warmup.batches else 0.0,
+            "warmup_least_runs": self.warmup.least_runs or 0.0,
             "compilations": self.warmup.compilations,
             "compile_s": round(self.warmup.compile_s, 3),
             "gc_enabled": gc.isenabled(),

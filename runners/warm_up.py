@@ -37,7 +37,8 @@ _BETWEEN_S = 5.0
 class Warmup:
     """What warming up did: batches run, shapes seen, seconds, and compilations among them.
 
-    :param least_runs: how often what replaces the model's operators ran in a batch, at least.
+    :param least_runs: how often what replaces the model's operators ran in a batch, at least; ``None``
+        where no batch was run.
     """
 
     batches: int = 0
@@ -45,7 +46,7 @@ class Warmup:
     seconds: float = 0.0
     compilations: int = 0
     compile_s: float = 0.0
-    least_runs: float = float("inf")
+    least_runs: float | None = None
 
 
 def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = False) -> list[tuple[int, Any]]:
