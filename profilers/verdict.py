@@ -154,6 +154,8 @@ def warnings(
         notes.append(
             f"The causes claim {milliseconds(-unexplained)} more than slow requests exceed the reference by."
         )
+    told = record.meta.get("setup_notes")  # what of the settings the machine or the model did not allow
+    notes += [f"{note}." for note in told if isinstance(note, str)] if isinstance(told, list) else []
     if n and not np.any(evidence.rows["warmup"]):
         notes.append("No warm-up requests were sent: first use is part of the measured run.")
     if n and not evidence.expected.models["compute"].accepted:

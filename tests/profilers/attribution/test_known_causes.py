@@ -178,6 +178,14 @@ def test_priority(simulate: Simulate) -> None:
     assert entry(diagnose(simulate(n=1200, rate=85)), "traffic.priority") == (0.0, 0.0, 0.0)
 
 
+def test_settings_that_were_not_in_effect_are_told(simulate: Simulate) -> None:
+    record = simulate(rate=20)
+    asked = replace(record, meta={**record.meta, "setup_notes": ["overlap needs a GPU: not in effect on the CPU", 7]})
+    assert "overlap needs a GPU: not in effect on the CPU." in diagnose(asked, bootstrap=20).notes
+    damaged = replace(record, meta={**record.meta, "setup_notes": "nice"})
+    assert diagnose(damaged, bootstrap=20).notes == diagnose(record, bootstrap=20).notes
+
+
 def test_late_dispatch_is_the_observers(simulate: Simulate) -> None:
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     diagnosis = diagnose(simulate(rate=20, dispatch=late))
