@@ -2,10 +2,12 @@
 
     python benchmarks/probe_cost.py                               the service of `latfix init`, about 5 ms a request
     python benchmarks/probe_cost.py recommender --blocks 12       another workload
+    python benchmarks/probe_cost.py vision --profile gpu          in a profile of its own, with that profile's load
 
 One process holds the service; stretches of the same traffic are replayed on it in ABBA order, once as every recorded
 run does it and once with nothing but the stamps at the ends of a request: no counters of threads, process or heap, no
-accounts, no callback of the garbage collector, no sampler, no probe of the interpreter lock, no segments on disk.
+accounts, no callback of the garbage collector, no sampler, no probe of the interpreter lock, no segments on disk. On
+a GPU, also none of the allocator's counters, none of NVML, and of a batch's events only those that are waited for.
 Stretches are paired request by request. `core` is the CPU time of the whole process with probes less that without, by
 the stretch's length; it holds the replayer's own cost in both, which therefore is not in the difference.
 """
@@ -20,7 +22,7 @@ import platform
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,17 +33,19 @@ import numpy.typing as npt
 
 from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.profilers.host import NO_ACCOUNT, NO_GROWTH
+from latfix.ratios import paired_ratios
 from latfix.runners.child import machine
+from latfix.runners.device import flights
+from latfix.runners.device.event_pool import EventPool
 from latfix.runners.recording import RecordedReplay
 from latfix.runners.service import Service
 from latfix.runners.session import Replay, prepare_folder
 from latfix.runners.starter import write_starter
 from latfix.spec import WorkloadSpec, load_spec
-from latfix.statistics import paired_ratios
 from latfix.traffic.formats import read_traffic
 from latfix.traffic.model import Traffic
 from latfix.traffic.synthesize import FeatureSpec, Synthesis, synthesize
-from latfix.traffic.transform import slice_time
+from latfix.traffic.transform import repeat, scale_time, slice_time
 
 _KEYS = ("mean", "p50", "p95", "p99")
 _UNTIMED_S = 2.0
@@ -124,22 +128,50 @@ class _NoWriter:
         """Nothing was written."""
 
 
+class _NoEvent:
+    """In place of an event that nobody waits for."""
+
+    def record(self, stream: Any) -> None:
+        """Its time is not wanted."""
+
+
+def _events_of(waited: Collection[int]) -> type[EventPool]:
+    """In place of a pool of events: sets with events in these places alone."""
+
+    class Waited(EventPool):
+        def _make(self) -> list[Any]:
+            return [event if k in waited else _NoEvent() for k, event in enumerate(super()._make())]
+
+    return Waited
+
+
+def _not_read(self: flights.Flights, flight: flights.Flight) -> None:
+    """In place of what reads a batch's events."""
+    flight.behind = None
+    self.events.give_back(flight.events)
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """In place of what writes an account."""
 
 
 @contextlib.contextmanager
-def _without_probes() -> Iterator[None]:
-    """Everything but the stamps taken out of the engine."""
+def _without_probes(*, overlap: bool) -> Iterator[None]:
+    """Everything but the stamps taken out of the engine.
+
+    :param overlap: streams wait for each other's events: as the settings say.
+    """
     clocks = SimpleNamespace(
         perf_counter_ns=time.perf_counter_ns, monotonic=time.monotonic, process_time_ns=lambda: 0
     )
+    waited = (flights._IN_END, flights._COMPUTE_END, flights._OUT_END) if overlap else (flights._OUT_END,)
     idle = contextlib.nullcontext(SimpleNamespace(cost_ns=0, cpu_ns=0, count=0))
     with contextlib.ExitStack() as stack:
         for name, stand_in in {
             "engine.ThreadCounters": _NoCounters,
             "worker.ThreadCounters": _NoCounters,
             "engine.ProcessMemory": _NoMemory,
+            "engine.cuda_counters": lambda _: None,
             "engine.time": clocks,
             "worker.time": clocks,
             "engine.difference": lambda *_: NO_ACCOUNT,
@@ -147,6 +179,8 @@ def _without_probes() -> Iterator[None]:
             "recording.GcPauses": lambda *_: idle,
             "recording.LockProbe": lambda *_: idle,
             "recording.SegmentWriter": _NoWriter,
+            "device.flights.EventPool": _events_of(waited),
+            "device.flights.Flights._read": _not_read,
         }.items():
             stack.enter_context(mock.patch(f"latfix.runners.{name}", stand_in))
         for name in ("account", "batch_account", "batch_values"):
@@ -158,13 +192,16 @@ def main() -> None:
     """Measure, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="?", help="a folder or a sample; the service of latfix init where left out")
+    parser.add_argument("--profile", default="", help="of the workload")
     parser.add_argument("--blocks", type=int, default=24, help="stretches on each side, an even number")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a stretch")
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second of the service of latfix init")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        spec, traffic = _workload(Path(scratch), arguments.workload, arguments.rate, arguments.seconds)
+        spec, traffic = _workload(
+            Path(scratch), arguments.workload, arguments.profile, arguments.rate, arguments.seconds
+        )
         result = measure(spec, traffic, Path(scratch), blocks=arguments.blocks, seconds=arguments.seconds)
     for key in _KEYS:
         low, high = result["ratio"][key]["ci95"]
@@ -176,10 +213,13 @@ def main() -> None:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def _workload(scratch: Path, name: str | None, rate: float, seconds: float) -> tuple[WorkloadSpec, Traffic]:
+def _workload(
+    scratch: Path, name: str | None, profile: str, rate: float, seconds: float
+) -> tuple[WorkloadSpec, Traffic]:
     if name is not None:
-        spec = load_spec(name)
-        return spec, read_traffic(spec.traffic, mapping=spec.traffic_map)
+        spec = load_spec(name, profile=profile)
+        traffic = repeat(read_traffic(spec.traffic, mapping=spec.traffic_map), spec.repeat)
+        return spec, scale_time(traffic, spec.speed)
     write_starter(scratch / "example")
     spec = load_spec(str(scratch / "example"))
     lengths = FeatureSpec.parse("length=lognormal(4.3,0.8,8,512)")
@@ -209,6 +249,7 @@ def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int,
         "date": datetime.date.today().isoformat(),
         "machine": {**machine(), "python": platform.python_version()},
         "workload": spec.name,
+        "device": service.models.device,
         "requests": int(sum(len(part) for part in latency[True])),
         "blocks": blocks,
         "p50_ms": float(np.nanmedian(np.concatenate(latency[False]))) / 1e6,
@@ -224,7 +265,7 @@ def _stretch(
     prepare_folder(folder, Replay(spec=spec, traffic=traffic, settings=spec.settings))
     kind = RecordedReplay if probes else _Bare
     replay = kind(service, traffic, folder, _Silent(), threading.Event(), first=False)  # type: ignore[arg-type]
-    with contextlib.nullcontext() if probes else _without_probes():
+    with contextlib.nullcontext() if probes else _without_probes(overlap=spec.settings.overlap):
         wall, cpu = time.perf_counter(), time.process_time()
         replay.run()
         core = (time.process_time() - cpu) / (time.perf_counter() - wall)

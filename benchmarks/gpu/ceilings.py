@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from benchmarks.gpu.findings import Findings, lacks, no_time
+from benchmarks.gpu.judging import HOT_PATHS
+from latfix.runners.kernel_names import matrix_formats
 
 #: Bytes of the tensors that are copied on the device: several times its caches.
 _COPIED = 4 << 30
 _SIDE = 8192
 _TIMES = 10
+#: Profiles of a batch: kernels of the first in a process may be missing, or of any after it.
+_PROFILES = 3
+#: In what the kernels of a model may multiply, by the type of its weights. Convolutions in float32 are TF32 unless
+#: torch is told otherwise.
+_POSSIBLE: Mapping[str, tuple[str, ...]] = {"float32": ("fp32", "tf32"), "bfloat16": ("bf16",), "float16": ("fp16",)}
+
+
+def measure(found: Findings, deadline: float) -> None:
+    """Rates of the card, and the samples' batches over them.
+
+    :param deadline: on the clock of ``time.monotonic``.
+    """
+    reached = found.attempt("rates", rates)
+    for name in HOT_PATHS:
+        left = deadline - time.monotonic()
+        if left < 5 or lacks(reached):
+            found.put(name, no_time(left, 5) if left < 5 else {"skipped": "there are no rates to compare with"})
+        else:
+            found.attempt(name, lambda name=name: hot_path(name, "gpu", reached))  # type: ignore[misc]
 
 
 def rates() -> dict[str, Any]:
-    """Copy bandwidth, bytes read and written, and rates of matrix products on random numbers, by precision."""
+    """Copy bandwidth, bytes read and written, and rates of matrix products on random numbers, by format."""
     import torch
 
     source = torch.empty(_COPIED // 4, device="cuda").normal_()
@@ -22,13 +46,50 @@ def rates() -> dict[str, Any]:
     seconds = _median_s(lambda: there.copy_(source))
     found: dict[str, Any] = {"copy_bytes_per_s": 2 * _COPIED / seconds, "flops": {}}
     source = there = source.new_empty(0)
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+    for name, dtype in (
+        ("fp32", torch.float32),
+        ("tf32", torch.float32),
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+    ):
         a, b = (torch.randn(_SIDE, _SIDE, device="cuda").to(dtype) for _ in range(2))
-        found["flops"][name] = 2 * _SIDE**3 / _median_s(lambda a=a, b=b: a @ b)  # type: ignore[misc]
+        with products_in_tf32(name == "tf32"):
+            found["flops"][name] = 2 * _SIDE**3 / _median_s(lambda a=a, b=b: a @ b)  # type: ignore[misc]
+    del a, b
+    torch.cuda.empty_cache()  # what follows is to find the memory that a service would
     return found
 
 
-def hot_path(workload: str, profile: str, reached: dict[str, Any]) -> dict[str, Any]:
+@contextlib.contextmanager
+def products_in_tf32(allowed: bool) -> Iterator[None]:
+    """Have products of float32 computed in TF32 meanwhile, or have them not."""
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def floor_rate(kernels: Mapping[str, int], flops: Mapping[str, float], weights: str) -> tuple[str, float]:
+    """The format and the rate that a floor is told by: the fastest that any of a model's kernels may compute in.
+
+    :param kernels: launches by name, of a profile; where none is there or a name does not tell, all formats that
+        weights of this type allow count.
+    :param flops: operations a second by format.
+    :param weights: type of the model's weights, such as ``float32``.
+    """
+    ran = matrix_formats(kernels)
+    named = {str(format_) for format_ in ran if format_ in flops}
+    if not named or any(format_ not in flops for format_ in ran):
+        named |= set(_POSSIBLE.get(weights, tuple(flops)))
+    fastest = max(named, key=lambda name: flops[name])
+    return fastest, flops[fastest]
+
+
+def hot_path(workload: str, profile: str, reached: Mapping[str, Any]) -> dict[str, Any]:
     """A middling batch of a workload: its operations and least bytes, the time that they need, and what it took.
 
     :param reached: of :func:`rates`.
@@ -57,16 +118,25 @@ def hot_path(workload: str, profile: str, reached: dict[str, Any]) -> dict[str, 
         with FlopCounterMode(display=False) as counted:
             call_model(instance.model, inputs)
         torch.cuda.synchronize()
-    weights = sum(p.numel() * p.element_size() for p in instance.model.parameters())
+    parameters = list(instance.model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters)
     moved = weights + sum(t.numel() * t.element_size() for t in (*tensors_of(inputs), *tensors_of(output)))
-    work = profile_batch(instance, batch, size=size, elements=0)
-    floor_s = max(counted.get_total_flops() / reached["flops"]["fp32"], moved / reached["copy_bytes_per_s"])
+    seen = [profile_batch(instance, batch, size=size, elements=0) for _ in range(_PROFILES)]
+    works = [work for work in seen if work is not None]
+    # Of profiles that lost kernels, the one with the most has lost the fewest.
+    work = max(works, key=lambda each: each.launches, default=None)
+    kind = str(parameters[0].dtype).removeprefix("torch.")
+    name, rate = floor_rate({} if work is None else work.kernels, reached["flops"], kind)
+    floor_s = max(counted.get_total_flops() / rate, moved / reached["copy_bytes_per_s"])
     return {
         "batch": size,
         "flops": counted.get_total_flops(),
         "bytes": moved,
+        "format": name,
+        "formats": {} if work is None else dict(matrix_formats(work.kernels)),
         "floor_ms": floor_s * 1e3,
-        "profile": None if work is None else {**work.to_json(), "kernels": len(work.kernels)},
+        "profiles": {"asked": len(seen), "found": len(works), "launches": [each.launches for each in works]},
+        "profile": None if work is None else work.to_json(),
         "busy_over_floor": None if work is None else work.busy_ns / 1e9 / floor_s,
         "span_over_floor": None if work is None else work.span_ns / 1e9 / floor_s,
     }

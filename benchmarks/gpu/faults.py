@@ -3,6 +3,8 @@
 A small service in a folder of its own; one request in twenty-five is hit, and but for copies nothing that the record
 holds of it says so. Each fault is a class of its adapter, but the neighbor, which is another process that loads the
 device every other while.
+
+A run in which nothing was seen names nothing, either: what a record must hold to prove anything is looked at first.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import select
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.gpu.commands import LATFIX, run
+from benchmarks.gpu.findings import Findings, no_time
 
 #: By fault, the cause that has to be named; none where the run is left alone.
 EXPECTED = {
@@ -28,7 +34,14 @@ EXPECTED = {
 }
 _SECONDS = 8.0
 _RATE = 120.0
-_PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
+#: A run takes so long at least: traffic, starting, and the diagnosis.
+_LEAST_S = 20.0
+#: How long the neighbor may take to its first product.
+_READY_S = 60.0
+#: What a record must hold to tell anything.
+_LEAST_OK = 0.99
+_LEAST_PROFILES = 8
+_OTHERS = "others_sm_util"
 _ADAPTER = '''"""A service on a GPU with planted faults; written by benchmarks/gpu/faults.py."""
 import zlib
 import torch
@@ -87,6 +100,9 @@ class Neighbor(Quiet):
 _LOAD = """
 import time, torch
 a = torch.randn(8192, 8192, device="cuda")
+b = a @ a
+torch.cuda.synchronize()
+print("ready", flush=True)
 while True:
     until = time.monotonic() + 1.5
     while time.monotonic() < until:
@@ -105,61 +121,143 @@ def write_workload(folder: Path, fault: str) -> None:
         f'[runner]\ndevice = "cuda"\nwarmup_shapes = 4\nwarmup_requests = 50\npinned_staging = {pinned}\n',
         encoding="utf-8",
     )
-    rng, at, lines = random.Random(5), 0.0, []
+    rng, at, lines = random.Random(5), 0.0, list[str]()
     while at < _SECONDS:
         at += rng.expovariate(_RATE)
         lines.append(json.dumps({"arrival_s": round(at, 6), "id": str(len(lines))}))
     (folder / "traffic.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def measure(deadline: float) -> dict[str, Any]:
-    """By fault: whether its cause was named, what was, and the milliseconds of the tail."""
-    found: dict[str, Any] = {}
-    for fault, expected in EXPECTED.items():
-        if deadline - time.monotonic() < 20:
-            found[fault] = {"skipped": "the time was up"}
-            continue
-        with tempfile.TemporaryDirectory() as name, _neighbor(fault == "Neighbor"):
-            found[fault] = _diagnosed(Path(name), fault, expected, deadline)
-    return found
+def measure(found: Findings, deadline: float) -> None:
+    """By fault: whether its cause was named, what was, and the milliseconds of the tail.
+
+    :param deadline: on the clock of ``time.monotonic``.
+    """
+    for fault in EXPECTED:
+        left = deadline - time.monotonic()
+        if left < _LEAST_S:
+            found.put(fault, no_time(left, _LEAST_S))
+        else:
+            found.attempt(fault, lambda fault=fault: _planted(fault, deadline))  # type: ignore[misc]
 
 
-def _diagnosed(folder: Path, fault: str, expected: str, deadline: float) -> dict[str, Any]:
+def _planted(fault: str, deadline: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        if fault != "Neighbor":
+            return _diagnosed(Path(name), fault, deadline)
+        with neighbor(_LOAD, min(_READY_S, deadline - time.monotonic())) as process:
+            result = _diagnosed(Path(name), fault, deadline)
+            if process.poll() is not None and "failed" not in result:
+                result["evidence_missing"].append(f"the neighbor had ended with {process.returncode} before the run")
+                result["right"] = False
+            return result
+
+
+def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
+    from latfix.record import RunRecord
+    from latfix.runners.pace import typical_batches
+
     write_workload(folder, fault)
     out = folder / "run"
-    command = [sys.executable, "-c", _PROGRAM, "diagnose", str(folder), "--out", str(out)]
-    limit = max(deadline - time.monotonic(), 5.0)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failed": "the time was up"}
+    command = [sys.executable, "-c", LATFIX, "diagnose", str(folder), "--out", str(out)]
+    ended = run(command, deadline - time.monotonic())
     if not (out / "diagnosis.json").exists():
-        return {"failed": (done.stdout + done.stderr)[-1500:]}
+        return {"failed": f"latfix diagnose {ended.why}", "output": ended.output[-1500:]}
+    record = RunRecord.load(out)
     document = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
-    named = [cause["cause"] for cause in document["causes"] if cause["named"]]
-    of_device = [cause for cause in named if cause.startswith(("transfer.", "dispatch.", "gpu."))]
+    lacking = missing_evidence(record.meta, record.counts())
+    if ended.exit_code != 0:
+        lacking.insert(0, f"latfix diagnose {ended.why}")
     return {
-        "expected": expected or "none of the device's",
-        "right": expected in named if expected else not of_device,
+        **judged(fault, document, lacking, others_told=any(name.endswith(_OTHERS) for name in series_of(record))),
         "verdict": document["verdict"],
-        "named": named,
         "latency_ms": document["latency_ms"],
         "tail": document["tail"],
         "causes": [
             {key: cause[key] for key in ("cause", "tail_ms", "ci95_ms", "named", "evidence")}
             for cause in document["causes"][:6]
         ],
+        # A profiler that is let go of and started again may show nothing of a batch.
+        "profiles": {
+            "asked": len(typical_batches(record)),
+            "found": len(record.meta.get("device_profile", ())),
+            "launches": [work["launches"] for work in record.meta.get("device_profile", ())],
+        },
     }
 
 
+def series_of(record: Any) -> set[str]:
+    """The sampled series that a record holds."""
+    return {str(name) for name in record.samples["series"]}
+
+
+def judged(fault: str, document: Mapping[str, Any], lacking: list[str], *, others_told: bool) -> dict[str, Any]:
+    """Whether a diagnosis is right about a fault; it is not where its run proves nothing.
+
+    :param document: ``diagnosis.json``.
+    :param lacking: of :func:`missing_evidence`.
+    :param others_told: whether the device told what other processes had of it. In a container it may not: then
+        nobody can name the neighbor, and ``right`` is ``None``.
+    """
+    expected = EXPECTED[fault]
+    named = [cause["cause"] for cause in document["causes"] if cause["named"]]
+    of_device = [cause for cause in named if cause.startswith(("transfer.", "dispatch.", "gpu."))]
+    result: dict[str, Any] = {
+        "expected": expected or "none of the device's",
+        "right": (expected in named if expected else not of_device) and not lacking,
+        "named": named,
+        "evidence_missing": lacking,
+    }
+    if fault == "Neighbor" and not lacking and expected not in named and not others_told:
+        result |= {"right": None, "cannot_be_told": f"NVML does not tell this process from others: no {_OTHERS}"}
+    return result
+
+
+def missing_evidence(meta: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    """What a run lacks to prove anything, whatever was named in it.
+
+    :param meta: ``run.json``.
+    :param counts: measured requests by how they ended.
+    """
+    missing = []
+    scheduled, done = int(meta.get("scheduled", 0)), counts.get("ok", 0)
+    if not scheduled or done < _LEAST_OK * scheduled:
+        missing.append(f"{done} of {scheduled} requests ended ok")
+    device = str(meta.get("device", ""))
+    if not device.startswith("cuda"):
+        missing.append(f"the device was {device or 'not told'}")
+    profiled = meta.get("device_profile", ())
+    if len(profiled) < _LEAST_PROFILES:
+        missing.append(f"{len(profiled)} batches were profiled, {_LEAST_PROFILES} are needed")
+    if failure := meta.get("device_profile_failure"):
+        missing.append(f"profiling failed: {failure}")
+    missing += [
+        f"{name} was not measured"
+        for name in ("copy_in_ns", "copy_out_ns")
+        if name not in meta.get("calibration", {})
+    ]
+    nvml = str(meta.get("probes", {}).get("nvml", "NVML: not read"))
+    if "not read" in nvml:
+        missing.append(nvml)
+    return missing
+
+
 @contextlib.contextmanager
-def _neighbor(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, "-c", _LOAD])
+def neighbor(program: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Another process beside, from when it says that it is at work.
+
+    :param program: prints ``ready`` then.
+    :param seconds: that it may take until then.
+    :raises RuntimeError: it does not say so.
+    """
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None, "it is a pipe"
     try:
-        yield
+        heard, _, _ = select.select([process.stdout], [], [], max(seconds, 0.0))
+        if not heard or process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"the neighbor was not at work within {seconds:.0f} s (exit code {process.poll()})")
+        yield process
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()

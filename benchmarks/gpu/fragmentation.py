@@ -7,14 +7,14 @@ the start (``memory.pool``), and with expandable segments; what the laboratory's
 
     python benchmarks/gpu/fragmentation.py [--seconds N] [--out FILE]
 
-``measure(deadline)`` is for a program that runs it as a part. Nothing here has been run on a GPU yet.
+``measure(found, deadline)`` is for a program that runs it as a part. Nothing here has been run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -23,6 +23,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu.commands import LATFIX, run
+from benchmarks.gpu.findings import Findings, lacks, no_time
+from benchmarks.gpu.judging import problems
 from latfix.profilers.fragmentation.generator import Traffic, generate
 from latfix.profilers.fragmentation.laboratory import ARENAS, compare
 from latfix.profilers.fragmentation.trace import AllocationTrace
@@ -30,16 +35,15 @@ from latfix.record import RunRecord
 from latfix.runners.device_facts import calls, facts, worker_growth_mib
 
 _MIB = 1 << 20
-PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
 #: What caches and working memory may take together, and the limit in which they lie: a quarter more.
 IN_USE = 8 << 30
 LIMIT = IN_USE * 5 // 4
-TURNS, RATE = 1000, 40.0
+TURNS, RATE = 1000, 60.0
 SEED = 2
 #: Weights, and what the libraries take beside the model.
 _BESIDE = 256 * _MIB
-#: A replay takes so long beside its traffic: starting, loading, and the diagnosis.
-_BESIDE_S = 30.0
+#: A replay takes so long beside its traffic at least: starting, loading, and the diagnosis.
+_BESIDE_S = 10.0
 
 ADAPTER = """
 import torch
@@ -113,9 +117,8 @@ def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: 
 def with_settings(folder: Path, name: str, **settings: object) -> Path:
     """A copy of a workload's folder with more settings of the runner."""
     other = folder.with_name(name)
-    other.mkdir()
-    for file in folder.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    # A run has left what Python compiled of its adapter.
+    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("__pycache__"))
     lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
     with (other / "workload.toml").open("a", encoding="utf-8") as file:
         file.write(lines)
@@ -123,18 +126,14 @@ def with_settings(folder: Path, name: str, **settings: object) -> Path:
 
 
 def diagnose(workload: Path, deadline: float) -> dict[str, Any]:
-    """``latfix diagnose`` and what of it this is about; ``failed`` says why there is nothing."""
+    """``latfix diagnose`` and what of it this is about; ``failed`` or ``skipped`` says why there is nothing."""
     out = workload.with_name(f"{workload.name}-run")
     left = deadline - time.monotonic()
     if left < TURNS / RATE + _BESIDE_S:
-        return {"failed": "the time was up"}
-    command = [sys.executable, "-c", PROGRAM, "diagnose", str(workload), "--out", str(out)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired as error:
-        return {"failed": f"stopped after {error.timeout:.0f} s"}
-    if not (out / "diagnosis.json").exists():
-        return {"failed": (done.stdout + done.stderr)[-2000:]}
+        return no_time(left, TURNS / RATE + _BESIDE_S)
+    ended = run([sys.executable, "-c", LATFIX, "diagnose", str(workload), "--out", str(out)], left)
+    if ended.exit_code != 0 or not (out / "diagnosis.json").exists():
+        return {"failed": f"latfix diagnose {ended.why}", "output": ended.output[-2000:]}
     return figures(RunRecord.load(out), json.loads((out / "diagnosis.json").read_text(encoding="utf-8")))
 
 
@@ -180,43 +179,53 @@ def expected(trace: AllocationTrace) -> list[dict[str, Any]]:
     return [result.to_json() for result in compare(trace, LIMIT, ("", "expandable_segments:True", ARENAS[0]))]
 
 
-def measure(deadline: float, device: str = "cuda:0") -> dict[str, Any]:
-    """All of it, as far as time allows: a JSON-able mapping.
+def measure(found: Findings, deadline: float, device: str = "cuda:0") -> None:
+    """All of it, as far as time allows.
 
+    :param found: takes the three runs, what the models expect, and ``shown``.
     :param deadline: on the clock of ``time.monotonic``.
     """
     import torch
 
     if not torch.cuda.is_available():
-        return {"skipped": "no CUDA device here"}
+        found.put("skipped", "no CUDA device here")
+        return
     _, total = torch.cuda.mem_get_info(device)
     if total < 2 * LIMIT:
-        return {"skipped": f"the device has {total >> 30} GiB; {2 * LIMIT >> 30} are needed"}
+        found.put("skipped", f"the device has {total >> 30} GiB; {2 * LIMIT >> 30} are needed")
+        return
     trace = traffic_of_allocations()
-    found: dict[str, Any] = {"models": expected(trace)}
+    found.attempt("models", lambda: expected(trace))
     with tempfile.TemporaryDirectory() as temporary:
         share = (LIMIT + _BESIDE) / total
         folder = write_workload(Path(temporary) / "defaults", trace, turns=TURNS, device=device, share=share)
-        found["defaults"] = before = diagnose(folder, deadline)
-        if "failed" in before:
-            return found
-        ahead = with_settings(folder, "reserved", reserve_mb=before["reserve_mb"])
-        found["memory.pool"] = diagnose(ahead, deadline)
-        env = '{ PYTORCH_ALLOC_CONF = "expandable_segments:True" }'
-        found["memory.device_allocator"] = diagnose(with_settings(folder, "expandable", env=env), deadline)
-    found["shown"] = shown(found)
-    return found
+        replays(found, folder, deadline)
+    found.attempt("shown", lambda: shown(found.items))
+
+
+def replays(found: Findings, folder: Path, deadline: float) -> None:
+    """The three runs, each whatever becomes of the others."""
+    before = found.attempt("defaults", lambda: diagnose(folder, deadline))
+    if lacks(before):
+        found.put("memory.pool", {"skipped": "without the first run nobody knows how much to reserve"})
+    else:
+        ahead = {"reserve_mb": before["reserve_mb"]}
+        found.attempt("memory.pool", lambda: diagnose(with_settings(folder, "reserved", **ahead), deadline))
+    env = '{ PYTORCH_ALLOC_CONF = "expandable_segments:True" }'
+    found.attempt("memory.device_allocator", lambda: diagnose(with_settings(folder, "expandable", env=env), deadline))
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, bool]:
-    """What this is to show, and whether it did."""
-    before, after = found["defaults"], found.get("memory.pool", {"failed": ""})
+    """What this is to show, and whether it did; what could not be looked at is left out."""
+    before, after = found["defaults"], found["memory.pool"]
+    if lacks(before):
+        return {}
     caused = before["memory_causes"].get("memory.fragmentation", {})
     result = {
         "p99 caused by retries": before["retries"] > 0 and bool(caused.get("named")),
         "it is the verdict": before["verdict"] == "memory.fragmentation",
     }
-    if "failed" not in after:
+    if not lacks(after):
         left = after["memory_causes"].get("memory.fragmentation", {})
         result["retries gone with the pool"] = after["retries"] == 0
         result["cause gone with the pool"] = not left.get("named", False)
@@ -230,14 +239,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = measure(time.monotonic() + options.seconds)
-    text = json.dumps(found, indent=2) + "\n"
-    if options.out is not None:
-        options.out.write_text(text, encoding="utf-8")
-    print(text if options.out is None else f"written to {options.out}")
-    if "skipped" in found:
-        return 3
-    return 0 if found.get("shown") and all(found["shown"].values()) else 1
+    found = Findings(options.out)
+    measure(found, time.monotonic() + options.seconds)
+    print(json.dumps(found.items, indent=2) if options.out is None else f"written to {options.out}")
+    against = problems("fragmentation", found.items)
+    for line in against:
+        print(line)
+    return 3 if "skipped" in found.items else int(bool(against))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""All that needs a GPU, in one go and within nine minutes.
+"""All that needs a GPU, in one go and within nine minutes, or part by part in several calls.
 
-Doctor, tests, ceilings of the card and what the samples reach of them, stages by events and by the profiler, planted
+Doctor, ceilings of the card and what the samples reach of them, stages by events and by the profiler, tests, planted
 faults, the allocator's stalls, what the probes cost, and `latfix optimize` of each sample in its profile `gpu`.
 
-Writes ``benchmarks/results/gpu.json`` with machine, versions and date, and beside it ``nvml.jsonl``: the calls of
-NVML and their answers while a sample ran, for tests on machines without a GPU. Without a GPU it says so and exits 3.
-It has not been run on one yet.
+Each part runs in a process of its own, with a limit. What time does not allow is said, and counts as not shown.
+Writes ``benchmarks/results/gpu.json``: what each part found, with machine, versions and date; another call adds its
+parts to it. Beside it ``nvml.jsonl``: the calls of NVML and their answers while a sample ran, for tests on machines
+without a GPU. Exits with 0 where everything shows what it is to show, 1 where not, 3 where nothing could be run.
+It has not been run on a GPU yet.
 
-    python benchmarks/gpu/run.py [--out DIR] [--only PART ...]
+    python benchmarks/gpu/run.py [--only PART ...] [--sample NAME ...] [--limit SECONDS] [--out DIR]
 """
 
 from __future__ import annotations
@@ -16,201 +18,173 @@ import argparse
 import contextlib
 import datetime
 import json
-import subprocess
+import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Nothing heavy is imported here, torch least of all: the clock starts with the program.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.gpu import faults, fragmentation, stages
-from latfix.profilers.nvml import Nvml
-from latfix.profilers.nvml_calls import LiveNvml, NvmlRefused, RecordingNvml
+from benchmarks.gpu.commands import ROOT, TIMED_OUT, Ended, run
+from benchmarks.gpu.findings import NO_TIME, lacks, no_time
+from benchmarks.gpu.judging import problems
+from benchmarks.gpu.needs import missing
+from benchmarks.gpu.parts import GRACE_S, KINDS, LIMIT_S, SAMPLES, Part, chosen, seconds_for, together
+from benchmarks.gpu.results import Results
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 9 * 60.0
-#: By how much a stage's length may differ from the profiler's, at the median.
-_AGREEMENT = 0.02
-PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
-SAMPLES = ("recommender", "vision", "assistant")
-#: Parts in the order in which they are run, and the seconds that each may take at most.
-PARTS: dict[str, float] = {
-    "doctor": 30.0,
-    "tests": 110.0,
-    "ceilings": 40.0,
-    "stages": 30.0,
-    "faults": 90.0,
-    "fragmentation": 60.0,
-    "probes": 45.0,
-    "samples": LIMIT_S,
-}
+STARTED = time.monotonic()
+_ABOUT_S = 90.0
+_NOTHING_RUN = 3
+#: Parts that profile in their own process, which then lets go of the profiler after each profile as a runner's does.
+_PROFILING = ("ceilings", "stages")
+_AS_A_RUNNER = {"TEARDOWN_CUPTI": "1"}
+#: Of what a part's process printed, in its result.
+_OUTPUT = 3000
 
 
 def main() -> int:
-    """Run what time allows and write the results; the exit code says whether all of it passed."""
+    """Run what time allows and write the results; the exit code says whether all of it shows what it is to show."""
+    options = _arguments()
+    parts = chosen(options.only, options.sample)
+    file = options.out / "gpu.json"
+    try:
+        results = Results(file)
+    except (OSError, ValueError) as error:
+        print(f"{file}: cannot be added to ({error}); move it away, or name another folder with --out")
+        return 2
+    lacking = missing(list(dict.fromkeys(part.kind for part in parts)))
+    for line, kinds in lacking.items():
+        print(f"missing: {line} (needed by {', '.join(kinds)})")
+    without = {kind: line for line, kinds in lacking.items() for kind in kinds}
+    with _scratch() as scratch:
+        about = {} if all(part.kind in without for part in parts) else asked_about(scratch)
+        if (reason := lacks(about)) or not about["cuda"]:
+            for part in parts:
+                print(f"{part.name}: not run, {without.get(part.kind) or reason or 'there is no CUDA device here'}")
+            return _NOTHING_RUN
+        deadline = STARTED + options.limit
+        left = deadline - time.monotonic()
+        print(f"{about['machine']['gpu']}; {left:.0f} s for {len(parts)} parts", flush=True)
+        if together(parts) > left:
+            print(f"they may take {together(parts):.0f} s: what comes last may be left out for time", flush=True)
+        summary = {}
+        for k, part in enumerate(parts):
+            print(f"{part.name} ...", flush=True)
+            left = deadline - time.monotonic()
+            entry = {**_about_entry(about), **measured(part, parts[k + 1 :], left, without, scratch, options.out)}
+            entry["problems"] = problems(part.name, entry["found"])
+            kept = results.add(part.name, entry)
+            summary[part.name] = said(entry) + ("" if kept else "; the file keeps what an earlier call found")
+            print(f"{part.name}: {summary[part.name]}", flush=True)
+    print(f"\nwritten to {file}")
+    return concluded(parts, summary)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=KINDS, metavar="PART", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--sample", nargs="+", choices=SAMPLES, metavar="NAME", help=f"of {', '.join(SAMPLES)}")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="for everything")
     options = parser.parse_args()
-    import torch
+    options.out = options.out.resolve()
+    return options
 
-    if not torch.cuda.is_available():
-        print("no CUDA device here: nothing was run")
-        return 3
-    from latfix.runners.child import machine
-    from latfix.runners.session import versions
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    file, deadline = options.out / "gpu.json", time.monotonic() + LIMIT_S
-    results: dict[str, Any] = {
-        "command": "python benchmarks/gpu/run.py",
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "versions": versions(),
-        "parts": {},
+def asked_about(scratch: Path) -> dict[str, Any]:
+    """What machine this is; asked in another process, so that this one holds nothing of the device."""
+    ended, found = _part("about", _ABOUT_S, scratch, scratch)
+    if "versions" in found:
+        return found
+    return {"failed": f"looking for a device {ended.why}"}
+
+
+def _about_entry(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": about["machine"],
+        "versions": about["versions"],
     }
-    measure: dict[str, Callable[[float], Any]] = {
-        "doctor": doctor,
-        "tests": tests,
-        "ceilings": ceilings,
-        "stages": lambda until: stages.measure("recommender", "gpu", until),
-        "faults": faults.measure,
-        "fragmentation": fragmentation.measure,
-        "probes": probes,
-        "samples": lambda until: samples(until, options.out),
-    }
-    for part in options.only:
-        begun = time.monotonic()
-        print(f"{part} ...", flush=True)
-        try:
-            found = measure[part](min(deadline, begun + PARTS[part]))
-        except Exception as error:  # noqa: BLE001 - what the other parts find must not be lost with it
-            found = {"failed": f"{type(error).__name__}: {error}"}
-        results["parts"][part] = {"seconds": round(time.monotonic() - begun, 1), "found": found}
-        file.write_text(json.dumps(results, indent=2, default=str) + "\n", encoding="utf-8")
-        print(json.dumps(found, default=str)[:600], flush=True)
-    print(f"written to {file}")
-    return 0 if all(_passed(name, part["found"]) for name, part in results["parts"].items()) else 1
 
 
-def _passed(name: str, found: Any) -> bool:
-    """Whether a part shows what it is to show; one that was not run to its end does not."""
-    if not isinstance(found, dict) or "failed" in found:
+def measured(
+    part: Part, following: Sequence[Part], left: float, without: Mapping[str, str], scratch: Path, out: Path
+) -> dict[str, Any]:
+    """A part's result, and whether it ran to its end.
+
+    :param left: seconds for it and those that follow.
+    :param without: by kind of part, the package that it lacks.
+    """
+    if part.kind in without:
+        return {"seconds": 0.0, "complete": False, "found": {"skipped": without[part.kind]}}
+    seconds = seconds_for(part, following, left)
+    if not seconds:
+        return {"seconds": 0.0, "complete": False, "found": no_time(left, part.least)}
+    ended, found = _part(part.name, seconds, scratch, out)
+    if ended.exit_code != 0:
+        found["cut" if found else "failed"] = f"its process {ended.why}"
+        found["process"] = ended.output[-_OUTPUT:]
+    return {"seconds": round(ended.seconds, 1), "complete": _complete(found), "found": found}
+
+
+def _part(name: str, seconds: float, scratch: Path, out: Path) -> tuple[Ended, dict[str, Any]]:
+    file = scratch / f"{name}.json"
+    out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + seconds - GRACE_S
+    command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(file), repr(deadline), str(out)]
+    # What a killed process leaves in temporary folders goes with this program's own.
+    environment = {"TMPDIR": str(scratch), **(_AS_A_RUNNER if name in _PROFILING else {})}
+    ended = run(command, seconds, environment)
+    return ended, json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _complete(found: Mapping[str, Any]) -> bool:
+    """Whether time cut nothing off."""
+    if any(key in found for key in ("cut", "failed", "skipped")) or found.get("exit_code") == TIMED_OUT:
         return False
-    if name in ("doctor", "tests", "probes"):
-        return bool(found["exit_code"] == 0)
-    if name == "stages":
-        medians = [found[stage]["median"] for stage in ("copy_in", "compute", "copy_out")]
-        return all(median is not None and abs(median - 1) <= _AGREEMENT for median in medians)
-    if name == "faults":
-        return all(each.get("right") for each in found.values())
-    if name == "samples":
-        return all(each["exit_code"] in (0, 1, 3) and "verdict" in each for each in found.values())
-    return True
+    return not any(NO_TIME in lacks(item) for item in found.values() if isinstance(item, dict) and item)
 
 
-def tests(deadline: float) -> dict[str, Any]:
-    """All tests that need a GPU."""
-    return run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"], deadline)
+def said(entry: Mapping[str, Any]) -> str:
+    """A part's result in a line."""
+    if entry["found"].get("skipped"):
+        return f"skipped: {entry['found']['skipped']}"
+    if not entry["problems"]:
+        items = [(name, item) for name, item in entry["found"].items() if isinstance(item, dict)]
+        untold = [
+            f"; {name} cannot be told: {item['cannot_be_told']}" for name, item in items if "cannot_be_told" in item
+        ]
+        return f"passed ({entry['seconds']:.0f} s){''.join(untold)}"
+    more = f" (and {len(entry['problems']) - 3} more)" if len(entry["problems"]) > 3 else ""
+    return f"NOT PASSED ({entry['seconds']:.0f} s): {'; '.join(entry['problems'][:3])}{more}"
 
 
-def ceilings(deadline: float) -> dict[str, Any]:
-    """What the card reaches, and what the samples' batches need of it."""
-    from benchmarks.gpu.ceilings import hot_path, rates
-
-    found: dict[str, Any] = {"rates": rates()}
-    for name in SAMPLES[:2]:  # the assistant's work depends on how long its answers are
-        if time.monotonic() < deadline:
-            found[name] = hot_path(name, "gpu", found["rates"])
-    return found
-
-
-def probes(deadline: float) -> dict[str, Any]:
-    """What latfix's probes cost a service on the GPU: the same requests with and without them, in turns."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "probes.json"
-        command = [sys.executable, "benchmarks/probe_cost.py", "vision", "--blocks", "4", "--seconds", "3"]
-        result = run([*command, "--out", str(file)], deadline)
-        if file.exists():
-            result["found"] = json.loads(file.read_text(encoding="utf-8"))
-    return result
-
-
-def samples(deadline: float, out: Path) -> dict[str, Any]:
-    """Each sample in its profile for a GPU: before, after, and each fix's own share."""
-    found: dict[str, Any] = {}
-    for k, name in enumerate(SAMPLES):
-        left = (deadline - time.monotonic()) / (len(SAMPLES) - k)
-        with recorded_nvml(out / "nvml.jsonl") if k == 0 else contextlib.nullcontext():
-            found[name] = optimized(name, left - 8)
-    return found
-
-
-def optimized(name: str, seconds: float) -> dict[str, Any]:
-    """``latfix optimize`` of a sample within so many seconds."""
-    if seconds < 20:
-        return {"exit_code": 124, "output": "not started: the time was up"}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "optimization.json"
-        command = [sys.executable, "-c", PROGRAM, "optimize", name, "--profile", "gpu", "--duration", "6"]
-        command += ["--budget", f"{seconds:.0f}s", "--out", str(Path(folder) / "run"), "--json", str(file)]
-        result = run(command, time.monotonic() + seconds + 30)
-        if file.exists():
-            document = json.loads(file.read_text(encoding="utf-8"))
-            result |= {key: document[key] for key in ("verdict", "before", "after", "ratio", "steps")}
-    return result
-
-
-def run(command: list[str], deadline: float) -> dict[str, Any]:
-    """A command's exit code and the end of what it printed; 124 where its time was up."""
-    left = deadline - time.monotonic()
-    if left < 5:
-        return {"exit_code": 124, "output": "not started: the time was up"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired as error:
-        return {"exit_code": 124, "output": f"stopped after {error.timeout:.0f} s"}
-    return {"exit_code": done.returncode, "output": (done.stdout + done.stderr)[-3000:]}
-
-
-def doctor(deadline: float) -> dict[str, Any]:
-    """What ``latfix doctor`` finds on the machine; it changes nothing."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "doctor.json"
-        result = run([sys.executable, "-c", PROGRAM, "doctor", "--json", str(file)], deadline)
-        if file.exists():
-            result["findings"] = json.loads(file.read_text(encoding="utf-8"))["findings"]
-    return result
+def concluded(parts: Sequence[Part], summary: Mapping[str, str]) -> int:
+    """Say how many parts of this call passed, and how those that were left out are run; the exit code."""
+    passed = sum(line.startswith("passed") for line in summary.values())
+    print(f"{passed} of {len(parts)} parts passed")
+    left_out = [part.name for part in parts if f"skipped: {NO_TIME}" in summary[part.name]]
+    if left_out:
+        print(f"left out for time: {', '.join(left_out)}; to be run in calls of their own:")
+        for name in left_out:
+            kind, _, sample = name.partition(".")
+            print(f"    python benchmarks/gpu/run.py --only {kind}{f' --sample {sample}' if sample else ''}")
+    return int(passed < len(parts))
 
 
 @contextlib.contextmanager
-def recorded_nvml(path: Path) -> Iterator[None]:
-    """Poll NVML twice a second on a thread of its own, and write down what it was asked and answered."""
-    stop = threading.Event()
-
-    def poll(reader: Nvml) -> None:
-        while not stop.wait(0.5):
-            reader.read()
-
-    with path.open("w", encoding="utf-8") as file:
-        try:
-            calls = RecordingNvml(LiveNvml(), file)
-        except NvmlRefused as error:
-            print(f"NVML does not answer: {error}")
-            yield
-            return
-        thread = threading.Thread(target=poll, args=(Nvml(calls, 0),), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-            calls.close()
+def _scratch() -> Iterator[Path]:
+    """A folder for what is of use during the call alone; a request to end is heeded as Ctrl-C is."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with tempfile.TemporaryDirectory(prefix="latfix-gpu-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

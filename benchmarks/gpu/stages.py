@@ -1,6 +1,8 @@
 """Lengths of the stages by the runner's events, beside those of the same batches by ``torch.profiler``.
 
-Each batch is profiled on its own, with its events recorded as in a run; what the profiler costs is in both.
+Each batch is profiled on its own, with its events recorded as in a run; what the profiler costs is in both. An event
+before the first copy is passed while the host is still on its way to the copy, so that short copies differ by what
+that takes: beside a sample's batches there are those of a workload of its own, alike, 64 MiB a request in and out.
 """
 
 from __future__ import annotations
@@ -13,13 +15,73 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.findings import Findings, no_time
+
 BATCHES = 40
+_FIRST = 3
 _KINDS = {"copy_in": ("gpu_memcpy", "HtoD"), "compute": ("kernel", ""), "copy_out": ("gpu_memcpy", "DtoH")}
 _COLUMNS = {"copy_in": "copy_in_ns", "compute": "device_ns", "copy_out": "copy_out_ns"}
+_ADAPTER = '''"""Large copies in and out, and some milliseconds in between; written by benchmarks/gpu/stages.py."""
+import torch
+from latfix import Workload
+
+NUMBERS = 16 << 20
 
 
-def measure(workload: str, profile: str, deadline: float) -> dict[str, Any]:
-    """By stage, the median ratio of the events' length to the profiler's, and the largest deviation."""
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, rows):
+        for _ in range(32):
+            rows = rows * self.factor
+        return rows
+
+
+class Copies(Workload):
+    def load(self, device):
+        self.row = torch.full((NUMBERS,), 0.5)
+        return Net().eval().to(device)
+
+    def prepare(self, request):
+        return self.row
+'''
+
+
+def measure(found: Findings, deadline: float) -> None:
+    """The stages of a sample's batches, and of large copies.
+
+    :param deadline: on the clock of ``time.monotonic``.
+    """
+    from latfix.spec import load_spec
+
+    with tempfile.TemporaryDirectory() as name:
+        write_copies(Path(name))
+        workloads = {"recommender": ("recommender", "gpu"), "copies": (name, "")}
+        for k, (label, (workload, profile)) in enumerate(workloads.items()):
+            left = (deadline - time.monotonic()) / (len(workloads) - k)
+            if left < 5:
+                found.put(label, no_time(left, 5))
+                continue
+            spec = load_spec(workload, profile=profile)
+            found.attempt(label, lambda spec=spec, left=left: _measured(spec, time.monotonic() + left))  # type: ignore[misc]
+
+
+def write_copies(folder: Path) -> None:
+    """The workload of large copies."""
+    (folder / "copies.py").write_text(_ADAPTER, encoding="utf-8")
+    rows = "".join(json.dumps({"arrival_s": k * 0.1}) + "\n" for k in range(8))
+    (folder / "traffic.jsonl").write_text(rows, encoding="utf-8")
+    (folder / "workload.toml").write_text(
+        '[workload]\nname = "copies"\nentry = "copies:Copies"\ntraffic = "traffic.jsonl"\n'
+        '[runner]\ndevice = "cuda"\nmax_batch_size = 4\n',
+        encoding="utf-8",
+    )
+
+
+def _measured(spec: Any, deadline: float) -> dict[str, Any]:
+    """By stage, how far the events' length is from the profiler's; and what the profiles showed of kernels."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -28,10 +90,8 @@ def measure(workload: str, profile: str, deadline: float) -> dict[str, Any]:
     from latfix.runners.device.clock import DeviceClock
     from latfix.runners.device.flights import Flights
     from latfix.runners.service import Service
-    from latfix.spec import load_spec
     from latfix.traffic.formats import read_traffic
 
-    spec = load_spec(workload, profile=profile)
     service = Service(spec.folder, spec.entry, spec.settings.with_overrides({"pinned_staging": True}))
     service.load()
     instance, size = service.models.instances[0], spec.settings.max_batch_size
@@ -39,9 +99,10 @@ def measure(workload: str, profile: str, deadline: float) -> dict[str, Any]:
     traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
     recorder, clock = StageRecorder(2 * BATCHES), DeviceClock()
     flights = Flights(instance.accelerator, instance, clock, recorder, overlap=False)
-    ratios: dict[str, list[float]] = {stage: [] for stage in _KINDS}
+    pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in _KINDS}
+    kernels: list[int] = []
     with instance.guard():
-        for k in range(BATCHES + 3):
+        for k in range(BATCHES + _FIRST):
             if time.monotonic() > deadline:
                 break
             inputs = [
@@ -52,33 +113,74 @@ def measure(workload: str, profile: str, deadline: float) -> dict[str, Any]:
             with profiled(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
                 flights.land(flights.launch(batch_id, collated))
             flights.resolve()
-            if k < 3:  # first uses
+            if k < _FIRST:  # first uses
                 continue
-            for stage, told in _spans(seen).items():
-                ours = recorder.batch[_COLUMNS[stage]][batch_id]
+            events = _events(seen)
+            kernels.append(sum(event.get("cat") == "kernel" for event in events))
+            for stage, told in spans(events).items():
                 if told > 0:
-                    ratios[stage].append(ours / told)
+                    pairs[stage].append((float(recorder.batch[_COLUMNS[stage]][batch_id]), told))
     return {
-        stage: {
-            "batches": len(found),
-            "median": statistics.median(found) if found else None,
-            "least": min(found, default=None),
-            "largest": max(found, default=None),
-        }
-        for stage, found in ratios.items()
-    } | {"clock_slack_us": clock.slack_ns / 1e3}
+        "stages": {stage: compared(found) for stage, found in pairs.items()},
+        "sessions": sessions(kernels),
+        "clock_slack_us": clock.slack_ns / 1e3,
+    }
 
 
-def _spans(seen: Any) -> dict[str, float]:
-    """Nanoseconds from the begin of the first to the end of the last event of each kind."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(file))
-        events: Sequence[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+def spans(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Nanoseconds from the begin of the first to the end of the last event of each kind that a profile shows.
+
+    :param events: of a trace of ``torch.profiler``, in microseconds.
+    """
     found = {}
     for stage, (category, part) in _KINDS.items():
         mine = [event for event in events if event.get("cat") == category and part in str(event.get("name"))]
-        begin = min((float(event["ts"]) for event in mine), default=0.0)
-        end = max((float(event["ts"]) + float(event.get("dur", 0.0)) for event in mine), default=0.0)
-        found[stage] = (end - begin) * 1e3
+        if mine:
+            begin = min(float(event["ts"]) for event in mine)
+            end = max(float(event["ts"]) + float(event.get("dur", 0.0)) for event in mine)
+            found[stage] = (end - begin) * 1e3
     return found
+
+
+def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """A stage's lengths by the events and by the profiler, in nanoseconds, with their medians and extremes.
+
+    :param pairs: by batch, the events' and the profiler's.
+    """
+    if not pairs:
+        return {"batches": 0}
+    off = [ours - told for ours, told in pairs]
+    return {
+        "batches": len(pairs),
+        "told_ns": statistics.median(told for _, told in pairs),
+        "difference_ns": statistics.median(off),
+        "least_difference_ns": min(off),
+        "largest_difference_ns": max(off),
+        "ratio": statistics.median(ours / told for ours, told in pairs),
+    }
+
+
+def sessions(kernels: Sequence[int]) -> dict[str, Any]:
+    """How many profiles were made and how many show a kernel, and the least and the most that one shows.
+
+    A profiler that is started again may lose the first kernels, or all of them.
+
+    :param kernels: by profile.
+    """
+    return {
+        "asked": len(kernels),
+        "found": sum(count > 0 for count in kernels),
+        "least_kernels": min(kernels, default=0),
+        "most_kernels": max(kernels, default=0),
+        "kernels": list(kernels),
+    }
+
+
+def _events(seen: Any) -> list[Mapping[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(file))
+        events: list[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8", errors="replace"))[
+            "traceEvents"
+        ]
+    return events

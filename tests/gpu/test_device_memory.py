@@ -5,7 +5,6 @@ Skipped, saying so, where there is none.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,12 +12,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.gpu import fragmentation
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.judging import problems
 from latfix.profilers.device_blocks import free_blocks_reader
 from latfix.profilers.device_costs import CudaCalls, device_costs
 from latfix.profilers.device_counters import BatchCounters, cuda_counters
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 _DEVICE = "cuda:0"
 _MIB = 1 << 20
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -151,16 +151,9 @@ def test_a_history_is_recorded_and_read(tmp_path: Path) -> None:
     assert found.setting == "" and "no allocation stalls or fails" in found.said
 
 
-def _benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fragmentation", ROOT / "benchmarks" / "gpu" / "fragmentation.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_p99_of_stalls_is_told_and_gone_with_the_pool() -> None:
-    found = _benchmark().measure(time.monotonic() + 400)
-    if "skipped" in found:
-        pytest.skip(found["skipped"])
-    assert found.get("shown") and all(found["shown"].values()), json.dumps(found, indent=1)[-6000:]
+    found = Findings()
+    fragmentation.measure(found, time.monotonic() + 400)
+    if "skipped" in found.items:
+        pytest.skip(found.items["skipped"])
+    assert problems("fragmentation", found.items) == [], json.dumps(found.items, indent=1)[-6000:]

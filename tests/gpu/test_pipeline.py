@@ -45,6 +45,9 @@ class _Net(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(12))
+        for weights in self.layers.parameters():  # otherwise answers would hardly depend on what was asked
+            if weights.dim() == 2:
+                torch.nn.init.kaiming_normal_(weights, nonlinearity="relu")
         self.peeks = peeks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
