@@ -145,10 +145,11 @@ def _events_of(waited: Collection[int]) -> type[EventPool]:
     return Waited
 
 
-def _not_read(self: flights.Flights, flight: flights.Flight) -> None:
-    """In place of what reads a batch's events."""
-    flight.behind = None
-    self.events.give_back(flight.events)
+def _not_read(self: flights.Flights, count: int) -> None:
+    """In place of what reads batches' events."""
+    for flight in [self._landed.popleft() for _ in range(count)]:
+        flight.behind = None
+        self.events.give_back(flight.events)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

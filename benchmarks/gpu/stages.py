@@ -98,7 +98,7 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
     assert instance.accelerator is not None, "this is for a GPU"
     traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
     recorder, clock = StageRecorder(2 * BATCHES), DeviceClock()
-    flights = Flights(instance.accelerator, instance, clock, recorder, overlap=False)
+    flights = Flights(instance, clock, recorder, overlap=False)
     pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in _KINDS}
     kernels: list[int] = []
     with instance.guard():
