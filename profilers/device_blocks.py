@@ -7,10 +7,11 @@ done on the sampler's thread, seldom, never for one batch, and not at all where 
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from latfix.profilers.device_counters import NATIVE, allocator_backend
 
 Reading = dict[str, float]
 #: How often the list is asked for where that takes no time to speak of.
@@ -56,12 +57,13 @@ class FreeBlocksReader:
 
 
 def free_blocks_reader(device: str) -> Callable[[], Reading] | None:
-    """A reader for the sampler; ``None`` where torch uses no CUDA device."""
-    torch = sys.modules.get("torch")
-    if torch is None or not device.startswith("cuda"):
+    """A reader for the sampler; ``None`` where torch's own allocator is not in use: no other one lists its blocks."""
+    if allocator_backend(device) != NATIVE:
         return None
+    import torch
+
     index = int(device.partition(":")[2] or 0)
-    listing = torch.cuda.memory_snapshot
+    listing: Callable[..., list[Mapping[str, Any]]] = torch.cuda.memory_snapshot
     # Older versions always copy the history of allocations with it, which is empty unless somebody records one.
     plain = {"include_traces": False} if "include_traces" in inspect.signature(listing).parameters else {}
 

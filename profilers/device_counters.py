@@ -18,6 +18,9 @@ from typing import Any
 
 #: A reading is followed by a rest of so many times its length.
 _REST = 200
+#: torch's own allocator, and the driver's in its place: these count. A program's own (``pluggable``) raises where
+#: it is asked for counters; only the first lists its blocks.
+NATIVE, COUNTING = "native", ("native", "cudaMallocAsync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,7 @@ class AllocatorCounters:
     """One reading. Counts and bytes taken or given are since the process began, the rest is what it holds now.
 
     :param retries: all cached memory was given back because the device had no more (``num_alloc_retries``).
+    :param ooms: that was not enough (``num_ooms``).
     :param allocs: segments taken from the device, or pages mapped; ``frees`` given back.
     :param syncs: times that the allocator waited for all streams (``num_sync_all_streams``).
     :param taken_bytes: of those segments; ``given_bytes`` likewise.
@@ -33,6 +37,7 @@ class AllocatorCounters:
     """
 
     retries: int
+    ooms: int
     allocs: int
     frees: int
     syncs: int
@@ -53,6 +58,7 @@ def from_nested(stats: Mapping[str, Any]) -> AllocatorCounters | None:
     reserved = stats["reserved_bytes"]["all"]
     return AllocatorCounters(
         retries=stats["num_alloc_retries"],
+        ooms=stats.get("num_ooms", 0),
         allocs=stats.get("num_device_alloc", 0),
         frees=stats.get("num_device_free", 0),
         syncs=stats.get("num_sync_all_streams", 0),
@@ -64,11 +70,19 @@ def from_nested(stats: Mapping[str, Any]) -> AllocatorCounters | None:
     )
 
 
-def cuda_counters(device: str) -> ReadCounters | None:
-    """Reads the counters of ``device``; ``None`` where torch uses no CUDA device."""
+def allocator_backend(device: str) -> str:
+    """The allocator that torch takes the memory of ``device`` from; empty where torch uses no CUDA device."""
     torch = sys.modules.get("torch")
-    if torch is None or not device.startswith("cuda"):
+    if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
+        return ""
+    return str(torch.cuda.get_allocator_backend())
+
+
+def cuda_counters(device: str) -> ReadCounters | None:
+    """Reads the counters of ``device``; ``None`` where torch uses no CUDA device, or its allocator counts nothing."""
+    if allocator_backend(device) not in COUNTING:
         return None
+    import torch
 
     def read() -> AllocatorCounters | None:
         return from_nested(torch.cuda.memory_stats_as_nested_dict(device))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from latfix.profilers.device_counters import AllocatorCounters, from_nested
+from latfix.profilers.device_counters import COUNTING, NATIVE, AllocatorCounters, from_nested
 from latfix.settings import RunnerSettings
 
 #: The variable that torch reads its allocator's settings from, and the one that it read before 2.9 and still does
@@ -69,7 +69,7 @@ class DeviceAllocator(Protocol):
     """The caching allocator of one device, and what is left beside it."""
 
     def stats(self) -> Mapping[str, Any]:
-        """As ``torch.cuda.memory_stats_as_nested_dict``."""
+        """As ``torch.cuda.memory_stats_as_nested_dict``; empty where the allocator counts nothing."""
 
     def reset_peaks(self) -> None:
         """Peaks count from now on."""
@@ -78,7 +78,7 @@ class DeviceAllocator(Protocol):
         """Bytes that the device has left, and in all."""
 
     def share(self) -> float:
-        """The share of the device's memory that this process may take."""
+        """The share of the device's memory that this process may take; 1 where that is not told."""
 
     def set_share(self, share: float) -> None:
         """Limit it."""
@@ -103,6 +103,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.stats`."""
         import torch
 
+        if self.backend() not in COUNTING:
+            return {}
         found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._device)
         return found
 
@@ -110,7 +112,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.reset_peaks`."""
         import torch
 
-        torch.cuda.reset_peak_memory_stats(self._device)
+        if self.backend() in COUNTING:
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def memory(self) -> tuple[int, int]:
         """:meth:`DeviceAllocator.memory`."""
@@ -123,6 +126,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.share`."""
         import torch
 
+        if self.backend() not in COUNTING or not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+            return 1.0  # a version of torch that does not tell
         return float(torch.cuda.get_per_process_memory_fraction(self._device))
 
     def set_share(self, share: float) -> None:
@@ -135,6 +140,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.settings`."""
         import torch
 
+        if self.backend() != NATIVE:  # another one has none of these, and refuses to be looked at
+            return {}
         found = torch.cuda.memory._snapshot(self._device).get("allocator_settings", {})
         return {str(name): value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
@@ -232,6 +239,12 @@ class DeviceFacts:
         if self._allocator is not None:
             self._allocator.reset_peaks()
             self._begun = from_nested(self._allocator.stats())
+
+    def note(self) -> str:
+        """Why nothing is told of the device's memory although there is a device, in one line; empty where it is."""
+        if self._allocator is None or (backend := self._allocator.backend()) in COUNTING:
+            return ""
+        return f"device memory: not read, it is managed by an allocator ({backend}) that counts nothing"
 
     def end(self, first: AllocatorCounters | None, reserved: list[Reserved]) -> dict[str, Any]:
         """The facts, for ``device_memory`` of ``run.json``; empty without a device, or where nothing is told.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from latfix.profilers.device_counters import COUNTING, allocator_backend
+
 _STATUS = Path("/proc/self/status")
 #: Written to ``clear_refs``, it sets the high-water mark of resident memory back to what is resident now.
 _RESET = b"5"
@@ -17,13 +19,15 @@ class PeakMemory:
     once, a peak is of all of them.
 
     :param device: a torch device string.
-    :ivar available: it can be measured here; on the CPU this takes Linux's ``/proc``.
+    :ivar available: it can be measured here; on the CPU this takes Linux's ``/proc``, on a device an allocator that
+        counts.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._reset_fd = -1
-        self.available = device != "cpu"
+        # A device's, too, only where its allocator counts.
+        self.available = device != "cpu" and allocator_backend(device) in COUNTING
         if device == "cpu":
             try:
                 self._reset_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)

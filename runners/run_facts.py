@@ -106,7 +106,7 @@ class RunFacts:
             "setup_notes": [
                 *service.process.notes,
                 *engine.places.notes,
-                *filter(None, [service.models.note, service.models.outside.note()]),
+                *filter(None, [service.models.note, service.models.outside.note(), self._device.note()]),
                 *(each.note for each in reserved if each.note),
             ],
         }

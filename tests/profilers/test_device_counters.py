@@ -194,3 +194,16 @@ def test_pages_of_expandable_segments_have_another_price() -> None:
     assert expandable("max_split_size_mb:64, expandable_segments:True")
     assert not expandable("expandable_segments:False")
     assert CudaCalls.open("cpu") is None
+
+
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_an_allocator_that_lists_no_blocks_is_not_asked_to(torch_on: Any, fake_cuda: Any, backend: str) -> None:
+    """It raises: a thread of the sampler would die of it, and the run with it."""
+    told = torch_on(fake_cuda(), backend=backend)
+    assert free_blocks_reader("cuda:0") is None
+    read, counters = cuda_reader("cuda:0"), cuda_counters("cuda:0")
+    if backend == "pluggable":
+        assert read is None and counters is None and told.asked == []
+    else:
+        assert read is not None and read()["cuda.reserved_bytes"] == 0
+        assert BatchCounters.of(counters) is not None

@@ -34,6 +34,7 @@ from latfix.runners.device_allocator import (
 from latfix.runners.device_facts import calls, facts, room_bytes
 from latfix.runners.fixes import FIXES, Applied, Context, Verified
 from latfix.runners.memory_history import choice_of
+from latfix.runners.peak_memory import PeakMemory
 from latfix.settings import RunnerSettings
 
 _MIB = 1 << 20
@@ -287,3 +288,45 @@ def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path
     path.write_bytes(pickle.dumps({"device_traces": [history], "segments": []}))
     found = choice_of(path, 8 << 30)
     assert found.figures["capacity_bytes"] == 100 * _MIB, "not the eight GiB that were free in the end"
+
+
+@pytest.mark.parametrize(
+    ("backend", "told", "note"),
+    [
+        ("native", {"expandable_segments", "max_split_size", "garbage_collection_threshold", ALLOC_CONF}, ""),
+        ("cudaMallocAsync", set(), ""),
+        ("pluggable", None, "device memory: not read, it is managed by an allocator (pluggable) that counts nothing"),
+    ],
+)
+def test_what_an_allocator_refuses_to_tell_ends_no_run(
+    torch_on: Any, fake_cuda: Any, backend: str, told: set[str] | None, note: str
+) -> None:
+    torch_on(fake_cuda(conf="max_split_size_mb:64"), backend=backend)
+    allocator = allocator_of("cuda:0")
+    assert allocator is not None and limit_memory(0.5, allocator) == []
+    known = DeviceFacts(allocator)
+    known.begin()
+    found = known.end(None, [])
+    assert known.note() == note
+    if told is None:
+        assert found == {} and allocator.share() == 1.0
+        return
+    assert (found["backend"], found["share"]) == (backend, 0.5)
+    assert {name.replace(OLDER_CONF, ALLOC_CONF) for name in found["settings"]} == told
+
+
+def test_only_torchs_own_allocator_has_a_history(torch_on: Any, fake_cuda: Any) -> None:
+    torch_on(fake_cuda())
+    assert begin_history("cuda:0") == ""
+    torch_on(fake_cuda(), backend="cudaMallocAsync")
+    assert begin_history("cuda:0") == "the device's memory is managed by cudaMallocAsync, which records no history"
+
+
+@pytest.mark.parametrize(("backend", "available"), [("cudaMallocAsync", True), ("pluggable", False)])
+def test_what_batches_need_is_measured_where_the_allocator_counts(
+    torch_on: Any, fake_cuda: Any, backend: str, available: bool
+) -> None:
+    torch_on(fake_cuda(), backend=backend)
+    peak = PeakMemory("cuda:0")
+    peak.begin()
+    assert peak.available is available and peak.need_bytes() == 0
