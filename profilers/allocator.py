@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from latfix.profilers.device_counters import AllocatorCounters, cuda_counters
+from latfix.profilers.device_counters import AllocatorCounters, Inside, cuda_counters
 
 Reading = dict[str, float]
 
@@ -111,14 +111,17 @@ def cuda_series(now: AllocatorCounters) -> Reading:
     }
 
 
-def cuda_reader(device: str) -> Callable[[], Reading] | None:
-    """A reader of the allocator's counters for the sampler; ``None`` where there is nobody to tell them."""
+def cuda_reader(device: str, inside: Inside | None = None) -> Callable[[], Reading] | None:
+    """A reader of the allocator's counters for the sampler; ``None`` where there is nobody to tell them.
+
+    :param inside: who is at a batch on the device: meanwhile nothing is read.
+    """
     counters = cuda_counters(device)
     if counters is None:
         return None
 
     def read() -> Reading:
-        now = counters()
+        now = counters() if inside is None else inside.sample(counters)
         return {} if now is None else cuda_series(now)
 
     return read

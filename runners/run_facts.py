@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.profilers.device_counters import BatchCounters
 from latfix.runners.allocators import loaded_allocator
 from latfix.runners.device_allocator import ALLOC_CONF, OLDER_CONF, DeviceFacts, allocator_of
 from latfix.runners.environment import environment_at_start
@@ -80,7 +81,7 @@ class RunFacts:
         hot = service.models.instances[0].hot
         pools = service.models.pools
         reserved = [worker.reserved for worker in engine.workers if worker.reserved is not None]
-        before = engine.device_memory.first if engine.device_memory is not None else None
+        before = engine.device_memory.first if isinstance(engine.device_memory, BatchCounters) else None
         self.found = {
             "memory": memory,
             "device_memory": self._device.end(before, reserved),

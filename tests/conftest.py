@@ -184,6 +184,7 @@ class FakeCuda:
             "reserved_bytes": stat(counters.reserved, self._peaks[0], counters.taken, counters.given),
             "allocated_bytes": stat(counters.granted, self._peaks[1]),
             "inactive_split_bytes": stat(pieces, pieces),
+            "active": stat(len(self.live), len(self.live)),
         }
 
     def reset_peaks(self) -> None:

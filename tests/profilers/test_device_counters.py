@@ -10,7 +10,7 @@ import pytest
 from latfix.profilers.allocator import cuda_reader
 from latfix.profilers.device_blocks import MOST_BLOCKS, FreeBlocksReader, free_blocks_reader
 from latfix.profilers.device_costs import CudaCalls, device_costs, expandable, flat, measure_calls
-from latfix.profilers.device_counters import AllocatorCounters, BatchCounters, cuda_counters, from_nested
+from latfix.profilers.device_counters import AllocatorCounters, BatchCounters, Inside, cuda_counters, from_nested
 from latfix.profilers.recorder import StageRecorder
 
 _MIB = 1 << 20
@@ -207,3 +207,103 @@ def test_an_allocator_that_lists_no_blocks_is_not_asked_to(torch_on: Any, fake_c
     else:
         assert read is not None and read()["cuda.reserved_bytes"] == 0
         assert BatchCounters.of(counters) is not None
+
+
+def test_a_list_without_cost_is_made_every_few_seconds() -> None:
+    clock = [0]
+    reader = FreeBlocksReader(lambda: [_segment((1, "inactive"))], lambda: 4, lambda: clock[0])
+    assert reader.poll()
+    clock[0] += 4_900_000_000
+    assert reader.poll() == {}
+    clock[0] += 200_000_000
+    assert reader.poll()
+
+
+def test_blocks_are_listed_between_batches() -> None:
+    """A worker may be in a call of the driver, with the lock that the listing waits for under the interpreter's."""
+    listed: list[int] = []
+    inside = Inside()
+
+    def segments() -> list[dict[str, Any]]:
+        listed.append(1)
+        return [_segment((1, "inactive"))]
+
+    reader = FreeBlocksReader(segments, lambda: 4, inside=inside)
+    inside.enter()
+    assert reader.poll() == {} and listed == []
+    inside.leave()
+    assert reader.poll() and listed == [1]
+
+
+def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
+    """A listing is of all devices, whichever one is asked for."""
+    few, many = fake_cuda(), fake_cuda(64 << 30)
+    torch_on(few, many)
+    free = few.allocate(30 * _MIB)
+    del free
+    read = free_blocks_reader("cuda:0")
+    assert read is not None and read()["cuda.largest_free_block_bytes"] == 30 * _MIB
+    held = [many.allocate(512) for _ in range(MOST_BLOCKS + 1)]
+    again = free_blocks_reader("cuda:0")
+    assert again is not None and again() == {}
+    del held
+
+
+def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, fake_cuda: Any) -> None:
+    device = fake_cuda()
+    told = torch_on(device)
+    recorder = StageRecorder(4)
+    counters = BatchCounters.of(cuda_counters("cuda:0"), device.clock)
+    assert counters is not None
+    read = cuda_reader("cuda:0", counters)
+    assert read is not None
+    counters.enter()
+    held = device.allocate(30 * _MIB)
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    counters.enter()
+    asked = len(told.asked)
+    assert read()["cuda.reserved_bytes"] == 30 * _MIB and len(told.asked) == asked, "nobody was asked for it"
+    more = device.allocate(40 * _MIB)
+    counters.leave()  # it failed, and nothing was read at its end
+    counters.enter()
+    assert read() == {} and len(told.asked) == asked, "the last reading lacks what that one did"
+    counters.leave()
+    assert read()["cuda.reserved_bytes"] == 70 * _MIB
+    del held, more
+
+
+def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fake_cuda: Any) -> None:
+    device = fake_cuda()
+    told = torch_on(device)
+    recorder = StageRecorder(4)
+
+    def slow() -> AllocatorCounters | None:
+        device.now += 50_000
+        return from_nested(device.stats())
+
+    counters = BatchCounters.of(slow, device.clock)
+    assert counters is not None
+    read = cuda_reader("cuda:0", counters)
+    assert read is not None
+    for batch in range(2):
+        counters.enter()
+        held = device.allocate(30 * (batch + 1) * _MIB)
+        counters.note(recorder.batch, batch)
+        counters.leave()
+        del held
+    assert [recorder.batch["device_read"][k] for k in range(2)] == [1, 0] and told.asked == []
+    assert read()["cuda.device_allocs"] == 2 and told.asked == ["getDeviceStats"]
+
+
+def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:
+    told = torch_on(fake_cuda(), fake_cuda())
+    inside = Inside()
+    read = cuda_reader("cuda:1", inside)
+    assert read is not None and read()
+    inside.enter()
+    inside.note({}, 0)
+    assert read() == {} and told.asked == ["getDeviceStats"]
+    inside.leave()
+    inside.skip()
+    assert read() and (inside.reads, inside.cost_ns) == (0, 0)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.profilers.device_counters import BatchCounters, Inside
 from latfix.profilers.nvml import Nvml
 from latfix.profilers.recorder import EventLog, SampleLog, StageRecorder
 from latfix.profilers.sampler import Sampler
@@ -229,3 +230,28 @@ def test_others_on_a_device_weigh_on_its_workers() -> None:
     pulled = engine(["cuda:0", "cuda:1"])
     pulled.device_taken("cuda:1", 0.5)
     assert not any("weight" in series for series in pulled.load())
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend", "kind"),
+    [
+        (["cuda:0", "cuda:0"], "native", BatchCounters),
+        (["cuda:0", "cuda:1"], "native", Inside),
+        (["cuda:0", "cuda:1"], "pluggable", None),
+        (["cpu", "cpu"], "native", None),
+    ],
+)
+def test_what_the_devices_counters_are_read_by(
+    devices: Sequence[str], backend: str, kind: type | None, torch_on: Any, fake_cuda: Any
+) -> None:
+    torch_on(fake_cuda(), fake_cuda(), backend=backend)
+    adapter = Workload()
+    engine = Engine(
+        adapter=adapter,
+        instances=[ModelInstance(adapter, None, device, None, adapter.collate, set()) for device in devices],
+        settings=RunnerSettings(workers=len(devices)),
+        recorder=StageRecorder(1),
+        events=EventLog(),
+        request_of=lambda _: SimpleNamespace(),  # type: ignore[arg-type,return-value]
+    )
+    assert type(engine.device_memory) is (type(None) if kind is None else kind)
