@@ -323,7 +323,7 @@ class Service:
         }
         if self.settings.backend == "torch":
             found["capability"] = device_capability(self.models.device)
-            found |= weight_kinds(self.models.instances[0].model, self.settings.keep_precision)
+            found |= weight_kinds(self._uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
         found |= self.device_profile(traffic)
