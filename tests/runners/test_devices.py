@@ -23,6 +23,7 @@ from latfix.runners.device_probes import allocator_probes, lines_of, nvml_probes
 from latfix.runners.devices import in_mode, on_device, place_workers, placement_note
 from latfix.runners.engine import Engine
 from latfix.runners.model import load_models
+from latfix.runners.service import Service
 from latfix.runners.steering import check_policies
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
@@ -255,3 +256,15 @@ def test_what_the_devices_counters_are_read_by(
         request_of=lambda _: SimpleNamespace(),  # type: ignore[arg-type,return-value]
     )
     assert type(engine.device_memory) is (type(None) if kind is None else kind)
+
+
+def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, fake_cuda: Any, tmp_path: Path) -> None:
+    gpus(2)
+    devices = fake_cuda(), fake_cuda()
+    torch_on(*devices)
+    (tmp_path / "adapter.py").write_text(ADAPTER)
+    settings = RunnerSettings(workers=3, devices=2, device_memory_share=0.25)
+    service = Service(tmp_path, "adapter:Told", settings)
+    service.load()
+    service.release()
+    assert [device.share() for device in devices] == [0.25, 0.25] and service.process.notes == []
