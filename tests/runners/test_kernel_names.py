@@ -108,7 +108,8 @@ MATRIX = [
     ),
     (
         "void gemmk1_kernel<int, float, 256, 5, false, false, false, false,"
-        " cublasGemvTensorStridedBatched<__nv_bfloat16 const>, cublasGemvTensorStridedBatched<__nv_bfloat16 const>, cublasGemvTensorStridedBatched<__nv_bfloat16>,"
+        " cublasGemvTensorStridedBatched<__nv_bfloat16 const>, cublasGemvTensorStridedBatched<__nv_bfloat16 const>,"
+        " cublasGemvTensorStridedBatched<__nv_bfloat16>,"
         " float, 0>(…)",
         "bf16",
     ),
@@ -128,7 +129,8 @@ MATRIX = [
     ),
     (
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
-        "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>>, cutlass::bfloat16_t, float, cutlass::arch::Sm90> > > >(…)",
+        "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>>, cutlass::bfloat16_t, float,"
+        " cutlass::arch::Sm90> > > >(…)",
         "bf16",
     ),
     # convolutions
