@@ -44,8 +44,19 @@ class Calls:
         return f"{_many(self.total, 'call')} of the device for memory, {_many(self.retries, 'stall')}"
 
     def fewer_than(self, before: Calls) -> bool:
-        """Whether stalls and calls are at most half as many; or as few, where there were none."""
-        return self.retries <= 0.5 * before.retries and self.total <= 0.5 * before.total
+        """Whether stalls and calls are at most half as many, or none where there were none."""
+        return self.fewer_stalls_than(before) and self.total <= 0.5 * before.total
+
+    def fewer_stalls_than(self, before: Calls) -> bool:
+        """Whether stalls are at most half as many, or none where there were none: :meth:`beside` says so then."""
+        return self.retries <= 0.5 * before.retries
+
+    def beside(self, before: Calls) -> str:
+        """Both in words. Where nothing stalled without a fix, its effect has not been seen: only times can tell."""
+        said = f"{self.words()}; without it {before.words()}"
+        if before.retries or self.retries:
+            return said
+        return f"{said}: nothing stalled in these windows, and whether it pays is left to their times"
 
 
 def facts(record: RunRecord) -> Mapping[str, Any]:

@@ -65,13 +65,12 @@ def _verify(applied: Applied) -> Verified:
     now, before = calls(applied.record), calls(applied.without)
     said = (
         f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are given back "
-        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.words()}; "
-        f"without it {before.words()}"
+        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.beside(before)}"
     )
     limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)
     there = wanted > 0 and limited and not missing
     return Verified(
-        there and now.retries <= 0.5 * before.retries,
+        there and now.fewer_stalls_than(before),
         "; ".join([said, *refusals(applied.record, "device_memory_share")]),
     )
 

@@ -89,7 +89,7 @@ def _verify_reservation(applied: Applied) -> Verified:
     now, before = calls(applied.record), calls(applied.without)
     said = (
         f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(asked) < 2 else 'each'} device before the first "
-        f"request; {now.words()}; without it {before.words()}"
+        f"request; {now.beside(before)}"
     )
     there = wanted > 0 and got >= _THERE * wanted
     return Verified(there and now.fewer_than(before), "; ".join([said, *refusals(applied.record, "reserve_mb")]))

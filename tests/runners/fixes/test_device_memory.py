@@ -457,3 +457,31 @@ def test_a_history_has_the_room_of_its_own_device(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"device_traces": [[], history], "segments": []}))
     assert choice_of(path, {0: 100 * _MIB, 1: 300 * _MIB}).figures["capacity_bytes"] == 300 * _MIB
     assert choice_of(path, {0: 100 * _MIB, 2: 200 * _MIB}).figures["capacity_bytes"] == 100 * _MIB
+
+
+@pytest.mark.parametrize("fix", _DEVICE_FIXES)
+def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: RunRecord) -> None:
+    """None of the screening's windows may hold a stall: no fewer than none is no evidence."""
+    settings = {
+        "reserve_mb": 64,
+        "device_memory_share": 0.9,
+        "env": {ALLOC_CONF: "garbage_collection_threshold:0.8"},
+    }
+    told = {
+        "wanted_bytes": 64 * _MIB,
+        "reserved_ahead_bytes": 64 * _MIB,
+        "share": 0.9,
+        "settings": {"garbage_collection_threshold": 0.8},
+    }
+
+    def run(record: RunRecord) -> RunRecord:
+        return replace(record, meta={**record.meta, "settings": settings, "device_memory": {**facts(record), **told}})
+
+    quiet = _quiet(stalls)
+    verify = _BY_ID[fix].verify
+    found = verify(Applied(evidence={}, record=run(quiet), without=quiet))
+    assert found.effective and "nothing stalled in these windows, and whether it pays" in found.evidence
+    seen = verify(Applied(evidence={}, record=run(quiet), without=stalls))
+    assert seen.effective and "nothing stalled" not in seen.evidence
+    worse = verify(Applied(evidence={}, record=run(stalls), without=quiet))
+    assert not worse.effective and "nothing stalled" not in worse.evidence
