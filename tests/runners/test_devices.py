@@ -22,7 +22,7 @@ from latfix.profilers.sampler import Sampler
 from latfix.runners.device_probes import allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.runners.devices import in_mode, on_device, place_workers, placement_note
 from latfix.runners.engine import Engine
-from latfix.runners.model import load_models
+from latfix.runners.model import LoadedModels, convert_models, load_models
 from latfix.runners.service import Service
 from latfix.runners.steering import check_policies
 from latfix.runners.worker import ModelInstance
@@ -151,7 +151,12 @@ def test_a_model_is_called_with_its_device_as_the_current_one(gpus: GPUs) -> Non
     assert torch.cuda.current_device() == 0
     with in_mode("cuda:1", torch.inference_mode()):
         assert torch.cuda.current_device() == 1 and torch.is_inference_mode_enabled()
-    for device in ("cpu", "cuda:0"):
+    with on_device("cuda:2"), on_device("cuda:0"):
+        assert torch.cuda.current_device() == 0, "somebody may have left another one current"
+    with in_mode("cuda:1", torch.no_grad()), in_mode("cuda:0", torch.inference_mode()):
+        assert torch.cuda.current_device() == 0 and torch.is_inference_mode_enabled()
+    for device, count in (("cpu", 3), ("cuda:0", 1)):
+        gpus(count)
         mode = torch.no_grad()
         assert in_mode(device, mode) is mode, "nothing beside it"
 
@@ -268,3 +273,26 @@ def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, fake_c
     service.load()
     service.release()
     assert [device.share() for device in devices] == [0.25, 0.25] and service.process.notes == []
+
+
+def test_engines_are_made_with_their_own_device_as_the_current_one(
+    gpus: GPUs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch-tensorrt builds and loads on the current one, whichever device the model and its inputs are on."""
+    gpus(2)
+    made: list[tuple[str, int]] = []
+
+    def convert(model: Any, _material: Any, _settings: Any, device: str, *_: Any) -> tuple[Any, Any]:
+        made.append((device, torch.cuda.current_device()))
+        return model, SimpleNamespace(to_json=lambda: {"device": device})
+
+    monkeypatch.setattr("latfix.runners.tensorrt.convert.convert", convert)
+    adapter = Workload()
+    instances = [
+        ModelInstance(adapter, torch.nn.Identity(), f"cuda:{index}", None, adapter.collate, set()) for index in (1, 0)
+    ]
+    shapes: Any = SimpleNamespace(seen=[], tuned=())
+    monkeypatch.setattr(Workload, "folder", Path(), raising=False)
+    with on_device("cuda:1"):  # as a library leaves it
+        convert_models(LoadedModels(adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt"), shapes)
+    assert made == [("cuda:1", 1), ("cuda:0", 0)]
