@@ -9,7 +9,7 @@ import pytest
 
 from latfix.profilers.allocator import cuda_reader
 from latfix.profilers.device_blocks import MOST_BLOCKS, FreeBlocksReader, free_blocks_reader
-from latfix.profilers.device_costs import CudaCalls, device_costs, expandable, flat, measure_calls
+from latfix.profilers.device_costs import CudaCalls, CudaPages, device_costs, expandable, flat, measure_calls
 from latfix.profilers.device_counters import AllocatorCounters, BatchCounters, Inside, cuda_counters, from_nested
 from latfix.profilers.recorder import StageRecorder
 
@@ -193,7 +193,104 @@ def test_a_device_that_refuses_in_between_has_no_price(fake_cuda: Any) -> None:
 def test_pages_of_expandable_segments_have_another_price() -> None:
     assert expandable("max_split_size_mb:64, expandable_segments:True")
     assert not expandable("expandable_segments:False")
-    assert CudaCalls.open("cpu") is None
+    assert CudaCalls.open("cpu") is None and CudaPages.open("cpu") is None
+
+
+class _Runtime:
+    """CUDA's runtime, as far as it tells of memory."""
+
+    def __init__(self) -> None:
+        self.device = 0
+
+    def cudaGetDevice(self, device: Any) -> int:
+        device._obj.value = self.device
+        return 0
+
+    def cudaSetDevice(self, device: int) -> int:
+        self.device = device
+        return 0
+
+    def cudaMemGetInfo(self, left: Any, total: Any) -> int:
+        left._obj.value = total._obj.value = 8 << 30
+        return 0
+
+    def cudaDeviceSynchronize(self) -> int:
+        return 0
+
+
+class _Driver:
+    """CUDA's driver, as far as it makes pages; each call takes its time.
+
+    :param most: pages that it gives.
+    """
+
+    def __init__(self, most: int = 1_000) -> None:
+        self.now, self.most = 0, most
+        self.created: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self.open: list[tuple[int, int]] = []
+        self.ranges: list[int] = []
+
+    def cuMemAddressReserve(self, start: Any, size: int, *_: int) -> int:
+        start._obj.value = 1 << 40
+        self.ranges.append(size)
+        return 0
+
+    def cuMemAddressFree(self, start: int, size: int) -> int:
+        assert start == 1 << 40
+        self.ranges.remove(size)
+        return 0
+
+    def cuMemCreate(self, handle: Any, size: int, wanted: Any, _: int) -> int:
+        assert (wanted._obj.location.id, wanted._obj.type) == (1, 1)
+        if len(self.created) >= self.most:
+            return 2
+        self.now += 30_000
+        handle._obj.value = 7 + len(self.created)
+        self.created[handle._obj.value] = size
+        return 0
+
+    def cuMemMap(self, start: int, size: int, _: int, handle: int, __: int) -> int:
+        assert self.created[handle] == size
+        self.mapped[start] = size
+        return 0
+
+    def cuMemSetAccess(self, start: int, size: int, *_: Any) -> int:
+        assert sum(self.mapped.values()) == size
+        self.now += 50_000
+        self.open.append((start, size))
+        return 0
+
+    def cuMemUnmap(self, start: int, _: int) -> int:
+        self.now += 20_000
+        return 0 if self.mapped.pop(start, 0) else 1
+
+    def cuMemRelease(self, handle: int) -> int:
+        del self.created[handle]
+        return 0
+
+
+def test_pages_are_priced_by_what_mapping_them_takes() -> None:
+    driver, runtime = _Driver(), _Runtime()
+    pages: Any = CudaPages(runtime, 1, driver)  # type: ignore[arg-type]
+    with pages:
+        assert runtime.device == 1
+        costs = measure_calls(pages, lambda: driver.now)
+    assert runtime.device == 0 and not (driver.created or driver.mapped or driver.ranges), "all of it was given back"
+    assert set(driver.open) == {(1 << 40, 2 * _MIB), (1 << 40, 120 * _MIB)}
+    # One page of two MiB, and six of twenty.
+    each_mib = 5 * 30_000 / 118
+    assert costs["device_malloc_mib"].value == pytest.approx(each_mib)
+    assert costs["device_malloc"].value == pytest.approx(80_000 - 2 * each_mib)
+    assert costs["device_free_mib"].value == pytest.approx(5 * 20_000 / 118)
+
+
+def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind() -> None:
+    driver = _Driver(most=4)
+    pages: Any = CudaPages(_Runtime(), 1, driver)  # type: ignore[arg-type]
+    with pages:
+        assert measure_calls(pages, lambda: driver.now) == {}
+        assert not (driver.created or driver.mapped)
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
