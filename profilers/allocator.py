@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from latfix.profilers.device_counters import AllocatorCounters, Inside, cuda_counters
 
 Reading = dict[str, float]
 
@@ -96,26 +97,31 @@ def host_heap_reader(heap: HostHeap | None = None) -> Callable[[], Reading] | No
     return heap.poll if heap.available else None
 
 
-_CUDA_KEYS = {
-    "allocated_bytes.all.current": "cuda.allocated_bytes",
-    "reserved_bytes.all.current": "cuda.reserved_bytes",
-    "inactive_split_bytes.all.current": "cuda.inactive_split_bytes",
-    "num_alloc_retries": "cuda.alloc_retries",
-    "num_ooms": "cuda.ooms",
-    "num_device_alloc": "cuda.device_allocs",
-    "num_device_free": "cuda.device_frees",
-    "num_sync_all_streams": "cuda.sync_all_streams",
-}
+def cuda_series(now: AllocatorCounters) -> Reading:
+    """A reading of the device's counters by the names of its series."""
+    return {
+        "cuda.allocated_bytes": float(now.allocated_bytes),
+        "cuda.reserved_bytes": float(now.reserved_bytes),
+        "cuda.inactive_split_bytes": float(now.pieces_bytes),
+        "cuda.alloc_retries": float(now.retries),
+        "cuda.ooms": float(now.ooms),
+        "cuda.device_allocs": float(now.allocs),
+        "cuda.device_frees": float(now.frees),
+        "cuda.sync_all_streams": float(now.syncs),
+    }
 
 
-def cuda_reader(device: str) -> Callable[[], Reading] | None:
-    """A reader of ``torch.cuda.memory_stats`` for ``device``; ``None`` where torch uses no CUDA device."""
-    torch = sys.modules.get("torch")
-    if torch is None or not device.startswith("cuda"):
+def cuda_reader(device: str, inside: Inside | None = None) -> Callable[[], Reading] | None:
+    """A reader of the allocator's counters for the sampler; ``None`` where there is nobody to tell them.
+
+    :param inside: who is at a batch on the device: meanwhile nothing is read.
+    """
+    counters = cuda_counters(device)
+    if counters is None:
         return None
 
     def read() -> Reading:
-        stats = torch.cuda.memory_stats(device)
-        return {series: float(stats[key]) for key, series in _CUDA_KEYS.items() if key in stats}
+        now = counters() if inside is None else inside.sample(counters)
+        return {} if now is None else cuda_series(now)
 
     return read

@@ -1,8 +1,9 @@
 """What a call of the device for memory costs here: taking a segment, giving it back, waiting for an idle device.
 
 Measured at the start of a run with the runtime's own calls (``cudaMalloc``, ``cudaFree``, ``cudaDeviceSynchronize``),
-so that the service's cached memory stays as it is; the device is idle meanwhile. A call made while the device works,
-or while another process calls its driver, waits for that, too: the prices are the least that a call takes.
+so that the service's cached memory stays as it is; the device is idle meanwhile. With expandable segments torch maps
+pages instead, and the same is measured with the driver's calls for that. A call made while the device works, or while
+another process calls its driver, waits for that, too: the prices are the least that a call takes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from latfix.profilers.calibration import UnitCost
 _MIB = 1 << 20
 #: Sizes that are measured: a segment of the small pool, and a large one. A price for each call and one for each MiB
 #: lie between the two.
-SMALL_BYTES, LARGE_BYTES = 2 * _MIB, 128 * _MIB
+SMALL_BYTES, LARGE_BYTES = 2 * _MIB, 120 * _MIB
+#: Pages of expandable segments, by the pool: the sizes that are measured are multiples of them.
+_SMALL_PAGE, _LARGE_PAGE = 2 * _MIB, 20 * _MIB
 _ROUNDS = 9
 #: Free memory, in large blocks, that a measurement needs beside what the service takes meanwhile.
 _ROOM = 8
@@ -43,12 +46,11 @@ class DeviceCalls(Protocol):
 def device_costs(device: str, environment: str = "") -> dict[str, float]:
     """Prices of ``device``'s calls as :meth:`latfix.profilers.unit_costs.UnitCosts.flat` has them.
 
-    :param environment: the settings of torch's allocator; with expandable segments it makes other calls, whose price
-        is not known here.
+    :param environment: the settings of torch's allocator; with expandable segments it makes other calls.
     :returns: ``device_malloc``, ``device_malloc_mib``, ``device_free``, ``device_free_mib``, ``device_sync``, each
         with ``_ns``, ``_low_ns``, ``_high_ns``; empty where they cannot be measured.
     """
-    calls = None if expandable(environment) else CudaCalls.open(device)
+    calls = (CudaPages if expandable(environment) else CudaCalls).open(device)
     if calls is None:
         return {}
     with calls:
@@ -166,3 +168,114 @@ class CudaCalls:
     def synchronize(self) -> None:
         """:meth:`DeviceCalls.synchronize`."""
         self._runtime.cudaDeviceSynchronize()
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Wanted(ctypes.Structure):
+    """``CUmemAllocationProp``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    """``CUmemAccessDesc``."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+_NUMBER, _SIZE = ctypes.c_ulonglong, ctypes.c_size_t
+_PAGE_CALLS = {
+    "cuMemAddressReserve": (ctypes.POINTER(_NUMBER), _SIZE, _SIZE, _NUMBER, _NUMBER),
+    "cuMemAddressFree": (_NUMBER, _SIZE),
+    "cuMemCreate": (ctypes.POINTER(_NUMBER), _SIZE, ctypes.POINTER(_Wanted), _NUMBER),
+    "cuMemMap": (_NUMBER, _SIZE, _SIZE, _NUMBER, _NUMBER),
+    "cuMemSetAccess": (_NUMBER, _SIZE, ctypes.POINTER(_Access), _SIZE),
+    "cuMemUnmap": (_NUMBER, _SIZE),
+    "cuMemRelease": (_NUMBER,),
+}
+#: Of the driver's enumerations: pinned memory, on a device, that can be shared by a file descriptor as torch has it,
+#: to be read and written.
+_PINNED, _ON_DEVICE, _BY_DESCRIPTOR, _READ_WRITE = 1, 1, 1, 3
+
+
+class CudaPages(CudaCalls):
+    """The driver's calls for pages of memory, as torch makes them for expandable segments.
+
+    Pages are created, mapped one behind the other and made accessible at once; to be given back each is unmapped and
+    released. One piece of memory at a time is held. The range of addresses is reserved once, as a segment's is.
+    """
+
+    def __init__(self, runtime: ctypes.CDLL, device: int, driver: ctypes.CDLL) -> None:
+        super().__init__(runtime, device)
+        self._driver = driver
+        self._range = 0
+        self._pages: list[tuple[int, int, int]] = []
+
+    @classmethod
+    def open(cls, device: str) -> CudaPages | None:
+        """:meth:`CudaCalls.open`."""
+        plain = CudaCalls.open(device)
+        if plain is None:
+            return None
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+            for name, arguments in _PAGE_CALLS.items():
+                getattr(driver, name).argtypes = arguments
+        except (OSError, AttributeError):  # a driver without such calls
+            return None
+        return cls(plain._runtime, plain._device, driver)
+
+    def __enter__(self) -> CudaPages:
+        super().__enter__()
+        self.free_bytes()  # a call of the runtime's: from then on there is a context
+        start = _NUMBER()
+        if not self._driver.cuMemAddressReserve(ctypes.byref(start), LARGE_BYTES, 0, 0, 0):
+            self._range = start.value
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._range:
+            self._driver.cuMemAddressFree(self._range, LARGE_BYTES)
+        super().__exit__()
+
+    def malloc(self, size: int) -> int:
+        """:meth:`DeviceCalls.malloc`."""
+        if not self._range:
+            return 0
+        there = _Location(_ON_DEVICE, self._device)
+        wanted = _Wanted(_PINNED, _BY_DESCRIPTOR, there)
+        access = _Access(there, _READ_WRITE)
+        page = _SMALL_PAGE if size <= _SMALL_PAGE else _LARGE_PAGE
+        for start in range(self._range, self._range + size, page):
+            handle = _NUMBER()
+            if self._driver.cuMemCreate(ctypes.byref(handle), page, ctypes.byref(wanted), 0):
+                return self._refused()
+            self._pages.append((start, page, handle.value))
+        if any(self._driver.cuMemMap(start, page, 0, handle, 0) for start, page, handle in self._pages):
+            return self._refused()
+        if self._driver.cuMemSetAccess(self._range, size, ctypes.byref(access), 1):
+            return self._refused()
+        return self._range
+
+    def free(self, address: int) -> None:
+        """:meth:`DeviceCalls.free`; torch waits for its stream first."""
+        del address
+        self.synchronize()
+        for start, page, handle in self._pages:
+            self._driver.cuMemUnmap(start, page)
+            self._driver.cuMemRelease(handle)
+        self._pages.clear()
+
+    def _refused(self) -> int:
+        """Nothing is held of what there was of it; unmapping what was not mapped does nothing."""
+        self.free(self._range)
+        return 0

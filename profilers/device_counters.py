@@ -4,7 +4,7 @@ One call copies all counters (``torch.cuda.memory_stats_as_nested_dict``; flatte
 takes several times as long). It takes the allocator's lock while it holds the interpreter's: a thread that is inside
 a call of the device's driver would stop the whole process with it. It is therefore made only where no other worker
 is at a batch, and seldom enough to take at most half a per cent of the time; a reading covers what happened since the
-one before, whichever batches that was in.
+one before, whichever batches that was in. Samplers keep to the same rule (:class:`Inside`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 #: A reading is followed by a rest of so many times its length.
 _REST = 200
+#: torch's own allocator, and the driver's in its place: these count. A program's own (``pluggable``) raises where
+#: it is asked for counters; only the first lists its blocks.
+NATIVE, COUNTING = "native", ("native", "cudaMallocAsync")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class AllocatorCounters:
     """One reading. Counts and bytes taken or given are since the process began, the rest is what it holds now.
 
     :param retries: all cached memory was given back because the device had no more (``num_alloc_retries``).
+    :param ooms: that was not enough (``num_ooms``).
     :param allocs: segments taken from the device, or pages mapped; ``frees`` given back.
     :param syncs: times that the allocator waited for all streams (``num_sync_all_streams``).
     :param taken_bytes: of those segments; ``given_bytes`` likewise.
@@ -33,6 +39,7 @@ class AllocatorCounters:
     """
 
     retries: int
+    ooms: int
     allocs: int
     frees: int
     syncs: int
@@ -53,6 +60,7 @@ def from_nested(stats: Mapping[str, Any]) -> AllocatorCounters | None:
     reserved = stats["reserved_bytes"]["all"]
     return AllocatorCounters(
         retries=stats["num_alloc_retries"],
+        ooms=stats.get("num_ooms", 0),
         allocs=stats.get("num_device_alloc", 0),
         frees=stats.get("num_device_free", 0),
         syncs=stats.get("num_sync_all_streams", 0),
@@ -64,11 +72,19 @@ def from_nested(stats: Mapping[str, Any]) -> AllocatorCounters | None:
     )
 
 
-def cuda_counters(device: str) -> ReadCounters | None:
-    """Reads the counters of ``device``; ``None`` where torch uses no CUDA device."""
+def allocator_backend(device: str) -> str:
+    """The allocator that torch takes the memory of ``device`` from; empty where torch uses no CUDA device."""
     torch = sys.modules.get("torch")
-    if torch is None or not device.startswith("cuda"):
+    if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
+        return ""
+    return str(torch.cuda.get_allocator_backend())
+
+
+def cuda_counters(device: str) -> ReadCounters | None:
+    """Reads the counters of ``device``; ``None`` where torch uses no CUDA device, or its allocator counts nothing."""
+    if allocator_backend(device) not in COUNTING:
         return None
+    import torch
 
     def read() -> AllocatorCounters | None:
         return from_nested(torch.cuda.memory_stats_as_nested_dict(device))
@@ -76,25 +92,61 @@ def cuda_counters(device: str) -> ReadCounters | None:
     return read
 
 
-class BatchCounters:
+class Inside:
+    """Who is at a batch, and with it in calls of the device's driver; on several devices nothing else is counted.
+
+    :ivar reads: how many readings were made for batches; ``cost_ns`` what they took.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self.reads = 0
+        self.cost_ns = 0
+
+    def enter(self) -> None:
+        """A worker takes up a batch."""
+        with self._lock:
+            self._inside += 1
+
+    def leave(self) -> None:
+        """A worker is done with its batch."""
+        with self._lock:
+            self._inside -= 1
+
+    def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
+        """At the end of a batch: nothing is known of one alone."""
+
+    def skip(self) -> None:
+        """Memory was reserved ahead."""
+
+    def idle(self, read: Callable[[], T]) -> T | None:
+        """What ``read`` returns where nobody is at a batch, and nobody begins one meanwhile; ``None`` elsewhere."""
+        with self._lock:
+            return None if self._inside else read()
+
+    def sample(self, read: ReadCounters) -> AllocatorCounters | None:
+        """Counters for a series over time; ``None`` where they cannot be had without waiting for a batch."""
+        return self.idle(read)
+
+
+class BatchCounters(Inside):
     """Writes what happened since the last reading into the row of the batch that has just ended.
 
     :param read: one reading.
     :ivar first: the reading before the first batch.
-    :ivar reads: how many readings were made for batches; ``cost_ns`` what they took.
     """
 
     def __init__(
         self, read: ReadCounters, first: AllocatorCounters, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
+        super().__init__()
         self._read = read
         self._clock = clock
-        self._lock = threading.Lock()
-        self._inside = 0
         self._last = self.first = first
+        # Batches that have ended since the last reading; the one that it was made for has yet to end.
+        self._unread = 0
         self._rested_ns = 0
-        self.reads = 0
-        self.cost_ns = 0
 
     @classmethod
     def of(cls, read: ReadCounters | None, clock: Callable[[], int] = time.perf_counter_ns) -> BatchCounters | None:
@@ -111,20 +163,21 @@ class BatchCounters:
         """What happened since the last reading is of no batch: memory that was reserved ahead."""
         self._last = self._read() or self._last
 
-    def enter(self) -> None:
-        """A worker takes up a batch."""
-        with self._lock:
-            self._inside += 1
-
     def leave(self) -> None:
-        """A worker is done with its batch."""
+        """:meth:`Inside.leave`."""
         with self._lock:
             self._inside -= 1
+            self._unread += 1
+
+    def sample(self, read: ReadCounters) -> AllocatorCounters | None:
+        """:meth:`Inside.sample`; the last reading where it holds what all batches did that have ended."""
+        return self._last if self._unread <= 0 else self.idle(read)
 
     def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
         """At the end of a batch, when its members have their answers: read, if it is time, and write the changes."""
         start = self._clock()
         if start < self._rested_ns or self._inside > 1:
+            self._unread = max(self._unread, 0) + 1
             return
         now = self._read()
         took = self._clock() - start
@@ -134,6 +187,7 @@ class BatchCounters:
         if now is None:
             return
         last, self._last = self._last, now
+        self._unread = -self._inside
         columns["device_read"][batch_id] = 1
         columns["alloc_retries"][batch_id] = now.retries - last.retries
         columns["alloc_syncs"][batch_id] = now.syncs - last.syncs

@@ -7,13 +7,14 @@ inputs need, one call each: where every batch was read, to the batch that made t
 
 What a stretch may owe is bounded by its calls' price, which was measured on the idle device at the start of the run:
 a call that waits for a device at work, or behind another process's, takes longer, but not as much longer as one
-likes. What a claim holds beyond the price is in doubt.
+likes. What a claim holds beyond the price is in doubt. Pages of expandable segments that were not priced are taken to
+cost as much as is usual, in doubt by half of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -76,7 +77,10 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What calls cost on the idle device, nanoseconds: each, and each MiB; with the share that is in doubt."""
+    """What calls cost on the idle device, nanoseconds: each, and each MiB; with the share that is in doubt.
+
+    :param measured: at the start of the run.
+    """
 
     malloc: float
     malloc_mib: float
@@ -84,6 +88,7 @@ class Prices:
     free_mib: float
     sync: float
     error: float
+    measured: bool = True
 
     def of(self, stretches: Stretches) -> Floats:
         """What the calls of each stretch cost at least."""
@@ -94,6 +99,13 @@ class Prices:
             + self.free_mib * stretches.given / MIB
             + self.sync * stretches.retries
         )
+
+
+#: What creating, mapping and opening a page takes, and unmapping and releasing it, where that was not measured: some
+#: tens of microseconds each, of which there are as many as pages of 20 MiB.
+_PAGES = Prices(
+    malloc=100_000.0, malloc_mib=5_000.0, free=100_000.0, free_mib=5_000.0, sync=0.0, error=_BEYOND, measured=False
+)
 
 
 def stretches_of(evidence: Evidence) -> Stretches:
@@ -203,14 +215,14 @@ def _none() -> Stretches:
 
 
 def prices_of(evidence: Evidence) -> Prices | None:
-    """What was calibrated on the run's device; ``None`` where nothing was."""
+    """What was calibrated on the run's device, or is usual for pages; ``None`` where neither is known."""
     found = {name: _last(evidence, f"cost.device_{name}_ns") for name in _PRICES}
     if not found["malloc"] and not found["malloc_mib"]:
-        return None
+        return _PAGES if evidence.setup.expandable else None
     # An interval holds the central 80 % of the rounds: 2.56 standard errors of a normal one.
     low, high = (_last(evidence, f"cost.device_malloc_{end}_ns") for end in ("low", "high"))
     error = min(max(high - low, 0.0) / (2.56 * found["malloc"]), 1.0) if found["malloc"] else 0.0
-    return Prices(**found, error=error)
+    return replace(_PAGES, **found, error=error, measured=True)
 
 
 _PRICES = ("malloc", "malloc_mib", "free", "free_mib", "sync")
@@ -266,12 +278,13 @@ def _owed(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
 
 
 def said_price(evidence: Evidence, kind: Kind) -> str:
-    """What the calls cost at least by their price, in a clause; empty where nothing was calibrated."""
+    """What the calls cost at least by their price, in a clause; empty where none is known."""
     stretches, prices = stretches_of(evidence), prices_of(evidence)
     if prices is None:
         return ""
     total = float(prices.of(stretches)[stretches.calls(kind) > 0].sum()) / 1e6
-    return f", {milliseconds(total)} in all at what they cost on the idle device"
+    what = "they cost on the idle device" if prices.measured else "such calls usually cost, which was not measured"
+    return f", {milliseconds(total)} in all at what {what}"
 
 
 def _last(evidence: Evidence, name: str) -> float:

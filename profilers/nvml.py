@@ -7,7 +7,7 @@ duration is logged. Counters since the driver's start are given as what they gre
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from latfix.profilers.nvml_calls import LiveNvml, NvmlCalls, NvmlRefused
@@ -31,11 +31,19 @@ CLOCK_REASONS = {
     0x40: "thermal, by hardware",
     0x80: "power brake",
     0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
 }
 #: Metrics of the GPU's performance monitor (Hopper and later), by their number.
 GPM = {2: "sm_util", 3: "sm_occupancy", 5: "tensor_util", 10: "dram_util"}
 #: A reading of PCIe throughput lasts 20 ms, so it is taken once in so many polls.
 _SELDOM = 5
+#: Samples of processes come with times of their own, up to seconds apart: they are asked for from so long before the
+#: newest on, and the newest of each process is kept for so long.
+_SAMPLES_BACK_US = 2_000_000
+_SAMPLES_KEPT_US = 3_000_000
+#: Drivers are known to give far more than this for some samples.
+_MOST_UTIL = 100
 
 
 class Nvml:
@@ -53,6 +61,8 @@ class Nvml:
         self._refused: set[tuple[str, tuple[int, ...]]] = set()
         self._last: dict[str, float] = {}
         self._seen_us = 0
+        #: By process, its newest sample of utilization: when, and how much.
+        self._newest: dict[int, tuple[int, float]] = {}
         self._polls = 0
 
     @classmethod
@@ -136,15 +146,26 @@ class Nvml:
         found = self._ask("DeviceGetComputeRunningProcesses")
         if found is not None:
             reading["nvml.processes"] = float(len(found))
-            self._split(reading, "nvml.memory_{}_bytes", [(one["pid"], one["usedGpuMemory"]) for one in found])
-        samples = self._ask("DeviceGetProcessUtilization", self._seen_us)
+            memory = [(one["pid"], one["usedGpuMemory"]) for one in found]
+            # A process that computes has memory: 0 is told where the driver cannot look into a container.
+            if (self._pid, 0) not in memory:
+                self._split(reading, "nvml.memory_{}_bytes", memory)
+        samples = self._ask("DeviceGetProcessUtilization", max(self._seen_us - _SAMPLES_BACK_US, 0))
         if samples is not None:
-            self._seen_us = max([self._seen_us, *(int(one["timeStamp"]) for one in samples)])
             named = {one["pid"] for one in found or ()} | {self._pid}
-            # A process that has ended is still in the samples once.
-            self._split(
-                reading, "nvml.{}_sm_util", [(one["pid"], one["smUtil"]) for one in samples if one["pid"] in named]
-            )
+            # A process that has ended is still in the samples for a while.
+            self._split(reading, "nvml.{}_sm_util", [each for each in self._latest(samples) if each[0] in named])
+
+    def _latest(self, samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+        """Utilization by process, of samples that are new or still hold."""
+        for one in samples:
+            pid, at, util = int(one["pid"]), int(one["timeStamp"]), float(one["smUtil"])
+            self._seen_us = max(self._seen_us, at)
+            if util <= _MOST_UTIL and at >= self._newest.get(pid, (0, 0.0))[0]:
+                self._newest[pid] = at, util
+        oldest = self._seen_us - _SAMPLES_KEPT_US
+        self._newest = {pid: each for pid, each in self._newest.items() if each[0] > oldest}
+        return [(pid, util) for pid, (_, util) in self._newest.items()]
 
     def _split(self, reading: Reading, series: str, values: Sequence[tuple[int, Any]]) -> None:
         """This process's share and that of all others.

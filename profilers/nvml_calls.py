@@ -7,6 +7,7 @@ the same order per function and arguments, and the last answer from there on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import defaultdict
@@ -16,8 +17,13 @@ from typing import IO, Any, Protocol
 
 #: What ``nvmlReturn`` says where a device does not have something; the reader leaves it out.
 NOT_SUPPORTED = 3
-#: The error for a function that is not there.
+#: The error for a function that is not there, and for a device that is not.
 FUNCTION_NOT_FOUND = 13
+NOT_FOUND = 6
+
+
+#: What the id of a whole device begins with, and that of an instance of one (MIG).
+_WHOLE, _INSTANCE = "GPU-", "MIG-"
 
 
 class NvmlRefused(Exception):
@@ -60,6 +66,7 @@ class LiveNvml:
         import pynvml
 
         self._nvml = pynvml
+        self._mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
         self._uuids = dict(uuids or {})
         self._handles: dict[int, Any] = {}
         self._gpm: dict[int, Any] = {}
@@ -79,21 +86,30 @@ class LiveNvml:
         return plain(self._guarded(call, *arguments))
 
     def close(self) -> None:
-        """:meth:`NvmlCalls.close`."""
+        """:meth:`NvmlCalls.close`. A device that is lost by now refuses even that, and what was read is read."""
         for sample in self._gpm.values():
-            self._guarded(self._nvml.nvmlGpmSampleFree, sample)
+            with contextlib.suppress(NvmlRefused):
+                self._guarded(self._nvml.nvmlGpmSampleFree, sample)
         self._gpm.clear()
-        self._guarded(self._nvml.nvmlShutdown)
+        with contextlib.suppress(NvmlRefused):
+            self._guarded(self._nvml.nvmlShutdown)
 
     def _handle(self, device: int) -> Any:
         if device not in self._handles:
             uuid = self._uuids.get(device)
             self._handles[device] = (
-                self._guarded(self._nvml.nvmlDeviceGetHandleByIndex, device)
-                if uuid is None
-                else self._guarded(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
+                self._guarded(self._nvml.nvmlDeviceGetHandleByIndex, device) if uuid is None else self._by_uuid(uuid)
             )
         return self._handles[device]
+
+    def _by_uuid(self, uuid: str) -> Any:
+        """A device by its id; of an instance of one CUDA tells the number alone, NVML knows it by another name."""
+        try:
+            return self._guarded(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
+        except NvmlRefused as error:
+            if error.code != NOT_FOUND or not uuid.startswith(_WHOLE):
+                raise
+            return self._guarded(self._nvml.nvmlDeviceGetHandleByUUID, _INSTANCE + uuid.removeprefix(_WHOLE))
 
     def _gpm_metrics(self, device: int, *ids: int) -> dict[str, float]:
         nvml = self._nvml
@@ -126,6 +142,8 @@ class LiveNvml:
             return call(*arguments)
         except self._nvml.NVMLError as error:
             raise NvmlRefused(int(error.value), str(error)) from error
+        except self._mismatch as error:  # a driver without the version of the function that pynvml calls
+            raise NvmlRefused(FUNCTION_NOT_FOUND, str(error)) from error
 
 
 class RecordingNvml:

@@ -32,6 +32,7 @@ class Setup:
     :param overlapped: batches were taken, and copied to the device, while others computed.
     :param device_profile: what a few batches did on the device, kernel by kernel; ``None`` where that is not known.
     :param device_waits: where in the model's code the host waits for the device.
+    :param expandable: torch's allocator maps pages on the device, where others take segments.
     :param copy_costs: by direction (``in``, ``out``), nanoseconds of a pinned copy, and for each of its bytes.
     """
 
@@ -54,6 +55,7 @@ class Setup:
     copy_costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     worker_devices: tuple[str, ...] = ()
     places: int = 1
+    expandable: bool = False
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
@@ -94,6 +96,7 @@ class Setup:
             copy_costs=_copy_costs(calibration),
             worker_devices=tuple(str(device) for device in meta.get("worker_devices") or ()),
             places=max(int(settings.get("max_batch_size", 1)), 1) if continuous else 1,
+            expandable=bool((meta.get("device_memory") or {}).get("settings", {}).get("expandable_segments")),
         )
 
     def device_numbers(self, worker: Ints) -> Ints:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from latfix.profilers.device_counters import AllocatorCounters, from_nested
+from latfix.profilers.device_counters import COUNTING, NATIVE, AllocatorCounters, from_nested
 from latfix.settings import RunnerSettings
 
 #: The variable that torch reads its allocator's settings from, and the one that it read before 2.9 and still does
@@ -69,7 +69,7 @@ class DeviceAllocator(Protocol):
     """The caching allocator of one device, and what is left beside it."""
 
     def stats(self) -> Mapping[str, Any]:
-        """As ``torch.cuda.memory_stats_as_nested_dict``."""
+        """As ``torch.cuda.memory_stats_as_nested_dict``; empty where the allocator counts nothing."""
 
     def reset_peaks(self) -> None:
         """Peaks count from now on."""
@@ -78,7 +78,7 @@ class DeviceAllocator(Protocol):
         """Bytes that the device has left, and in all."""
 
     def share(self) -> float:
-        """The share of the device's memory that this process may take."""
+        """The share of the device's memory that this process may take; 1 where that is not told."""
 
     def set_share(self, share: float) -> None:
         """Limit it."""
@@ -103,6 +103,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.stats`."""
         import torch
 
+        if self.backend() not in COUNTING:
+            return {}
         found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._device)
         return found
 
@@ -110,7 +112,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.reset_peaks`."""
         import torch
 
-        torch.cuda.reset_peak_memory_stats(self._device)
+        if self.backend() in COUNTING:
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def memory(self) -> tuple[int, int]:
         """:meth:`DeviceAllocator.memory`."""
@@ -123,6 +126,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.share`."""
         import torch
 
+        if self.backend() not in COUNTING or not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+            return 1.0  # a version of torch that does not tell
         return float(torch.cuda.get_per_process_memory_fraction(self._device))
 
     def set_share(self, share: float) -> None:
@@ -135,6 +140,8 @@ class CudaAllocator:
         """:meth:`DeviceAllocator.settings`."""
         import torch
 
+        if self.backend() != NATIVE:  # another one has none of these, and refuses to be looked at
+            return {}
         found = torch.cuda.memory._snapshot(self._device).get("allocator_settings", {})
         return {str(name): value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
@@ -153,13 +160,28 @@ def allocator_of(device: str) -> DeviceAllocator | None:
     return CudaAllocator(device)
 
 
-def limit_memory(share: float, allocator: DeviceAllocator | None) -> list[str]:
-    """Apply ``device_memory_share``, where there is one; what was not possible, one line each."""
+class OnDevice(Protocol):
+    """A model, or a worker."""
+
+    @property
+    def device(self) -> str:
+        """A torch device string."""
+
+
+def allocators_of(models: Iterable[OnDevice]) -> dict[str, DeviceAllocator]:
+    """The allocators of the devices that models are on, by device, in their order; none on the host."""
+    found = {device: allocator_of(device) for device in dict.fromkeys(model.device for model in models)}
+    return {device: allocator for device, allocator in found.items() if allocator is not None}
+
+
+def limit_memory(share: float, allocators: Mapping[str, DeviceAllocator]) -> list[str]:
+    """Apply ``device_memory_share`` to each device, where there is one; what was not possible, one line each."""
     if not share:
         return []
-    if allocator is None:
+    if not allocators:
         return [f"device_memory_share = {share:g}: the model is not on a CUDA device"]
-    allocator.set_share(share)
+    for allocator in allocators.values():
+        allocator.set_share(share)
     return []
 
 
@@ -217,50 +239,94 @@ def _reserved(allocator: DeviceAllocator) -> int:
     return 0 if counters is None else counters.reserved_bytes
 
 
-class DeviceFacts:
-    """What a run shows of the device's memory, for the fixes: read where it begins and where it ends.
+class Peaks(Protocol):
+    """Somebody who sets the allocator's peaks back while requests are served."""
 
-    :param allocator: of the device that the model is on; ``None`` for none, and then there are no facts.
+    def forget(self) -> None:
+        """A run begins."""
+
+    def highest(self) -> tuple[int, int]:
+        """Bytes in use and held at most since then, as far as it saw."""
+
+
+class DeviceFacts:
+    """What a run shows of its devices' memory, for the fixes: read where it begins and where it ends.
+
+    :param allocators: of the workers' devices, that of the first worker first; none on the host, and then there are
+        no facts. To be made before the workers run: what is held beyond what is held now is theirs.
     """
 
-    def __init__(self, allocator: DeviceAllocator | None) -> None:
-        self._allocator = allocator
-        self._begun: AllocatorCounters | None = None
+    def __init__(self, allocators: Mapping[str, DeviceAllocator]) -> None:
+        self._allocators = allocators
+        self._first = self._read()
+        self._begun: dict[str, AllocatorCounters] = {}
+        self._peaks: Peaks | None = None
 
-    def begin(self) -> None:
-        """Before the first measured request."""
-        if self._allocator is not None:
-            self._allocator.reset_peaks()
-            self._begun = from_nested(self._allocator.stats())
+    def begin(self, peaks: Peaks | None = None) -> None:
+        """Before the first measured request.
 
-    def end(self, first: AllocatorCounters | None, reserved: list[Reserved]) -> dict[str, Any]:
+        :param peaks: who sets the first device's back from now on.
+        """
+        for allocator in self._allocators.values():
+            allocator.reset_peaks()
+        if peaks is not None:
+            peaks.forget()
+        self._peaks = peaks
+        self._begun = self._read()
+
+    def note(self) -> str:
+        """Why nothing is told of the device's memory although there is a device, in one line; empty where it is."""
+        backends = {allocator.backend() for allocator in self._allocators.values()} - set(COUNTING)
+        if not backends:
+            return ""
+        said = ", ".join(sorted(backends))
+        return f"device memory: not read, it is managed by an allocator ({said}) that counts nothing"
+
+    def end(self, workers: Sequence[tuple[str, Reserved | None]]) -> dict[str, Any]:
         """The facts, for ``device_memory`` of ``run.json``; empty without a device, or where nothing is told.
 
-        :param first: the counters before the workers were there: what is held beyond it is theirs.
+        :param workers: the device of each, and what it reserved there.
+        :returns: of the first device; with several, those of the others by name in ``others``.
         """
-        allocator, begun = self._allocator, self._begun
-        if allocator is None or begun is None:
+        found = {}
+        for device, allocator in self._allocators.items():
+            reserved = [taken for on, taken in workers if on == device]
+            if known := self._of(device, allocator, reserved):
+                found[device] = known
+        if not found:
             return {}
-        stats = allocator.stats()
+        first, *others = found
+        return found[first] | ({"others": {device: found[device] for device in others}} if others else {})
+
+    def _of(self, device: str, allocator: DeviceAllocator, reserved: Sequence[Reserved | None]) -> dict[str, Any]:
+        stats, begun = allocator.stats(), self._begun.get(device)
         now = from_nested(stats)
-        if now is None:
+        if now is None or begun is None:
             return {}
         left, total = allocator.memory()
-        first = first or begun
+        first = self._first.get(device, begun)
+        is_first = device == next(iter(self._allocators))
+        in_use, held = self._peaks.highest() if self._peaks is not None and is_first else (0, 0)
+        taken = [each for each in reserved if each is not None]
         return {
             "total_bytes": total,
             "left_bytes": left,
             "reserved_start_bytes": first.reserved_bytes,
             "reserved_end_bytes": now.reserved_bytes,
-            "reserved_peak_bytes": stats["reserved_bytes"]["all"]["peak"],
+            "reserved_peak_bytes": max(stats["reserved_bytes"]["all"]["peak"], held),
             "allocated_start_bytes": first.allocated_bytes,
-            "allocated_peak_bytes": stats["allocated_bytes"]["all"]["peak"],
+            "allocated_peak_bytes": max(stats["allocated_bytes"]["all"]["peak"], in_use),
             "retries": now.retries - begun.retries,
             "allocs": now.allocs - begun.allocs,
             "frees": now.frees - begun.frees,
             "share": allocator.share(),
             "settings": dict(allocator.settings()),
             "backend": allocator.backend(),
-            "wanted_bytes": sum(each.wanted_bytes for each in reserved),
-            "reserved_ahead_bytes": sum(each.got_bytes for each in reserved),
+            "workers": len(reserved),
+            "wanted_bytes": sum(each.wanted_bytes for each in taken),
+            "reserved_ahead_bytes": sum(each.got_bytes for each in taken),
         }
+
+    def _read(self) -> dict[str, AllocatorCounters]:
+        read = {device: from_nested(allocator.stats()) for device, allocator in self._allocators.items()}
+        return {device: counters for device, counters in read.items() if counters is not None}

@@ -44,8 +44,19 @@ class Calls:
         return f"{_many(self.total, 'call')} of the device for memory, {_many(self.retries, 'stall')}"
 
     def fewer_than(self, before: Calls) -> bool:
-        """Whether stalls and calls are at most half as many; or as few, where there were none."""
-        return self.retries <= 0.5 * before.retries and self.total <= 0.5 * before.total
+        """Whether stalls and calls are at most half as many, or none where there were none."""
+        return self.fewer_stalls_than(before) and self.total <= 0.5 * before.total
+
+    def fewer_stalls_than(self, before: Calls) -> bool:
+        """Whether stalls are at most half as many, or none where there were none: :meth:`beside` says so then."""
+        return self.retries <= 0.5 * before.retries
+
+    def beside(self, before: Calls) -> str:
+        """Both in words. Where nothing stalled without a fix, its effect has not been seen: only times can tell."""
+        said = f"{self.words()}; without it {before.words()}"
+        if before.retries or self.retries:
+            return said
+        return f"{said}: nothing stalled in these windows, and whether it pays is left to their times"
 
 
 def facts(record: RunRecord) -> Mapping[str, Any]:
@@ -54,15 +65,24 @@ def facts(record: RunRecord) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def by_device(record: RunRecord) -> dict[str, Mapping[str, Any]]:
+    """:func:`facts` of each device that workers were on, the first worker's first; empty where there are none."""
+    known = facts(record)
+    return {str(record.meta.get("device", "cuda:0")): known, **known.get("others", {})} if known else {}
+
+
 def calls(record: RunRecord) -> Calls:
-    """Calls while requests were served: by batches where they were read, else by the run's own counters."""
+    """Calls while requests were served: by batches where they were read, else by counters of all devices."""
     batches = record.batches
     counted = (batches["warmup"] == 0) & (batches["device_read"] > 0)
     if counted.any():
         names = ("alloc_retries", "device_allocs", "device_frees")
         retries, allocs, frees = (int(batches[name][counted].sum()) for name in names)
     else:
-        retries, allocs, frees = (int(facts(record).get(name, 0)) for name in ("retries", "allocs", "frees"))
+        told = by_device(record).values()
+        retries, allocs, frees = (
+            sum(int(known.get(name, 0)) for known in told) for name in ("retries", "allocs", "frees")
+        )
     return Calls(retries=retries, allocs=allocs, frees=frees)
 
 
@@ -89,24 +109,26 @@ def no_trouble(context: Context) -> str:
 def worker_growth_mib(record: RunRecord) -> int:
     """MiB that each worker's stream needs of the device beside the model, with some room; 0 where it grew by nothing.
 
-    By what was in use at most. Never more than was held: that much is known to fit.
+    By what was in use at most. Never more than was held: that much is known to fit. Of several devices, the one whose
+    workers need most: they all reserve as much.
     """
-    known = facts(record)
-    if not known:
-        return 0
+    return max((_growth_mib(record, known) for known in by_device(record).values()), default=0)
+
+
+def _growth_mib(record: RunRecord, known: Mapping[str, Any]) -> int:
     used = known["allocated_peak_bytes"] - known["allocated_start_bytes"]
     held = known["reserved_peak_bytes"] - known["reserved_start_bytes"]
-    workers = max(len(np.unique(record.batches["worker"])), 1)
+    workers = max(int(known.get("workers", len(np.unique(record.batches["worker"])))), 1)
     # Where nothing stalled, what was held did the job as it was.
     wanted = float(min(_MARGIN * used, held) if calls(record).retries else held)
     return math.ceil(max(wanted, 0.0) / workers / _MIB / _STEP_MIB) * _STEP_MIB
 
 
-def room_bytes(record: RunRecord) -> int:
-    """Bytes that the process could have from the device: what it held and what was left, within its limit."""
-    known = facts(record)
-    if not known:
-        return 0
+def room_bytes(known: Mapping[str, Any]) -> int:
+    """Bytes that the process could have from a device: what it held and what was left, within its limit.
+
+    :param known: one device's of :func:`by_device`.
+    """
     room = known["reserved_end_bytes"] + known["left_bytes"]
     return int(min(room, known["share"] * known["total_bytes"]))
 

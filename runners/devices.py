@@ -61,7 +61,7 @@ def placement_note(settings: RunnerSettings, devices: Sequence[str]) -> str:
 def on_device(device: str) -> AbstractContextManager[Any]:
     """With a device as the current one: what a model makes ``on "cuda"`` inside belongs to it."""
     index = device_index(device)
-    if not index:  # the CPU, or the first, which is current anyway
+    if index is None or not _choice():
         return contextlib.nullcontext()
     import torch
 
@@ -76,7 +76,12 @@ def _within(device: str, mode: AbstractContextManager[Any]) -> Iterator[None]:
 
 def in_mode(device: str, mode: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
     """A mode of torch's and the current device, both."""
-    return _within(device, mode) if device_index(device) else mode
+    return _within(device, mode) if device_index(device) is not None and _choice() else mode
+
+
+def _choice() -> bool:
+    """Whether there are devices to choose among. Where there are, a library may have left another one current."""
+    return _cuda_devices() > 1
 
 
 def _cuda_devices() -> int:

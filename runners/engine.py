@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from latfix.errors import RunnerError
-from latfix.profilers.device_counters import BatchCounters, cuda_counters
+from latfix.profilers.device_counters import BatchCounters, Inside, cuda_counters
 from latfix.profilers.host import CgroupThrottle, PoolDelays, ProcessMemory, ThreadCounters, difference
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import PRIORITIES, Request
@@ -79,10 +79,9 @@ class Engine:
         self.pool = PoolDelays()
         self.memory = ProcessMemory()
         #: What the caching allocator did to the device, by batch; ``None`` where there is none.
-        #: Of the one device that all workers are on; on several, a batch would be given what others did elsewhere.
-        self.device_memory: BatchCounters | None = None
-        if len({instance.device for instance in instances}) == 1:
-            self.device_memory = BatchCounters.of(cuda_counters(instances[0].device))
+        #: Of the one device that all workers are on; on several, a batch would be given what others did: then
+        #: only who is at a batch is known.
+        self.device_memory: Inside | None = _device_memory(instances)
         self._on_done = on_done
         self._collector = collector
         self._given_up = given_up
@@ -388,6 +387,14 @@ def _kind_of(settings: RunnerSettings, instances: list[ModelInstance]) -> type[W
         return SteppingWorker
     on_device = any(instance.accelerator is not None for instance in instances)
     return OverlappingWorker if settings.overlap and on_device else Worker
+
+
+def _device_memory(instances: list[ModelInstance]) -> Inside | None:
+    """Counters by batch, or who is at one; ``None`` where no device counts anything."""
+    read, *others = (cuda_counters(device) for device in dict.fromkeys(instance.device for instance in instances))
+    if read is None:
+        return None
+    return Inside() if others else BatchCounters.of(read) or Inside()
 
 
 def _either(

@@ -67,6 +67,12 @@ _MATRIX = re.compile(
 _NO_MATRIX = re.compile(
     r"^(?:void )?at::native::|splitkreduce|reduce_kernel|quantize|_quant_|transpose|nchwtonhwc|nhwctonchw"
 )
+#: What comes before a kernel's own name: its return type.
+_RETURNS = re.compile(r"^(?:void |std::enable_if<.*?>::type )?(?:<unnamed>::)?")
+#: Frames of CUTLASS, which are named after what they are filled with.
+_FRAME = re.compile(r"cutlass\w*::(?:\w+::)*(?:kernel2?|device_kernel)$")
+#: What a kernel of cuBLAS reads: its first type is that of the sums.
+_READS = re.compile(r"cublasgemvtensor\w*<([\w:]+) const>")
 _MOVES = re.compile(r"copy|catarray|fill|gather|scatter|indexselect|transpose|memcpy|memset|nccl")
 
 
@@ -78,7 +84,7 @@ def is_device_kernel(name: str) -> bool:
 def is_matrix_kernel(name: str) -> bool:
     """Whether a kernel multiplies matrices: products, convolutions, fused attention."""
     low = name.lower()
-    return is_device_kernel(name) and _MATRIX.search(low) is not None and _NO_MATRIX.search(low) is None
+    return is_device_kernel(name) and _MATRIX.search(_head(low)) is not None and _NO_MATRIX.search(low) is None
 
 
 def number_format(name: str) -> Format:
@@ -105,6 +111,13 @@ def matrix_formats(kernels: Mapping[str, int]) -> Counter[Format]:
         if is_matrix_kernel(name):
             found[number_format(name)] += launches
     return found
+
+
+def _head(low: str) -> str:
+    """A kernel's own name: types that it is made for may be called after other kernels."""
+    own = low[len(_RETURNS.match(low)[0]) :]  # type: ignore[index]
+    before = own.partition("<")[0]
+    return own if _FRAME.search(before) else before
 
 
 def _of_triton(low: str) -> Format:
@@ -143,7 +156,9 @@ def _inner_name(low: str) -> str:
 
 
 def _first_argument(low: str) -> Format:
-    """The first type among a template's arguments: that of the operands."""
+    """The first type among a template's arguments: that of the operands, where they are not told by themselves."""
+    if (read := _READS.search(low)) is not None:
+        low = f"<{read.group(1)}>"
     hits = [(hit.start(), format_) for pattern, format_ in _ARGUMENTS if (hit := pattern.search(low, low.find("<")))]
     return min(hits)[1] if hits and "<" in low else ""
 

@@ -6,13 +6,15 @@ allocator keeps itself (``torch.cuda.memory._record_memory_history``), without t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latfix.profilers.fragmentation.choice import Choice, choose
 from latfix.profilers.fragmentation.laboratory import modelled
 from latfix.profilers.fragmentation.snapshot import read_snapshot
-from latfix.runners.device_facts import room_bytes
+from latfix.runners.device_facts import by_device, room_bytes
+from latfix.runners.gpu_devices import device_index
 from latfix.runners.journal import SEARCH_FOLDER
 
 if TYPE_CHECKING:
@@ -38,16 +40,18 @@ def recorded_choice(bench: Bench, base: Arm) -> Choice:
         arm.ask("history", file=str(file))
     finally:
         arm.close()
-    return choice_of(file, room_bytes(bench.baseline))
+    rooms = {device_index(device) or 0: room_bytes(known) for device, known in by_device(bench.baseline).items()}
+    return choice_of(file, rooms)
 
 
-def choice_of(file: Path, room: int) -> Choice:
+def choice_of(file: Path, room: int | Mapping[int, int]) -> Choice:
     """What a recorded history speaks for.
 
-    :param room: bytes that the process could have from its device. Where the history has a stall, it was less: what
-        it held then.
+    :param room: bytes that the process could have from its device, or from each by its number. Where the history has
+        a stall, it was less: what it held then.
     :raises InputError: the file cannot be read.
     """
     trace = read_snapshot(file)
+    least = room if isinstance(room, int) else room.get(trace.device, min(room.values(), default=0))
     held = trace.recorded.get("peak_reserved", 0) if trace.recorded.get("retries") else 0
-    return choose(trace, min(room, held) if held else room, modelled(trace.setting))
+    return choose(trace, min(least, held) if held else least, modelled(trace.setting))

@@ -225,7 +225,10 @@ def _convert_for_tensorrt(
 
     material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
     for instance in models.distinct():
-        model, conversion = convert(instance.model, material, settings, instance.device, models.tally, models.outside)
+        with on_device(instance.device):  # engines are made and loaded where the current device is
+            model, conversion = convert(
+                instance.model, material, settings, instance.device, models.tally, models.outside
+            )
         models.replace_model(instance.model, model)
         models.conversions.append(conversion.to_json())
     models.settle()

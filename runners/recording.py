@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import numpy as np
 
 from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.errors import RunnerError
-from latfix.profilers.allocator import host_heap_reader
+from latfix.profilers.allocator import cuda_reader, host_heap_reader
 from latfix.profilers.device_blocks import PERIOD_S as BLOCKS_PERIOD_S
-from latfix.profilers.device_blocks import free_blocks_reader
+from latfix.profilers.device_blocks import REST_S, free_blocks_reader
 from latfix.profilers.device_costs import device_costs
+from latfix.profilers.device_counters import BatchCounters
 from latfix.profilers.gc_pauses import GcPauses
 from latfix.profilers.host import ThreadCounters, memory_cost_ns, process_clock_cost_ns, snapshot_cost_ns
 from latfix.profilers.interpreter_lock import PERIOD_S, LockProbe
@@ -96,7 +98,9 @@ class RecordedReplay:
             self._warm_up(engine)
             deaths.check()
             service.compiles.attach()
-            devices = open_devices([worker.device for worker in engine.workers])
+            # While a worker is in a call of the driver, reading counters would hold up all threads with it.
+            allocator = partial(cuda_reader, inside=engine.device_memory)
+            devices = open_devices([worker.device for worker in engine.workers], allocator=allocator)
             self._probe_lines |= lines_of(devices)
             for device in devices:
                 if device.nvml is not None:
@@ -167,11 +171,12 @@ class RecordedReplay:
             else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
         )
         counters.close()
+        blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
         for name, reader, period, missing in (
             ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
             ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
             ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
-            ("cuda-blocks", free_blocks_reader(engine.workers[0].device), BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
+            ("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
             ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
         ):
             if reader is None:
@@ -179,10 +184,14 @@ class RecordedReplay:
             else:
                 lines[name] = f"{name}: every {period * 1000:g} ms"
                 fast.append(Probe(name, period, reader))
+        if blocks is not None:
+            lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, where no batch is being served"
+        if devices[0].allocator is not None:
+            lines["cuda"] += ", where no batch is being served, or by the last one that was"
         lines["cuda-batches"] = (
-            "cuda-batches: not in use"
-            if engine.device_memory is None
-            else "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
+            "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
+            if isinstance(engine.device_memory, BatchCounters)
+            else "cuda-batches: not in use"
         )
         fast += allocator_probes(devices)
         slow = list(nvml_probes(devices, engine.device_taken))

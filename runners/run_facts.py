@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfix.runners.allocators import loaded_allocator
-from latfix.runners.device_allocator import ALLOC_CONF, OLDER_CONF, DeviceFacts, allocator_of
+from latfix.runners.device_allocator import ALLOC_CONF, OLDER_CONF, DeviceFacts, allocators_of
 from latfix.runners.environment import environment_at_start
 from latfix.runners.hot_rows import table_bytes
 from latfix.runners.keep_warm import summed
@@ -47,7 +47,7 @@ class RunFacts:
     _device: DeviceFacts = field(init=False)
 
     def __post_init__(self) -> None:
-        self._device = DeviceFacts(allocator_of(self.service.models.device))
+        self._device = DeviceFacts(allocators_of(self.engine.workers))
 
     def begin(self) -> None:
         """Before the first measured request, with the threads running."""
@@ -55,7 +55,7 @@ class RunFacts:
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         self._resident = status_bytes("VmRSS")
         self._faults = _faults()
-        self._device.begin()
+        self._device.begin(self.engine.steering.peak if self.engine.steering is not None else None)
         self._migrations = {tid: migrations(tid) for tid in _threads_of_this_process()}
 
     def end(self) -> None:
@@ -80,10 +80,9 @@ class RunFacts:
         hot = service.models.instances[0].hot
         pools = service.models.pools
         reserved = [worker.reserved for worker in engine.workers if worker.reserved is not None]
-        before = engine.device_memory.first if engine.device_memory is not None else None
         self.found = {
             "memory": memory,
-            "device_memory": self._device.end(before, reserved),
+            "device_memory": self._device.end([(worker.device, worker.reserved) for worker in engine.workers]),
             "placement": self._placement(),
             "residence": asdict(summed([worker.keeper.resident.done for worker in engine.workers])),
             "embeddings": {
@@ -106,7 +105,7 @@ class RunFacts:
             "setup_notes": [
                 *service.process.notes,
                 *engine.places.notes,
-                *filter(None, [service.models.note, service.models.outside.note()]),
+                *filter(None, [service.models.note, service.models.outside.note(), self._device.note()]),
                 *(each.note for each in reserved if each.note),
             ],
         }

@@ -29,7 +29,7 @@ from latfix.runners.census import Census, census, weight_kinds
 from latfix.runners.collector import IdleCollector
 from latfix.runners.compiled import compiler_evidence
 from latfix.runners.device.profile import profile_batch, waits_in
-from latfix.runners.device_allocator import allocator_of, limit_memory
+from latfix.runners.device_allocator import allocators_of, limit_memory
 from latfix.runners.engine import Engine, OnDone
 from latfix.runners.hot_rows import attach_hot_rows
 from latfix.runners.layer_times import linear_ms
@@ -87,7 +87,7 @@ class Service:
         self.process.before_load()
         self.models = load_models(self.folder, self.entry, self.settings)
         self.process.notes += unused_on_host(self.settings, self.models.device)
-        self.process.notes += limit_memory(self.settings.device_memory_share, allocator_of(self.models.device))
+        self.process.notes += limit_memory(self.settings.device_memory_share, allocators_of(self.models.instances))
         if self.settings.pin == "locality":
             bring_home(self.models.instances, self.settings)
         attach_hot_rows(self.models.instances, self.settings)
@@ -333,7 +333,7 @@ class Service:
         }
         if self.settings.backend == "torch":
             found["capability"] = device_capability(self.models.device)
-            found |= weight_kinds(self.models.instances[0].model, self.settings.keep_precision)
+            found |= weight_kinds(self._uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
         if profiled:

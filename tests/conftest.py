@@ -184,6 +184,7 @@ class FakeCuda:
             "reserved_bytes": stat(counters.reserved, self._peaks[0], counters.taken, counters.given),
             "allocated_bytes": stat(counters.granted, self._peaks[1]),
             "inactive_split_bytes": stat(pieces, pieces),
+            "active": stat(len(self.live), len(self.live)),
         }
 
     def reset_peaks(self) -> None:
@@ -228,6 +229,95 @@ class FakeCuda:
     def free(self, address: int) -> None:
         self.synchronize()
         self.now += self.FREE_NS + self._raw.pop(address) // (1 << 20) * self.MIB_NS
+
+
+class FakeTorchCuda:
+    """What of ``torch.cuda`` tells of memory, answering for devices that are none, as torch does for each allocator.
+
+    :param devices: by number.
+    :param backend: ``native``, ``cudaMallocAsync`` (counts, lists no blocks), or another (refuses to tell anything).
+    """
+
+    def __init__(self, devices: Sequence[FakeCuda], backend: str) -> None:
+        self.devices, self.backend = devices, backend
+        self.asked: list[str] = []
+
+    def of(self, device: str | int) -> FakeCuda:
+        """The device of a torch device string."""
+        return self.devices[int(str(device).rpartition(":")[2])]
+
+    def told(self, what: str, device: str | int) -> FakeCuda:
+        """The device, where its allocator counts at all.
+
+        :raises RuntimeError: as torch has it.
+        """
+        self.asked.append(what)
+        if self.backend not in ("native", "cudaMallocAsync"):
+            raise RuntimeError(f"CUDAPluggableAllocator does not yet support {what}.")
+        return self.of(device)
+
+    def listed(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        """The segments of all devices; in each all blocks of one device.
+
+        :raises RuntimeError: as torch has it.
+        """
+        self.asked.append("snapshot")
+        if self.backend != "native":
+            raise RuntimeError(f"Calling snapshot with backend:{self.backend} is not meaningful.")
+        return [
+            {
+                "device": number,
+                "blocks": [
+                    *({"size": block.size, "state": "active_allocated"} for block in device.live),
+                    *(
+                        {"size": block.size, "state": "inactive"}
+                        for pool in device.model._pools.values()
+                        for block in pool
+                    ),
+                ],
+            }
+            for number, device in enumerate(self.devices)
+        ]
+
+    def recorded(self, *_: object, **__: object) -> None:
+        """The history is turned on or off.
+
+        :raises RuntimeError: as torch has it.
+        """
+        if self.backend != "native":
+            raise RuntimeError(f"{self.backend} does not yet support recordHistory.")
+
+
+@pytest.fixture
+def torch_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeTorchCuda]:
+    """Has ``torch.cuda`` tell of the memory of some :class:`FakeCuda`, under one of its allocators."""
+
+    def on(*devices: FakeCuda, backend: str = "native") -> FakeTorchCuda:
+        import torch
+
+        made = FakeTorchCuda(devices, backend)
+        answers: dict[str, Callable[..., Any]] = {
+            "is_initialized": lambda: True,
+            "device_count": lambda: len(devices),
+            "get_allocator_backend": lambda: backend,
+            "memory_stats_as_nested_dict": lambda device: made.told("getDeviceStats", device).stats(),
+            "reset_peak_memory_stats": lambda device: made.told("resetPeakStats", device).reset_peaks(),
+            "get_per_process_memory_fraction": lambda device: made.told("getMemoryFraction", device).share(),
+            "set_per_process_memory_fraction": lambda share, device: made.of(device).set_share(share),
+            "mem_get_info": lambda device: made.of(device).memory(),
+            "memory_snapshot": made.listed,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+        monkeypatch.setattr(
+            torch.cuda.memory,
+            "_snapshot",
+            lambda device: {"segments": made.listed(), "allocator_settings": made.of(device).settings()},
+        )
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", made.recorded)
+        return made
+
+    return on
 
 
 @pytest.fixture(scope="session")

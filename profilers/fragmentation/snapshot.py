@@ -55,7 +55,8 @@ def read_snapshot(path: Path, device: int | None = None) -> AllocationTrace:
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: found entries of another shape ({error!r}); {_WANTED}") from error
     source = f"{path.name}, device {device}"
-    return AllocationTrace(events=events, source=source, recorded=recorded, setting=_setting(document))
+    setting = _setting(document)
+    return AllocationTrace(events=events, source=source, recorded=recorded, setting=setting, device=device)
 
 
 def _setting(document: Mapping[str, Any]) -> str:

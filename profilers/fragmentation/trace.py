@@ -45,12 +45,14 @@ class AllocationTrace:
         ``device_frees``, ``peak_reserved``; empty where that is not known.
     :param setting: of ``PYTORCH_ALLOC_CONF`` that it was recorded with; empty for torch's defaults, and where that is
         not known.
+    :param device: the number of the one that it was recorded on.
     """
 
     events: Sequence[Event]
     source: str
     recorded: dict[str, int] = field(default_factory=dict)
     setting: str = ""
+    device: int = 0
 
     @property
     def peak_bytes(self) -> int:

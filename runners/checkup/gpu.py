@@ -14,8 +14,9 @@ from latfix.runners.topology import Cores, allowed_cores, cores_text, parse_core
 
 _SM = 1
 _UNCORRECTED, _VOLATILE = 1, 0
-#: Reasons for lower clocks that no setting of clocks brings about: power and heat.
-_NOT_ASKED_FOR = 0xEC
+#: Reasons for lower clocks that no setting of clocks brings about: power, heat, limits of the board and for
+#: reliability.
+_NOT_ASKED_FOR = 0x6EC
 _INSTALL_CUDA = "install the build of torch for CUDA: pip install torch, from the index that pytorch.org names"
 
 
@@ -191,7 +192,8 @@ def _link(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
         for what in ("Generation", "Width")
         for which in ("Curr", "Max")
     )
-    if None in (generation, most_generation, width, most_width):
+    # A virtual machine may be told of no lanes at all.
+    if None in (generation, most_generation, width, most_width) or not width:
         yield _untold("gpu.link", f"{name}: the PCIe link is not told")
         return
     found = f"{name}: PCIe generation {generation} of {most_generation}, {width} of {most_width} lanes"

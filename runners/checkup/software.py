@@ -105,6 +105,15 @@ def _torch(facts: Mapping[str, Any]) -> Finding:
         )
     built = f"built for CUDA {facts['built_for_cuda']}" if facts["built_for_cuda"] else "built for the CPU alone"
     vectors = "" if facts["mkldnn"] else ", without oneDNN"
+    if "cudnn_error" in facts:
+        return Finding(
+            id="software.torch",
+            state="costs",
+            found=f"torch {facts['version']}, {built}, does not take the cuDNN that it finds: {facts['cudnn_error']}",
+            costs="convolutions and attention on the GPU fail",
+            change="start without the folder of the other cuDNN in LD_LIBRARY_PATH, or pip install --force-reinstall "
+            "torch with the packages that it asks for",
+        )
     return Finding(
         id="software.torch",
         state="ok" if facts["mkldnn"] else "costs",

@@ -44,7 +44,10 @@ def main() -> int:
         "devices": [],
     }
     if found["cuda"]:
-        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        try:
+            found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # another version than torch was built with
+            found["cudnn_error"] = " ".join(str(error).split())
         found["devices"] = [
             {
                 "name": properties.name,

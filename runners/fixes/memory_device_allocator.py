@@ -41,12 +41,12 @@ def _verify(applied: Applied) -> Verified:
     wanted = applied.record.meta.get("settings", {}).get("env", {}).get(ALLOC_CONF, "")
     missing = not_in_effect(applied.record, wanted)
     now, before = calls(applied.record), calls(applied.without)
-    said = f"{now.words()}; without it {before.words()}"
+    said = now.beside(before)
     if missing or not wanted:
         what = ", ".join(missing) or "any setting"
         return Verified(False, f"the allocator does not say that it has {what}; {said}")
     # Expandable segments are mapped page by page: more calls, none of which waits as a stall does.
-    return Verified(now.retries <= 0.5 * before.retries, f"the allocator has {wanted}; {said}")
+    return Verified(now.fewer_stalls_than(before), f"the allocator has {wanted}; {said}")
 
 
 FIX = Fix(

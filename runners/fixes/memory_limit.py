@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from latfix.runners.device_allocator import ALLOC_CONF, merged_conf, read_conf, standing_conf
-from latfix.runners.device_facts import TREATS, calls, facts, no_trouble, not_in_effect, room_bytes
+from latfix.runners.device_facts import TREATS, by_device, calls, no_trouble, not_in_effect, room_bytes
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.permissions import mib
 from latfix.runners.tail_shares import refusals
@@ -25,8 +25,9 @@ _IN_USE = 0.95
 
 
 def _share(context: Context) -> float:
-    total = int(facts(context.record)["total_bytes"])
-    return math.floor(1000 * _OF_ROOM * room_bytes(context.record) / total) / 1000
+    """Of the device that has least room: the limit is the same on all."""
+    shares = [room_bytes(known) / int(known["total_bytes"]) for known in by_device(context.record).values()]
+    return math.floor(1000 * _OF_ROOM * min(shares)) / 1000
 
 
 def _obstacle(context: Context) -> str:
@@ -41,13 +42,13 @@ def _obstacle(context: Context) -> str:
         return "expandable segments are not given back one by one"
     if not calls(context.record).retries:
         return "the device never refused memory"
-    known = facts(context.record)
-    begins = float(_COLLECT_FROM) * _share(context) * known["total_bytes"]
-    if known["allocated_peak_bytes"] > _IN_USE * begins:
-        return (
-            f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be given back from "
-            f"{mib(int(begins))} on: nothing would be kept"
-        )
+    for known in by_device(context.record).values():
+        begins = float(_COLLECT_FROM) * _share(context) * known["total_bytes"]
+        if known["allocated_peak_bytes"] > _IN_USE * begins:
+            return (
+                f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be given back from "
+                f"{mib(int(begins))} on: nothing would be kept"
+            )
     return ""
 
 
@@ -58,19 +59,26 @@ def _change(context: Context) -> dict[str, Any]:
 
 def _verify(applied: Applied) -> Verified:
     wanted = float(applied.record.meta.get("settings", {}).get("device_memory_share", 0.0))
-    share = float(facts(applied.record).get("share", 1.0))
+    shares = [float(known.get("share", 1.0)) for known in by_device(applied.record).values()] or [1.0]
+    least, most = min(shares), max(shares)
     missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")
     now, before = calls(applied.record), calls(applied.without)
     said = (
-        f"the process may have {share:.1%} of the device; segments are given back "
-        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.words()}; "
-        f"without it {before.words()}"
+        f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are given back "
+        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.beside(before)}"
     )
-    there = wanted > 0 and math.isclose(share, wanted, abs_tol=1e-4) and not missing
+    limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)
+    there = wanted > 0 and limited and not missing
     return Verified(
-        there and now.retries <= 0.5 * before.retries,
+        there and now.fewer_stalls_than(before),
         "; ".join([said, *refusals(applied.record, "device_memory_share")]),
     )
+
+
+def _which(devices: int, least: float, most: float) -> str:
+    if devices == 1:
+        return "the device"
+    return f"each of {devices} devices" if math.isclose(least, most) else f"one device, and {most:.1%} of another"
 
 
 FIX = Fix(

@@ -6,10 +6,11 @@ the device before its first request, and lets it go to the allocator, which then
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from latfix.runners.device_allocator import read_conf, standing_conf
-from latfix.runners.device_facts import calls, facts, no_trouble, room_bytes, worker_growth_mib
+from latfix.runners.device_facts import by_device, calls, no_trouble, room_bytes, worker_growth_mib
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.permissions import mib
 from latfix.runners.tail_shares import refusals
@@ -35,9 +36,12 @@ def _no_reservation(context: Context) -> str:
     limit = read_conf(standing_conf(context.settings)).get("max_split_size_mb", "")
     if limit.isdecimal() and wanted >= int(limit):
         return f"with max_split_size_mb:{limit} no request would be served from a block of {wanted} MiB"
-    room = room_bytes(context.record) - facts(context.record)["reserved_start_bytes"]
-    if wanted * context.settings.workers > room >> 20:
-        return f"{wanted} MiB a worker would be needed, {mib(max(room, 0))} are there for all of them"
+    devices = by_device(context.record)
+    room = min(room_bytes(known) - known["reserved_start_bytes"] for known in devices.values())
+    # Workers are put on the devices in turn.
+    if wanted * math.ceil(context.settings.workers / len(devices)) > room >> 20:
+        there = "" if len(devices) == 1 else " on one device"
+        return f"{wanted} MiB a worker would be needed, {mib(max(room, 0))} are there for all of them{there}"
     return ""
 
 
@@ -77,12 +81,15 @@ def _verify(applied: Applied) -> Verified:
 
 
 def _verify_reservation(applied: Applied) -> Verified:
-    known = facts(applied.record)
-    wanted, got = (int(known.get(name, 0)) for name in ("wanted_bytes", "reserved_ahead_bytes"))
+    devices = by_device(applied.record)
+    names = ("reserved_ahead_bytes", "wanted_bytes")
+    asked = [tuple(int(known.get(name, 0)) for name in names) for known in devices.values()]
+    # The device that gave least of what it was asked for.
+    got, wanted = min(asked, key=lambda each: each[0] / max(each[1], 1), default=(0, 0))
     now, before = calls(applied.record), calls(applied.without)
     said = (
-        f"{mib(got)} of {mib(wanted)} were taken from the device before the first request; "
-        f"{now.words()}; without it {before.words()}"
+        f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(asked) < 2 else 'each'} device before the first "
+        f"request; {now.beside(before)}"
     )
     there = wanted > 0 and got >= _THERE * wanted
     return Verified(there and now.fewer_than(before), "; ".join([said, *refusals(applied.record, "reserve_mb")]))

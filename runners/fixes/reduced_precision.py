@@ -8,7 +8,7 @@ product torch computed in float32 because the int8 kernel does not take its shap
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latfix.runners.fixes import fuse_compile
@@ -64,21 +64,28 @@ def compiled_too(context: Context) -> dict[str, Any]:
     return {} if on_cpu(context) or context.settings.compile != "off" else fuse_compile.FIX.change(context)
 
 
-def device_kernels(applied: Applied) -> dict[str, int]:
-    """Launches of each CUDA kernel in one forward pass; empty on the CPU, or where none was recorded."""
+def passes(applied: Applied) -> list[dict[str, int]]:
+    """Launches of each CUDA kernel in each forward pass: those of the batches that were profiled one by one, or the
+    one that was looked at. None on the CPU, or where no kernel was recorded."""
     if applied.evidence.get("device", "cpu") == "cpu":
-        return {}
-    seen = {**applied.evidence.get("kernels", {}), **applied.evidence.get("device_kernels", {})}
-    return {name: number for name, number in seen.items() if is_device_kernel(name)}
+        return []
+    profiled = [row["kernels"] for row in applied.evidence.get("device_profile", ())]
+    seen = [
+        {name: number for name, number in kernels.items() if is_device_kernel(name)}
+        for kernels in profiled or [applied.evidence.get("kernels", {})]
+    ]
+    return seen if any(seen) else []
 
 
 def computes_in(applied: Applied, wanted: Format) -> Verified | None:
-    """Whether most of a model's kernels computed in a format of 16 bits; ``None`` where no name tells.
+    """Whether most of a model's kernels computed in a format of 16 bits; ``None`` where most names do not tell.
 
     Matrix kernels, or all kernels of a model that has none. Where some layers keep their precision, one in the
     format is enough.
     """
-    kernels = device_kernels(applied)
+    seen, kernels = passes(applied), Counter[str]()
+    for each in seen:
+        kernels.update(each)
     what, found = "matrix kernels", matrix_formats(kernels)
     if not found:
         what, found = "kernels that tell", Counter({"": 0})
@@ -86,28 +93,37 @@ def computes_in(applied: Applied, wanted: Format) -> Verified | None:
             if format_ := number_format(name):
                 found[format_] += launches
     told = sum(number for format_, number in found.items() if format_)
-    if not told:
+    if not told or told < sum(found.values()) / 2:
         return None
     least = 1 if _keeps(applied) else told / 2
-    said = f"{found[wanted]} of {sum(found.values())} {what} in a forward pass computed in {_SAID[wanted]}"
+    said = f"{found[wanted]} of {sum(found.values())} {what} in {_where(seen)} computed in {_SAID[wanted]}"
     return Verified(found[wanted] >= max(least, 1), said + _others(found, wanted))
 
 
 def products_in(applied: Applied, wanted: Format) -> Verified:
     """Whether linear layers on a GPU were multiplied in eight bits, and not only hold such weights.
 
-    Half of the layers with such weights must have had a kernel of the format.
+    Half of the layers with such weights must have had a kernel of the format, in each pass: which kernel multiplies
+    depends on the rows of the batch.
     """
     layers = count(applied.evidence.get("weights", {}), "torchao")
-    found = matrix_formats(device_kernels(applied))
-    if found:
-        ran, what = found[wanted], f"{found[wanted]} of {sum(found.values())} matrix kernels in a forward pass"
+    seen = passes(applied)
+    formats = [matrix_formats(kernels) for kernels in seen]
+    if any(formats):
+        found = min(formats, key=lambda each: each[wanted])
+        ran, least = found[wanted], "" if len(seen) == 1 else "at least "
+        what = f"{least}{ran} of {sum(found.values())} matrix kernels in {_where(seen, each=True)}"
         said = f"{what} computed in {wanted}{_others(found, wanted)}"
     else:
         operator = _OPERATORS[wanted]
         ran = count(applied.evidence.get("kernels", {}), operator)
         said = f"no matrix kernel was recorded; {ran} calls of {operator} in a forward pass"
     return Verified(layers > 0 and ran >= max(layers / 2, 1), f"{said}; {layers} layers have {wanted} weights")
+
+
+def _where(seen: Sequence[object], *, each: bool = False) -> str:
+    """The passes that were counted, in words."""
+    return "a forward pass" if len(seen) == 1 else f"{'each of ' if each else ''}{len(seen)} profiled batches"
 
 
 def _others(found: Mapping[Format, int], wanted: Format) -> str:

@@ -82,3 +82,25 @@ def test_torch_in_a_process_of_its_own() -> None:
 
     found = facts.torch_facts()
     assert found["version"] == torch.__version__ and found["cuda"] is torch.cuda.is_available()
+
+
+def test_another_cudnn_than_torchs_is_told_as_that(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch loads, and refuses the library when it is asked for its version."""
+    import torch
+
+    def version() -> int:
+        raise RuntimeError("cuDNN version incompatibility: compiled against (9, 19, 0)\n but found (9, 1, 0).")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    assert facts.main() == 0
+    told = json.loads(capsys.readouterr().out)
+    wanted = "cuDNN version incompatibility: compiled against (9, 19, 0) but found (9, 1, 0)."
+    assert told["cudnn_error"] == wanted and told["cudnn"] is None
+    monkeypatch.setattr(examining, "torch_facts", lambda: told)
+    _, out, _ = cli("doctor", "--seconds", "0", "--json", "-")
+    (found,) = [each for each in json.loads(out)["findings"] if each["id"] == "software.torch"]
+    assert found["state"] == "costs" and wanted in found["found"] and "does not load" not in out

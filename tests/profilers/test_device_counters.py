@@ -9,8 +9,8 @@ import pytest
 
 from latfix.profilers.allocator import cuda_reader
 from latfix.profilers.device_blocks import MOST_BLOCKS, FreeBlocksReader, free_blocks_reader
-from latfix.profilers.device_costs import CudaCalls, device_costs, expandable, flat, measure_calls
-from latfix.profilers.device_counters import AllocatorCounters, BatchCounters, cuda_counters, from_nested
+from latfix.profilers.device_costs import CudaCalls, CudaPages, device_costs, expandable, flat, measure_calls
+from latfix.profilers.device_counters import AllocatorCounters, BatchCounters, Inside, cuda_counters, from_nested
 from latfix.profilers.recorder import StageRecorder
 
 _MIB = 1 << 20
@@ -193,4 +193,214 @@ def test_a_device_that_refuses_in_between_has_no_price(fake_cuda: Any) -> None:
 def test_pages_of_expandable_segments_have_another_price() -> None:
     assert expandable("max_split_size_mb:64, expandable_segments:True")
     assert not expandable("expandable_segments:False")
-    assert CudaCalls.open("cpu") is None
+    assert CudaCalls.open("cpu") is None and CudaPages.open("cpu") is None
+
+
+class _Runtime:
+    """CUDA's runtime, as far as it tells of memory."""
+
+    def __init__(self) -> None:
+        self.device = 0
+
+    def cudaGetDevice(self, device: Any) -> int:
+        device._obj.value = self.device
+        return 0
+
+    def cudaSetDevice(self, device: int) -> int:
+        self.device = device
+        return 0
+
+    def cudaMemGetInfo(self, left: Any, total: Any) -> int:
+        left._obj.value = total._obj.value = 8 << 30
+        return 0
+
+    def cudaDeviceSynchronize(self) -> int:
+        return 0
+
+
+class _Driver:
+    """CUDA's driver, as far as it makes pages; each call takes its time.
+
+    :param most: pages that it gives.
+    """
+
+    def __init__(self, most: int = 1_000) -> None:
+        self.now, self.most = 0, most
+        self.created: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self.open: list[tuple[int, int]] = []
+        self.ranges: list[int] = []
+
+    def cuMemAddressReserve(self, start: Any, size: int, *_: int) -> int:
+        start._obj.value = 1 << 40
+        self.ranges.append(size)
+        return 0
+
+    def cuMemAddressFree(self, start: int, size: int) -> int:
+        assert start == 1 << 40
+        self.ranges.remove(size)
+        return 0
+
+    def cuMemCreate(self, handle: Any, size: int, wanted: Any, _: int) -> int:
+        assert (wanted._obj.location.id, wanted._obj.type) == (1, 1)
+        if len(self.created) >= self.most:
+            return 2
+        self.now += 30_000
+        handle._obj.value = 7 + len(self.created)
+        self.created[handle._obj.value] = size
+        return 0
+
+    def cuMemMap(self, start: int, size: int, _: int, handle: int, __: int) -> int:
+        assert self.created[handle] == size
+        self.mapped[start] = size
+        return 0
+
+    def cuMemSetAccess(self, start: int, size: int, *_: Any) -> int:
+        assert sum(self.mapped.values()) == size
+        self.now += 50_000
+        self.open.append((start, size))
+        return 0
+
+    def cuMemUnmap(self, start: int, _: int) -> int:
+        self.now += 20_000
+        return 0 if self.mapped.pop(start, 0) else 1
+
+    def cuMemRelease(self, handle: int) -> int:
+        del self.created[handle]
+        return 0
+
+
+def test_pages_are_priced_by_what_mapping_them_takes() -> None:
+    driver, runtime = _Driver(), _Runtime()
+    pages: Any = CudaPages(runtime, 1, driver)  # type: ignore[arg-type]
+    with pages:
+        assert runtime.device == 1
+        costs = measure_calls(pages, lambda: driver.now)
+    assert runtime.device == 0 and not (driver.created or driver.mapped or driver.ranges), "all of it was given back"
+    assert set(driver.open) == {(1 << 40, 2 * _MIB), (1 << 40, 120 * _MIB)}
+    # One page of two MiB, and six of twenty.
+    each_mib = 5 * 30_000 / 118
+    assert costs["device_malloc_mib"].value == pytest.approx(each_mib)
+    assert costs["device_malloc"].value == pytest.approx(80_000 - 2 * each_mib)
+    assert costs["device_free_mib"].value == pytest.approx(5 * 20_000 / 118)
+
+
+def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind() -> None:
+    driver = _Driver(most=4)
+    pages: Any = CudaPages(_Runtime(), 1, driver)  # type: ignore[arg-type]
+    with pages:
+        assert measure_calls(pages, lambda: driver.now) == {}
+        assert not (driver.created or driver.mapped)
+
+
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_an_allocator_that_lists_no_blocks_is_not_asked_to(torch_on: Any, fake_cuda: Any, backend: str) -> None:
+    """It raises: a thread of the sampler would die of it, and the run with it."""
+    told = torch_on(fake_cuda(), backend=backend)
+    assert free_blocks_reader("cuda:0") is None
+    read, counters = cuda_reader("cuda:0"), cuda_counters("cuda:0")
+    if backend == "pluggable":
+        assert read is None and counters is None and told.asked == []
+    else:
+        assert read is not None and read()["cuda.reserved_bytes"] == 0
+        assert BatchCounters.of(counters) is not None
+
+
+def test_a_list_without_cost_is_made_every_few_seconds() -> None:
+    clock = [0]
+    reader = FreeBlocksReader(lambda: [_segment((1, "inactive"))], lambda: 4, lambda: clock[0])
+    assert reader.poll()
+    clock[0] += 4_900_000_000
+    assert reader.poll() == {}
+    clock[0] += 200_000_000
+    assert reader.poll()
+
+
+def test_blocks_are_listed_between_batches() -> None:
+    """A worker may be in a call of the driver, with the lock that the listing waits for under the interpreter's."""
+    listed: list[int] = []
+    inside = Inside()
+
+    def segments() -> list[dict[str, Any]]:
+        listed.append(1)
+        return [_segment((1, "inactive"))]
+
+    reader = FreeBlocksReader(segments, lambda: 4, inside=inside)
+    inside.enter()
+    assert reader.poll() == {} and listed == []
+    inside.leave()
+    assert reader.poll() and listed == [1]
+
+
+def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
+    """A listing is of all devices, whichever one is asked for."""
+    few, many = fake_cuda(), fake_cuda(64 << 30)
+    torch_on(few, many)
+    free = few.allocate(30 * _MIB)
+    del free
+    read = free_blocks_reader("cuda:0")
+    assert read is not None and read()["cuda.largest_free_block_bytes"] == 30 * _MIB
+    held = [many.allocate(512) for _ in range(MOST_BLOCKS + 1)]
+    again = free_blocks_reader("cuda:0")
+    assert again is not None and again() == {}
+    del held
+
+
+def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, fake_cuda: Any) -> None:
+    device = fake_cuda()
+    told = torch_on(device)
+    recorder = StageRecorder(4)
+    counters = BatchCounters.of(cuda_counters("cuda:0"), device.clock)
+    assert counters is not None
+    read = cuda_reader("cuda:0", counters)
+    assert read is not None
+    counters.enter()
+    held = device.allocate(30 * _MIB)
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    counters.enter()
+    asked = len(told.asked)
+    assert read()["cuda.reserved_bytes"] == 30 * _MIB and len(told.asked) == asked, "nobody was asked for it"
+    more = device.allocate(40 * _MIB)
+    counters.leave()  # it failed, and nothing was read at its end
+    counters.enter()
+    assert read() == {} and len(told.asked) == asked, "the last reading lacks what that one did"
+    counters.leave()
+    assert read()["cuda.reserved_bytes"] == 70 * _MIB
+    del held, more
+
+
+def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fake_cuda: Any) -> None:
+    device = fake_cuda()
+    told = torch_on(device)
+    recorder = StageRecorder(4)
+
+    def slow() -> AllocatorCounters | None:
+        device.now += 50_000
+        return from_nested(device.stats())
+
+    counters = BatchCounters.of(slow, device.clock)
+    assert counters is not None
+    read = cuda_reader("cuda:0", counters)
+    assert read is not None
+    for batch in range(2):
+        counters.enter()
+        held = device.allocate(30 * (batch + 1) * _MIB)
+        counters.note(recorder.batch, batch)
+        counters.leave()
+        del held
+    assert [recorder.batch["device_read"][k] for k in range(2)] == [1, 0] and told.asked == []
+    assert read()["cuda.device_allocs"] == 2 and told.asked == ["getDeviceStats"]
+
+
+def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:
+    told = torch_on(fake_cuda(), fake_cuda())
+    inside = Inside()
+    read = cuda_reader("cuda:1", inside)
+    assert read is not None and read()
+    inside.enter()
+    inside.note({}, 0)
+    assert read() == {} and told.asked == ["getDeviceStats"]
+    inside.leave()
+    inside.skip()
+    assert read() and (inside.reads, inside.cost_ns) == (0, 0)

@@ -129,6 +129,69 @@ def test_in_a_container_nobody_is_taken_for_another(session: Session) -> None:
     }
 
 
+def test_in_a_container_a_memory_of_nothing_is_none_told(session: Session) -> None:
+    """This process's number may be its own there, and its memory still unknown."""
+    processes = [{"pid": _PID, "usedGpuMemory": 0}, {"pid": 9, "usedGpuMemory": 0}]
+    samples = [{"pid": 90_001, "timeStamp": 1_700_000_000_000_000, "smUtil": 60}]
+    calls = session(
+        [
+            *_answers("DeviceGetComputeRunningProcesses", processes),
+            *_answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)),
+        ]
+    )
+    assert Nvml(calls, pid=_PID).read() == {"nvml.processes": 2.0}
+
+
+class _Sampled:
+    """Samples of utilization as a driver gives them: at times of their own, from the one that is asked for on."""
+
+    def __init__(self, *polls: Sequence[tuple[int, int, int]]) -> None:
+        self._polls = iter(polls)
+        self.since: list[int] = []
+
+    def ask(self, function: str, *arguments: int) -> Any:
+        if function == "DeviceGetComputeRunningProcesses":
+            return [{"pid": pid, "usedGpuMemory": None} for pid in (_PID, 9)]
+        if function != "DeviceGetProcessUtilization":
+            raise NvmlRefused(3, "Not Supported")
+        self.since.append(arguments[1])
+        there = [{"pid": pid, "timeStamp": at, "smUtil": util} for pid, at, util in next(self._polls)]
+        return [one for one in there if int(one["timeStamp"]) > arguments[1]]
+
+    def close(self) -> None: ...
+
+
+def _util(reader: Nvml) -> tuple[float, float]:
+    found = reader.read()
+    return found["nvml.own_sm_util"], found["nvml.others_sm_util"]
+
+
+def test_a_process_whose_samples_come_later_is_not_missed() -> None:
+    """Each process has times of its own: one that lies behind the newest of another was never asked for."""
+    second, start = 1_000_000, 1_700_000_000_000_000
+    calls = _Sampled(
+        [(_PID, start + 2 * second, 50), (9, start + second, 40)],
+        [(_PID, start + 3 * second, 55), (9, start + 2 * second - 1, 42)],
+        [(_PID, start + 4 * second, 60)],
+        [(_PID, start + 5 * second, 65)],
+    )
+    reader = Nvml(calls, pid=_PID)
+    assert [_util(reader) for _ in range(4)] == [(50, 40), (55, 42), (60, 42), (65, 0)], "it holds for three seconds"
+    assert calls.since == [0, start, start + second, start + 2 * second]
+
+
+def test_a_share_beyond_all_is_no_share() -> None:
+    """Drivers give some samples by the thousand per cent."""
+    start = 1_700_000_000_000_000
+    calls = _Sampled(
+        [(_PID, start, 50), (9, start, 30)],
+        [(_PID, start + 1000, 60), (9, start + 1000, 4_294)],
+        [(_PID, start + 2000, 250), (9, start + 2000, 100)],
+    )
+    reader = Nvml(calls, pid=_PID)
+    assert [_util(reader) for _ in range(3)] == [(50, 30), (60, 30), (60, 100)]
+
+
 def test_the_performance_monitor(session: Session) -> None:
     numbers = (0, 2, 3, 5, 10)
     calls = session(_answers("GpmMetrics", {}, {"2": 71.5, "10": 33.0}, arguments=numbers))
@@ -250,6 +313,59 @@ def test_refusals_have_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NvmlRefused) as unknown:
         LiveNvml().ask("DeviceGetNothing", 0)
     assert unknown.value.code == 13
+
+
+class _Mismatch(Exception):
+    """As pynvml's ``NVMLLibraryMismatchError``: none of its errors."""
+
+
+def test_a_function_that_the_driver_has_in_an_older_version_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mismatch(*_: object) -> None:
+        raise _Mismatch("use a versioned function")
+
+    library = _library(
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=mismatch,
+        NVMLLibraryMismatchError=_Mismatch,
+    )
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    with pytest.raises(NvmlRefused) as refused:
+        LiveNvml().ask("DeviceGetComputeRunningProcesses", 0)
+    assert refused.value.code == 13
+
+
+def test_a_device_that_was_lost_does_not_take_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise _Error(15)
+
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", _library(nvmlShutdown=lost, nvmlGpmSampleFree=lost))
+    live = LiveNvml()
+    live._gpm[0] = "sample"
+    live.close()
+    assert not live._gpm
+
+
+@pytest.mark.parametrize(("code", "found"), [(6, "MIG-7"), (4, "")])
+def test_an_instance_of_a_device_is_found_by_its_number(
+    code: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an instance (MIG) torch tells the number as it does of a whole device."""
+
+    def by_uuid(uuid: str) -> str:
+        if uuid.startswith("GPU-"):
+            raise _Error(code)
+        return uuid
+
+    library = _library(nvmlDeviceGetHandleByUUID=by_uuid, nvmlDeviceGetName=lambda handle: handle)
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    live = LiveNvml({0: "GPU-7"})
+    if found:
+        assert live.ask("DeviceGetName", 0) == found
+    else:
+        with pytest.raises(NvmlRefused):
+            live.ask("DeviceGetName", 0)
 
 
 def test_gpm_compares_with_the_sample_before(monkeypatch: pytest.MonkeyPatch) -> None:

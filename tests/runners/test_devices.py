@@ -15,13 +15,15 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.profilers.device_counters import BatchCounters, Inside
 from latfix.profilers.nvml import Nvml
 from latfix.profilers.recorder import EventLog, SampleLog, StageRecorder
 from latfix.profilers.sampler import Sampler
 from latfix.runners.device_probes import allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.runners.devices import in_mode, on_device, place_workers, placement_note
 from latfix.runners.engine import Engine
-from latfix.runners.model import load_models
+from latfix.runners.model import LoadedModels, convert_models, load_models
+from latfix.runners.service import Service
 from latfix.runners.steering import check_policies
 from latfix.runners.worker import ModelInstance
 from latfix.settings import RunnerSettings
@@ -151,7 +153,12 @@ def test_a_model_is_called_with_its_device_as_the_current_one(gpus: GPUs) -> Non
     assert torch.cuda.current_device() == 0
     with in_mode("cuda:1", torch.inference_mode()):
         assert torch.cuda.current_device() == 1 and torch.is_inference_mode_enabled()
-    for device in ("cpu", "cuda:0"):
+    with on_device("cuda:2"), on_device("cuda:0"):
+        assert torch.cuda.current_device() == 0, "somebody may have left another one current"
+    with in_mode("cuda:1", torch.no_grad()), in_mode("cuda:0", torch.inference_mode()):
+        assert torch.cuda.current_device() == 0 and torch.is_inference_mode_enabled()
+    for device, count in (("cpu", 3), ("cuda:0", 1)):
+        gpus(count)
         mode = torch.no_grad()
         assert in_mode(device, mode) is mode, "nothing beside it"
 
@@ -231,3 +238,63 @@ def test_others_on_a_device_weigh_on_its_workers() -> None:
     pulled = engine(["cuda:0", "cuda:1"])
     pulled.device_taken("cuda:1", 0.5)
     assert not any("weight" in series for series in pulled.load())
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend", "kind"),
+    [
+        (["cuda:0", "cuda:0"], "native", BatchCounters),
+        (["cuda:0", "cuda:1"], "native", Inside),
+        (["cuda:0", "cuda:1"], "pluggable", None),
+        (["cpu", "cpu"], "native", None),
+    ],
+)
+def test_what_the_devices_counters_are_read_by(
+    devices: Sequence[str], backend: str, kind: type | None, torch_on: Any, fake_cuda: Any
+) -> None:
+    torch_on(fake_cuda(), fake_cuda(), backend=backend)
+    adapter = Workload()
+    engine = Engine(
+        adapter=adapter,
+        instances=[ModelInstance(adapter, None, device, None, adapter.collate, set()) for device in devices],
+        settings=RunnerSettings(workers=len(devices)),
+        recorder=StageRecorder(1),
+        events=EventLog(),
+        request_of=lambda _: SimpleNamespace(),  # type: ignore[arg-type,return-value]
+    )
+    assert type(engine.device_memory) is (type(None) if kind is None else kind)
+
+
+def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, fake_cuda: Any, tmp_path: Path) -> None:
+    gpus(2)
+    devices = fake_cuda(), fake_cuda()
+    torch_on(*devices)
+    (tmp_path / "adapter.py").write_text(ADAPTER)
+    settings = RunnerSettings(workers=3, devices=2, device_memory_share=0.25)
+    service = Service(tmp_path, "adapter:Told", settings)
+    service.load()
+    service.release()
+    assert [device.share() for device in devices] == [0.25, 0.25] and service.process.notes == []
+
+
+def test_engines_are_made_with_their_own_device_as_the_current_one(
+    gpus: GPUs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch-tensorrt builds and loads on the current one, whichever device the model and its inputs are on."""
+    gpus(2)
+    made: list[tuple[str, int]] = []
+
+    def convert(model: Any, _material: Any, _settings: Any, device: str, *_: Any) -> tuple[Any, Any]:
+        made.append((device, torch.cuda.current_device()))
+        return model, SimpleNamespace(to_json=lambda: {"device": device})
+
+    monkeypatch.setattr("latfix.runners.tensorrt.convert.convert", convert)
+    adapter = Workload()
+    instances = [
+        ModelInstance(adapter, torch.nn.Identity(), f"cuda:{index}", None, adapter.collate, set()) for index in (1, 0)
+    ]
+    shapes: Any = SimpleNamespace(seen=[], tuned=())
+    monkeypatch.setattr(Workload, "folder", Path(), raising=False)
+    with on_device("cuda:1"):  # as a library leaves it
+        convert_models(LoadedModels(adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt"), shapes)
+    assert made == [("cuda:1", 1), ("cuda:0", 0)]

@@ -95,6 +95,44 @@ MATRIX = [
         "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<float const> >",
         "fp32",
     ),
+    # their first type is that of the sums
+    (
+        "void gemmSN_NN_kernel<float, 128, 2, 4, 8, 3, 4, false, cublasGemvTensorStridedBatched<__nv_bfloat16 const>,"
+        " cublasGemvTensorStridedBatched<__nv_bfloat16 const>, cublasGemvTensorStridedBatched<__nv_bfloat16> >(…)",
+        "bf16",
+    ),
+    (
+        "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<__half const>,"
+        " cublasGemvTensorStridedBatched<__half const>, cublasGemvTensorStridedBatched<__half> >(…)",
+        "fp16",
+    ),
+    (
+        "void gemmk1_kernel<int, float, 256, 5, false, false, false, false,"
+        " cublasGemvTensorStridedBatched<__nv_bfloat16 const>, cublasGemvTensorStridedBatched<__nv_bfloat16 const>,"
+        " cublasGemvTensorStridedBatched<__nv_bfloat16>,"
+        " float, 0>(…)",
+        "bf16",
+    ),
+    (
+        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<__half const>,"
+        " cublasGemvTensorStridedBatched<__half> > >(…)",
+        "fp16",
+    ),
+    (
+        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float const>, cublasGemvTensor<float>>>(…)",
+        "fp32",
+    ),
+    # a frame named after what it is filled with, and a kernel without a name of its own
+    (
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop_optimized_f16_128x128_32x5_nhwc_align8>(…)",
+        "fp16",
+    ),
+    (
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
+        "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>>, cutlass::bfloat16_t, float,"
+        " cutlass::arch::Sm90> > > >(…)",
+        "bf16",
+    ),
     # convolutions
     ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x32x32_stage4", "fp16"),
     ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize64x32x64", "tf32"),
@@ -156,6 +194,16 @@ _ELEMENT = (
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, false>(…)", ""),
         ("void per_token_group_quant_8bit_kernel<c10::BFloat16, __nv_fp8_e4m3, false, false, float>(…)", ""),
         ("void flash::flash_fwd_splitkv_combine_kernel<traits>(params)", ""),
+        (
+            "void pytorch_flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64, 64, 256, 4, false,"
+            " false, cutlass::bfloat16_t, Flash_kernel_traits<64, 64, 256, 4, cutlass::bfloat16_t> >, 8, 1, true>(…)",
+            "bf16",
+        ),
+        (
+            "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<__half>,"
+            " cublasGemvTensorStridedBatched<__half>, cublasGemvTensorStridedBatched<__half> >(float const*, …)",
+            "fp16",
+        ),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", ""),
         ("Memcpy HtoD (Pageable -> Device)", ""),
         ("Memset (Device)", ""),

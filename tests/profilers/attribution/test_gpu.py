@@ -272,6 +272,28 @@ def test_calls_that_cost_as_much_own_it_without_doubt(simulate: Simulate) -> Non
     assert "at what they cost on the idle device" in sure.evidence
 
 
+def test_pages_without_a_price_own_what_is_usual(stalled: RunRecord) -> None:
+    """Mapping a page takes a fraction of a millisecond: it is no reason for sixty, measured or not."""
+    made = {k: {"device_allocs": 1, "device_taken_bytes": 20 << 20} for k in _STALLED}
+    record = _with_batches(stalled, made)
+    assert _own_ms(record, "memory.allocator")[_STALLED].max() == pytest.approx(60.0, rel=0.1)
+    paged = {"device_memory": {"settings": {"expandable_segments": True}}}
+    record = replace(record, meta={**record.meta, **paged})
+    assert _own_ms(record, "memory.allocator")[_STALLED].max() == pytest.approx(2.0, rel=0.01)
+    kept = _causes(_priced(record, malloc=300_000.0))
+    assert kept["unexplained"].tail_ms > 40
+
+
+def test_what_is_usual_is_not_said_to_be_measured(simulate: Simulate) -> None:
+    hit = range(20, 900, 25)
+    faults = dict.fromkeys(hit, ("cpu", 60.0))
+    apart = simulate(n=900, rate=2, base=25.0, compute_faults=faults, meta={"device": "cuda:0"})
+    paged = {"device_memory": {"settings": {"expandable_segments": True}}}
+    made = {k: {"device_allocs": 60} for k in hit}
+    record = _with_batches(replace(apart, meta={**apart.meta, **paged}), made)
+    assert "usually cost, which was not measured" in _causes(record)["memory.allocator"].evidence
+
+
 def test_inputs_that_waited_for_memory_are_charged_too(stalled: RunRecord) -> None:
     """A segment for a larger input is taken while it is copied, before compute begins."""
     hit = _STALLED[3]

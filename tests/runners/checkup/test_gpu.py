@@ -86,6 +86,12 @@ def test_a_calm_device_costs_nothing(make_system: MakeSystem) -> None:
             "application clocks",
             "-q -d CLOCK",
         ),
+        (
+            "gpu.clocks",
+            {("DeviceGetClockInfo", 0, 1): 1410, ("DeviceGetCurrentClocksEventReasons", 0): 0x600},
+            "(board limit, reliability)",
+            "cooling",
+        ),
         ("gpu.power", {("DeviceGetEnforcedPowerLimit", 0): 350_000}, "350 W, 700 W by default", "-pl 700"),
         ("gpu.link", {("DeviceGetCurrPcieLinkWidth", 0): 8}, "8 of 16 lanes", "slot"),
         ("gpu.ecc", {("DeviceGetTotalEccErrors", 0, 1, 0): 3}, "3 uncorrected", "ROW_REMAPPER"),
@@ -189,3 +195,9 @@ def test_no_package(make_system: MakeSystem) -> None:
 
     there, (finding,) = gpu(make_system({}), {"cuda": False}, live=live)
     assert not there and finding.state == "missing" and "nvidia-ml-py" in finding.change
+
+
+def test_a_link_without_lanes_is_not_told(make_system: MakeSystem) -> None:
+    """As in some virtual machines."""
+    found = _found(make_system({}), {("DeviceGetCurrPcieLinkWidth", 0): 0})
+    assert found["gpu.link"].state == "unknown" and "not told" in found["gpu.link"].found

@@ -26,14 +26,16 @@ from latfix.runners.device_allocator import (
     Reserved,
     allocator_conf,
     allocator_of,
+    allocators_of,
     limit_memory,
     merged_conf,
     read_conf,
     reserve,
 )
-from latfix.runners.device_facts import calls, facts, room_bytes
+from latfix.runners.device_facts import calls, facts, room_bytes, worker_growth_mib
 from latfix.runners.fixes import FIXES, Applied, Context, Verified
 from latfix.runners.memory_history import choice_of
+from latfix.runners.peak_memory import PeakMemory
 from latfix.settings import RunnerSettings
 
 _MIB = 1 << 20
@@ -58,14 +60,14 @@ def play(fake_cuda: Any, trace: AllocationTrace, make_record: Callable[..., RunR
     def serve(settings: RunnerSettings | None = None, total: int = _TOTAL, others: int = 0) -> RunRecord:
         settings = settings or RunnerSettings()
         device = fake_cuda(total, allocator_conf(settings.env), others)
-        notes = limit_memory(settings.device_memory_share, device)
+        notes = limit_memory(settings.device_memory_share, {"cuda:0": device})
         counters = BatchCounters.of(lambda: from_nested(device.stats()), device.clock)
         assert counters is not None
-        reserved: list[Reserved] = []
+        reserved: Reserved | None = None
+        known = DeviceFacts({"cuda:0": device})
         if settings.reserve_mb:
-            reserved = [reserve(settings.reserve_mb, device, device.allocate, device.refused)]
+            reserved = reserve(settings.reserve_mb, device, device.allocate, device.refused)
             counters.skip()
-        known = DeviceFacts(device)
         known.begin()
         batches = -(-len(trace.events) // 8)
         recorder, live = StageRecorder(batches), dict[int, Any]()
@@ -83,8 +85,8 @@ def play(fake_cuda: Any, trace: AllocationTrace, make_record: Callable[..., RunR
             [[50]] * batches,
             settings=settings,
             device="cuda:0",
-            device_memory=known.end(counters.first, reserved),
-            setup_notes=[*notes, *(each.note for each in reserved if each.note)],
+            device_memory=known.end([("cuda:0", reserved)]),
+            setup_notes=[*notes, *([reserved.note] if reserved is not None and reserved.note else [])],
         )
         names = [name for name in record.batches if name.startswith(("device_", "alloc_"))]
         read = {name: np.array(recorder.batch[name][:batches]) for name in names}
@@ -145,7 +147,7 @@ def test_a_neighbor_that_leaves_no_room_is_an_obstacle(stalls: RunRecord, make_c
 def test_the_history_chooses_the_setting(
     stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
 ) -> None:
-    choice = choose(trace, room_bytes(stalls))
+    choice = choose(trace, room_bytes(facts(stalls)))
     assert choice.setting == "expandable_segments:True" and "none would be left" in choice.said
     now = make_context(stalls, RunnerSettings(), memory_choice=choice)
     settings, found, record = _applied("memory.device_allocator", play, now)
@@ -160,7 +162,7 @@ def test_what_is_chosen_is_beside_what_stands(
 ) -> None:
     standing = "roundup_power2_divisions:4"
     record = play(RunnerSettings(env={ALLOC_CONF: standing}))
-    choice = choose(trace, room_bytes(record), standing)
+    choice = choose(trace, room_bytes(facts(record)), standing)
     assert choice.setting == f"{standing},expandable_segments:True"
     monkeypatch.setenv(ALLOC_CONF, standing)
     now = make_context(record, RunnerSettings(), memory_choice=choice)
@@ -262,10 +264,10 @@ def test_settings_are_read_and_joined_as_torch_reads_them() -> None:
 
 def test_on_the_host_there_is_no_device_to_limit_or_to_record() -> None:
     assert allocator_of("cpu") is None
-    assert limit_memory(0.5, None) == ["device_memory_share = 0.5: the model is not on a CUDA device"]
-    assert limit_memory(0.0, None) == []
+    assert limit_memory(0.5, {}) == ["device_memory_share = 0.5: the model is not on a CUDA device"]
+    assert limit_memory(0.0, {}) == []
     assert begin_history("cpu") == "the model is not on a CUDA device"
-    assert DeviceFacts(None).end(None, []) == {}
+    assert DeviceFacts({}).end([("cpu", None)]) == {}
 
 
 def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path) -> None:
@@ -287,3 +289,199 @@ def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path
     path.write_bytes(pickle.dumps({"device_traces": [history], "segments": []}))
     found = choice_of(path, 8 << 30)
     assert found.figures["capacity_bytes"] == 100 * _MIB, "not the eight GiB that were free in the end"
+
+
+@pytest.mark.parametrize(
+    ("backend", "told", "note"),
+    [
+        ("native", {"expandable_segments", "max_split_size", "garbage_collection_threshold", ALLOC_CONF}, ""),
+        ("cudaMallocAsync", set(), ""),
+        ("pluggable", None, "device memory: not read, it is managed by an allocator (pluggable) that counts nothing"),
+    ],
+)
+def test_what_an_allocator_refuses_to_tell_ends_no_run(
+    torch_on: Any, fake_cuda: Any, backend: str, told: set[str] | None, note: str
+) -> None:
+    torch_on(fake_cuda(conf="max_split_size_mb:64"), backend=backend)
+    allocator = allocator_of("cuda:0")
+    assert allocator is not None and limit_memory(0.5, {"cuda:0": allocator}) == []
+    known = DeviceFacts({"cuda:0": allocator})
+    known.begin()
+    found = known.end([("cuda:0", None)])
+    assert known.note() == note
+    if told is None:
+        assert found == {} and allocator.share() == 1.0
+        return
+    assert (found["backend"], found["share"]) == (backend, 0.5)
+    assert {name.replace(OLDER_CONF, ALLOC_CONF) for name in found["settings"]} == told
+
+
+def test_only_torchs_own_allocator_has_a_history(torch_on: Any, fake_cuda: Any) -> None:
+    torch_on(fake_cuda())
+    assert begin_history("cuda:0") == ""
+    torch_on(fake_cuda(), backend="cudaMallocAsync")
+    assert begin_history("cuda:0") == "the device's memory is managed by cudaMallocAsync, which records no history"
+
+
+@pytest.mark.parametrize(("backend", "available"), [("cudaMallocAsync", True), ("pluggable", False)])
+def test_what_batches_need_is_measured_where_the_allocator_counts(
+    torch_on: Any, fake_cuda: Any, backend: str, available: bool
+) -> None:
+    torch_on(fake_cuda(), backend=backend)
+    peak = PeakMemory("cuda:0")
+    peak.begin()
+    assert peak.available is available and peak.need_bytes() == 0
+
+
+def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any, fake_cuda: Any) -> None:
+    """What limits batches by memory sets the peaks back at each one."""
+    device = fake_cuda(4 << 30)
+    torch_on(device)
+    model = device.allocate(100 * _MIB)
+    peak = PeakMemory("cuda:0")
+    warm = device.allocate(2000 * _MIB)
+    del warm
+    device.model._release_cached()
+    known = DeviceFacts(allocators_of([_On("cuda:0")]))
+    known.begin(peak)
+    for size in (300, 900, 50):
+        peak.begin()
+        held = device.allocate(size * _MIB)
+        assert peak.need_bytes() == size * _MIB
+        del held
+    peak.begin()
+    found = known.end([("cuda:0", None)])
+    assert found["allocated_peak_bytes"] == 1000 * _MIB, "of the second batch, not of the last or of the warm-up"
+    assert found["reserved_peak_bytes"] == device.model.counters.reserved >= 1000 * _MIB
+    del model
+
+
+class _On:
+    """A model on a device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+
+def _two(record: RunRecord, first: Mapping[str, Any], second: Mapping[str, Any]) -> RunRecord:
+    """A run on two devices, with one worker on the first and two on the second."""
+    known = dict(facts(record))
+    both = {**known, "workers": 1, **first, "others": {"cuda:1": {**known, "workers": 2, **second}}}
+    return replace(record, meta={**record.meta, "device_memory": both})
+
+
+def test_every_device_is_limited_and_told_of(torch_on: Any, fake_cuda: Any) -> None:
+    devices = [fake_cuda(), fake_cuda()]
+    torch_on(*devices)
+    allocators = allocators_of([_On("cuda:0"), _On("cuda:1"), _On("cuda:1")])
+    assert limit_memory(0.25, allocators) == []
+    assert [device.share() for device in devices] == [0.25, 0.25]
+    known = DeviceFacts(allocators)
+    known.begin()
+    held = devices[1].allocate(200 * _MIB)
+    taken = Reserved(wanted_bytes=64 * _MIB, got_bytes=60 * _MIB)
+    found = known.end([("cuda:0", None), ("cuda:1", taken), ("cuda:1", taken)])
+    assert (found["workers"], found["allocs"], found["wanted_bytes"]) == (1, 0, 0)
+    other = found["others"]["cuda:1"]
+    assert (other["workers"], other["allocs"]) == (2, 1) and other["reserved_peak_bytes"] == 200 * _MIB
+    assert (other["wanted_bytes"], other["reserved_ahead_bytes"]) == (128 * _MIB, 120 * _MIB)
+    del held
+
+
+def test_calls_of_all_devices_count(stalls: RunRecord) -> None:
+    unread = {**stalls.batches, "device_read": stalls.batches["device_read"] * 0}
+    counts = {"retries": 0, "allocs": 1, "frees": 0}
+    record = replace(_two(stalls, counts, {"retries": 2, "allocs": 5, "frees": 3}), batches=unread)
+    found = calls(record)
+    assert (found.retries, found.allocs, found.frees) == (2, 6, 3)
+
+
+def test_each_devices_growth_is_divided_by_its_own_workers(stalls: RunRecord) -> None:
+    def grown(mib: int) -> dict[str, int]:
+        peaks = {"allocated_peak_bytes": mib * _MIB, "reserved_peak_bytes": mib * _MIB}
+        return {"allocated_start_bytes": 0, "reserved_start_bytes": 0, **peaks}
+
+    assert worker_growth_mib(_two(stalls, grown(100), grown(160))) == 100
+    assert worker_growth_mib(_two(stalls, grown(100), grown(400))) == 200
+
+
+def test_a_pool_must_fit_on_every_device(stalls: RunRecord, make_context: MakeContext) -> None:
+    settings = RunnerSettings(workers=3, buffer_pool=True)
+    start, wanted = facts(stalls)["reserved_start_bytes"], worker_growth_mib(_two(stalls, {}, {}))
+    roomy = {"reserved_end_bytes": start, "left_bytes": 8 << 30, "total_bytes": 16 << 30}
+    enough = _two(stalls, roomy, roomy)
+    assert _BY_ID["memory.pool"].obstacle(make_context(enough, settings)) == ""
+    tight = _two(stalls, roomy, {**roomy, "left_bytes": (wanted + 1) * _MIB})
+    assert "all of them on one device" in _BY_ID["memory.pool"].obstacle(make_context(tight, settings))
+
+
+@pytest.mark.parametrize("got", [1.0, 0.5])
+def test_a_pool_is_verified_on_every_device(stalls: RunRecord, got: float) -> None:
+    wanted = {"wanted_bytes": 1000 * _MIB}
+    record = _two(
+        _quiet(stalls),
+        {**wanted, "reserved_ahead_bytes": 1000 * _MIB},
+        {**wanted, "reserved_ahead_bytes": int(got * 1000) * _MIB},
+    )
+    record = replace(record, meta={**record.meta, "settings": {"reserve_mb": 1000}})
+    found = _BY_ID["memory.pool"].verify(Applied(evidence={}, record=record, without=stalls))
+    assert found.effective is (got == 1.0)
+    assert f"{got * 1000:,.0f} MiB of 1,000 MiB were taken from each device" in found.evidence
+
+
+def test_a_limit_is_that_of_the_fullest_device_and_verified_on_all(
+    stalls: RunRecord, play: Play, make_context: MakeContext
+) -> None:
+    fitting = {"allocated_peak_bytes": 400 * _MIB, "left_bytes": 0, "reserved_end_bytes": _TOTAL}
+    crowded = {**fitting, "reserved_end_bytes": _TOTAL // 2, "allocated_peak_bytes": 100 * _MIB}
+    now = make_context(_two(stalls, fitting, crowded), RunnerSettings())
+    assert _BY_ID["memory.limit"].obstacle(now) == ""
+    changed = _BY_ID["memory.limit"].change(now)
+    assert changed["device_memory_share"] == 0.475
+    full = make_context(_two(stalls, fitting, {**crowded, "allocated_peak_bytes": 500 * _MIB}), RunnerSettings())
+    assert "nothing would be kept" in _BY_ID["memory.limit"].obstacle(full)
+    record = _quiet(play(RunnerSettings().with_overrides(changed)))
+    for share, effective in ((0.475, True), (1.0, False)):
+        run = _two(record, {}, {"share": share})
+        found = _BY_ID["memory.limit"].verify(Applied(evidence={}, record=run, without=stalls))
+        words = "47.5% of each of 2 devices" if effective else "47.5% of one device, and 100.0% of another"
+        assert found.effective is effective and words in found.evidence
+
+
+def test_a_history_has_the_room_of_its_own_device(tmp_path: Path) -> None:
+    history = [
+        {"action": action, "addr": 0, "size": _MIB, "stream": 0, "time_us": 0}
+        for action in ("segment_alloc", "alloc")
+    ]
+    path = tmp_path / "history.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [[], history], "segments": []}))
+    assert choice_of(path, {0: 100 * _MIB, 1: 300 * _MIB}).figures["capacity_bytes"] == 300 * _MIB
+    assert choice_of(path, {0: 100 * _MIB, 2: 200 * _MIB}).figures["capacity_bytes"] == 100 * _MIB
+
+
+@pytest.mark.parametrize("fix", _DEVICE_FIXES)
+def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: RunRecord) -> None:
+    """None of the screening's windows may hold a stall: no fewer than none is no evidence."""
+    settings = {
+        "reserve_mb": 64,
+        "device_memory_share": 0.9,
+        "env": {ALLOC_CONF: "garbage_collection_threshold:0.8"},
+    }
+    told = {
+        "wanted_bytes": 64 * _MIB,
+        "reserved_ahead_bytes": 64 * _MIB,
+        "share": 0.9,
+        "settings": {"garbage_collection_threshold": 0.8},
+    }
+
+    def run(record: RunRecord) -> RunRecord:
+        return replace(record, meta={**record.meta, "settings": settings, "device_memory": {**facts(record), **told}})
+
+    quiet = _quiet(stalls)
+    verify = _BY_ID[fix].verify
+    found = verify(Applied(evidence={}, record=run(quiet), without=quiet))
+    assert found.effective and "nothing stalled in these windows, and whether it pays" in found.evidence
+    seen = verify(Applied(evidence={}, record=run(quiet), without=stalls))
+    assert seen.effective and "nothing stalled" not in seen.evidence
+    worse = verify(Applied(evidence={}, record=run(stalls), without=quiet))
+    assert not worse.effective and "nothing stalled" not in worse.evidence

@@ -120,7 +120,10 @@ def seen(kernels: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("quantize.fp16", {FP16: 9}, True, "9 of 9 matrix kernels in a forward pass computed in float16"),
         ("quantize.fp16", {BF16: 9}, False, "0 of 9"),
         # What names do not tell is neither for it nor against.
-        ("quantize.fp16", {FP16: 2, TRITON: 7}, True, "2 of 9"),
+        ("quantize.fp16", {FP16: 4, TRITON: 3}, True, "4 of 7"),
+        # Where most do not, what layers answered in does.
+        ("quantize.fp16", {FP16: 2, TRITON: 7}, True, "9 of 18 leaf modules"),
+        ("quantize.bf16", {FP16: 2, TRITON: 7}, True, "9 of 18 leaf modules"),
         # Without a matrix kernel, the others count.
         ("quantize.bf16", {ADD.format("c10::BFloat16"): 5}, True, "5 of 5 kernels that tell"),
         ("quantize.bf16", {ADD.format("float"): 5}, False, "0 of 5 kernels that tell"),
@@ -194,3 +197,36 @@ def test_on_a_gpu_weights_tell_what_was_left_out(
     found = verified("quantize.int8_excluded", run, **seen(kernels, weights={AO: 3}, kept_weights=kept))
     assert found.effective is effective, found.evidence
     assert found.evidence.endswith("the weights that they had: head")
+
+
+@pytest.mark.parametrize(
+    ("batches", "effective", "words"),
+    [
+        (
+            [{INT8: 4, FP32: 2}] * 8,
+            True,
+            "at least 4 of 6 matrix kernels in each of 8 profiled batches computed in int8",
+        ),
+        ([{INT8: 2, FP32: 2}, {INT8: 4}], True, "at least 2 of 4 matrix kernels in each of 2 profiled batches"),
+        # A single product in each of eight batches is not half of four layers in any.
+        ([{INT8: 1, FP32: 5}] * 8, False, "at least 1 of 6 matrix kernels in each of 8 profiled batches"),
+        # Batches of one do not multiply in int8, whatever the full ones do.
+        ([{FP32: 6}, {INT8: 40}], False, "at least 0 of 6 matrix kernels in each of 2 profiled batches"),
+        ([{ADD: 3}, {INT8: 40}], False, "at least 0 of 0 matrix kernels in each of 2 profiled batches"),
+        ([{INT8: 4}], True, "4 of 4 matrix kernels in a forward pass"),
+    ],
+)
+def test_every_profiled_batch_must_have_multiplied_so(
+    make_record: Make, verified: Verify, batches: list[dict[str, int]], effective: bool, words: str
+) -> None:
+    profiled = {"device_profile": [{"size": 1, "kernels": kernels} for kernels in batches]}
+    evidence = seen({}, weights={AO: 4}, **profiled)
+    found = verified("quantize.int8_dynamic", make_record(device="cuda:0"), **evidence)
+    assert (found.effective, words in found.evidence) == (effective, True), found.evidence
+
+
+def test_kernels_of_all_profiled_batches_are_told_as_such(make_record: Make, verified: Verify) -> None:
+    rows = [{"size": size, "kernels": {BF16: 4, FP32: 1}} for size in (1, 8)]
+    found = verified("quantize.bf16", make_record(device="cuda:0"), **seen({}, device_profile=rows))
+    assert found.effective
+    assert found.evidence == "8 of 10 matrix kernels in 2 profiled batches computed in bfloat16 (2 in fp32)"

@@ -1,0 +1,56 @@
+"""What is seen of a model that captured graphs run: its own layers, which the graphs stand before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.runners.calls import Tally
+from latfix.runners.device.graphs import GraphedModel
+from latfix.runners.service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.model import Traffic
+from tests.runners.device.test_capture import PlainAccelerator
+from tests.runners.device.test_graphs import FakeCapturer
+
+ADAPTER = """
+import torch
+from latfix import Workload
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(2, 4)
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+class Plain(Workload):
+    def load(self, device):
+        return Net()
+
+    def prepare(self, request):
+        return torch.ones(2)
+"""
+
+
+@pytest.mark.parametrize(("keep", "weights", "kept"), [((), 2, 0), (("head",), 1, 1)])
+def test_weights_are_those_of_the_model_behind_the_graphs(
+    keep: tuple[str, ...], weights: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapter.py").write_text(ADAPTER)
+    settings = RunnerSettings(device="cpu", cuda_graphs=True, keep_precision=keep)
+    service = Service(tmp_path, "adapter:Plain", settings)
+    service.load()
+    (instance,) = service.models.instances
+    instance.model, instance.accelerator = GraphedModel(instance.model, FakeCapturer(), Tally()), PlainAccelerator()
+    profile: dict[str, Any] = {"device_profile": []}
+    monkeypatch.setattr(Service, "device_profile", lambda *_: profile)
+    found = service.evidence(Traffic.plain(np.zeros(1, np.int64)))
+    service.release()
+    assert found["weights"] == {"float32": weights}
+    assert found["kept_weights"] == ({"float32": kept} if kept else {})
