@@ -18,6 +18,8 @@ from latfix.traffic.model import Traffic
 
 #: Shows one replay: called with a label, the schedule and the record's folder.
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
+#: Commands that profile batches where the model is on a device.
+_PROFILING = ("evidence", "facts")
 
 
 @dataclass(slots=True)
@@ -32,6 +34,10 @@ class Arm:
     :param primed: its process has served requests before.
     :param settled: its process has served the search's windows before, so that what a first use costs is paid.
     :param failed: its last process did not start, or failed or died at work; the next use starts another.
+    :param profiled: its process was profiled on a device: CUPTI, which the profiler leaves there, slows all that
+        comes after it, so that nothing more is timed in it.
+    :param alone: why no other arm may be on the device with it; empty where one may.
+    :param told: what its last process said of itself when it had loaded; empty before the first.
     """
 
     label: str
@@ -45,12 +51,20 @@ class Arm:
     primed: bool = False
     settled: bool = False
     failed: bool = False
+    profiled: bool = False
+    alone: str = ""
+    told: Mapping[str, Any] = field(default_factory=dict)
     _process: RunnerProcess | None = field(default=None, repr=False)
 
     @property
     def ready(self) -> Mapping[str, Any]:
         """What the process said of itself when it had loaded."""
         return self.running().ready
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its process is there, and holds what it holds of memory."""
+        return self._process is not None
 
     def running(self) -> RunnerProcess:
         """The process, started now if it is not."""
@@ -62,7 +76,7 @@ class Arm:
                 self.failed = isinstance(error, LatfixError)
                 process.close()
                 raise
-            self._process, self.failed = process, False
+            self._process, self.failed, self.told = process, False, process.ready
         return self._process
 
     def restart(self) -> None:
@@ -74,7 +88,7 @@ class Arm:
         if self._process is not None:
             self._process.close()
             self._process = None
-            self.primed = self.settled = False
+            self.primed = self.settled = self.profiled = False
 
     def prime(self, folder: Path) -> None:
         """Serve some requests untimed, so that the first timed one is not the service's first."""
@@ -99,6 +113,8 @@ class Arm:
     def ask(self, do: str, **more: Any) -> Any:
         """A command that measures no time: accuracy, outputs, evidence."""
         process = self.running()
+        if do in _PROFILING and process.ready.get("device", "cpu") != "cpu":
+            self.profiled = True
         process.resume()
         try:
             return process.command(do, **more)
@@ -113,6 +129,7 @@ class Arm:
         if str(record.meta.get("device", "cpu")) == "cpu":
             return {}
         process = self.running()
+        self.profiled = True
         process.resume()
         try:
             return device_profile(process, record)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from latfix.errors import LatfixError
 from latfix.record import RunRecord
 from latfix.runners.arms import Arm, Watch
+from latfix.runners.device_facts import calls
+from latfix.runners.device_room import FAILED, STALLED, DeviceRoom
 from latfix.runners.fixes import Fix
 from latfix.runners.journal import SEARCH_FOLDER
 from latfix.runners.pace import blend, compute_change, offered, typical_batches
@@ -38,6 +41,8 @@ _SETTLING_SPEED = 2.0
 #: One measurement of an arm's pace; four are made, two of each arm.
 _PACE_S = 0.6
 
+_Found = TypeVar("_Found")
+
 
 class Bench:
     """The arms of one search and how they are measured.
@@ -46,6 +51,7 @@ class Bench:
     :param budget_s: seconds for everything, from now.
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
     :ivar replays: how many pairs of windows were replayed.
+    :ivar room: which arms may be on one device together; of two that may not, the idle one is ended, not stopped.
     """
 
     def __init__(
@@ -59,22 +65,68 @@ class Bench:
         self.load_s = 0.0
         self.accuracy_s = 0.0
         self.replays = 0
+        self.room = DeviceRoom()
         self.windows: list[Traffic] = []
         self.baseline: RunRecord
         self._typical: list[list[int]] = []
         self._arms: list[Arm] = []
         self._made_s: dict[str, float] = {}
+        self._restart_s = 0.0
+        self._seen: tuple[Path, Mapping[str, Any]] | None = None
         self._deadline = time.monotonic() + budget_s
 
     def left_s(self) -> float:
         """Seconds of the budget that are left; negative once it is spent."""
         return self._deadline - time.monotonic()
 
-    def arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...], accuracy: float | None = None) -> Arm:
-        """A new arm; its process starts at its first use."""
+    def arm(
+        self,
+        label: str,
+        settings: RunnerSettings,
+        fixes: tuple[str, ...],
+        accuracy: float | None = None,
+        *,
+        alone: str = "",
+    ) -> Arm:
+        """A new arm; its process starts at its first use.
+
+        :param alone: why no other is to be on the device with it; empty where one may.
+        """
         arm = Arm(label, self.spec, settings, fixes, self.out / "runner.log", accuracy)
+        arm.alone = alone
         self._arms.append(arm)
         return arm
+
+    def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
+        """An arm that is compared with no other: on a device, what else is loaded there ends first."""
+        arm = self.arm(label, settings, fixes, alone=self.room.alone_at_all())
+        self.room.make(arm, self._arms)
+        return arm
+
+    def ready(self, arm: Arm) -> Mapping[str, Any]:
+        """What an arm's process said of itself; on a device none is started again to be asked."""
+        if self.room.on_device and arm.told and not arm.failed:
+            return arm.told
+        self.room.make(arm, self._arms)
+        return arm.ready
+
+    def apart_if_need_be(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
+        """``run()``, once more with each service alone where one failed that shared the device.
+
+        A service that finds no memory beside another one would otherwise be told to fail by itself.
+
+        :param run: compares ``arm``, which was made for it, with the one that stands.
+        """
+        try:
+            return run()
+        except LatfixError:
+            if arm.alone or not self.room.on_device:
+                raise
+        arm.close()
+        arm.alone = FAILED
+        found = run()
+        self.room.crowd(arm, FAILED)
+        return found
 
     def close(self) -> None:
         """End all processes."""
@@ -84,6 +136,7 @@ class Bench:
     def begin(self, baseline: RunRecord) -> None:
         """Take the baseline's record as what windows and batches are chosen by."""
         self.baseline = baseline
+        self.room.begin(baseline)
         self.windows = screening_windows(self.traffic, baseline)
         self._typical = typical_batches(baseline)
 
@@ -107,6 +160,7 @@ class Bench:
 
         :param original: the arm is the original; keep its answers for the others.
         """
+        self.room.make(arm, self._arms)
         reference = str(self.reference)
         ways: dict[str, Any] = (
             {"save": reference} if original else {"reference": reference, "max_drop": self.max_drop}
@@ -121,7 +175,7 @@ class Bench:
 
     def sensitivity(self, settings: RunnerSettings, precision: str) -> Mapping[str, Any]:
         """Which layers must keep their precision, measured in a process of its own."""
-        arm = self.arm("sensitivity", settings, ())
+        arm = self.lone_arm("sensitivity", settings, ())
         budget_s = max(min(_SENSITIVITY_S, self.left_s() / 6), 5.0)
         try:
             told = arm.ask(
@@ -141,11 +195,17 @@ class Bench:
         """The original's answers."""
         return self.out / "outputs.npz"
 
-    def prime(self, *arms: Arm) -> None:
-        """See that no timed request is an arm's first."""
-        for arm in arms:
-            if not arm.primed:
-                arm.prime(self.out / "baseline")
+    def prime(self, arm: Arm) -> None:
+        """See that no timed request is an arm's first, and none is timed in a process that was profiled."""
+        if arm.profiled:
+            arm.restart()
+        if arm.primed:
+            return
+        self.room.make(arm, self._arms)
+        again, started = bool(arm.told) and not arm.loaded, time.monotonic()
+        arm.prime(self.out / "baseline")
+        if again and self.room.on_device:  # on the host arms do not start again, but for fixes of the first requests
+            self._restart_s = time.monotonic() - started
 
     def settle(self, arm: Arm) -> None:
         """Let an arm's process serve the windows once, faster than recorded, if it has not yet.
@@ -153,9 +213,9 @@ class Bench:
         Kernels are made, and memory is laid out, at the first use of each shape. The service that a fix is tried on
         has that behind it; a comparison with one that has not would find the first use, not the fix.
         """
+        self.prime(arm)
         if arm.settled:
             return
-        self.prime(arm)
         for number, window in enumerate(self.windows):
             folder = self.out / SEARCH_FOLDER / f"{self.replays:03d}-{arm.label}-settling-{number}"
             arm.replay(folder, scale_time(window, _SETTLING_SPEED), self.watch, seed=self.seed)
@@ -166,10 +226,16 @@ class Bench:
         batches = self._typical if base.latest is None else self._typical_of(base.latest)
         if not batches:
             return None
-        self.prime(base, candidate)
         load = offered(self.baseline, self.window_bounds) if base.latest is None else base.load
         pace: dict[str, list[list[float]]] = {"base": [], "candidate": []}
-        for name, arm in (("base", base), ("candidate", candidate), ("candidate", candidate), ("base", base)):
+        one, other = ("base", base), ("candidate", candidate)
+        if not candidate.alone:
+            for arm in (base, candidate):
+                self.prime(arm)
+        elif candidate.loaded:  # then one service less has to be loaded
+            one, other = other, one
+        for name, arm in (one, other, other, one):
+            self.prime(arm)
             told = arm.ask("pace", folder=str(self.baseline.folder), batches=batches, seconds=_PACE_S)
             alone, together = (
                 [float("nan") if value is None else float(value) for value in told[kind]]
@@ -180,28 +246,46 @@ class Bench:
         return compute_change(before, after)
 
     def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
-        """What can be seen of the settings in the arm's service."""
+        """What can be seen of the settings in the arm's service.
+
+        :param record: the last replay of the arm's process, whose batches the evidence counts.
+        """
+        if self._seen is not None and self._seen[0] == record.folder:
+            return self._seen[1]
+        assert arm.loaded, "a process that has not served the replay has nothing to show of it"
         found: Mapping[str, Any] = arm.ask("evidence", folder=str(record.folder))["evidence"]
         return found
 
-    def screen(self, base: Arm, candidate: Arm, earlier: Pairs, *, cold: bool) -> Pairs:
+    def screen(self, base: Arm, candidate: Arm, earlier: Pairs, *, cold: bool, look: bool = True) -> Pairs:
         """Replay the windows on both arms in turns: A B, B A, A B, …; returns all pairs, ``earlier`` first.
+
+        Where the two cannot be on the device together, each replay is of a process of its own that has served the
+        windows before, so that neither service has a longer past than the other.
 
         :param cold: on fresh processes; otherwise both arms are in use already, for a service's first requests are
             no other fix's business.
+        :param look: :meth:`evidence` of the candidate is going to be asked for.
         """
         pairs = list(earlier)
-        for window in self.cold_windows() if cold else self.windows:
+        windows = self.cold_windows() if cold else self.windows
+        apart = bool(base.alone or candidate.alone)
+        for number, window in enumerate(windows, 1):
             order = (base, candidate) if len(pairs) % 2 == 0 else (candidate, base)
             self.replays += 1
             records = {}
             for arm in order:
-                if cold:
+                if cold or apart:
                     arm.restart()
-                else:
+                if not cold:
                     self.settle(arm)
-                records[arm.label] = self._replay_window(arm, window)
+                records[arm.label] = record = self._replay_window(arm, window)
+                if look and apart and arm is candidate and number == len(windows):
+                    # Now, while the process is there that has served it.
+                    self._seen = (record.folder, self.evidence(arm, record))
             pairs.append((records[base.label], records[candidate.label]))
+            if self.room.on_device and not apart and any(calls(record).retries for record in pairs[-1]):
+                self.room.crowd(candidate, STALLED)
+                return self.screen(base, candidate, earlier, cold=cold, look=look)
         return pairs
 
     def cold_windows(self) -> list[Traffic]:
@@ -209,27 +293,46 @@ class Bench:
         return [first_window(self.traffic)] * RESTARTS
 
     def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
+        self.room.make(arm, self._arms)
         folder = self.out / SEARCH_FOLDER / f"{self.replays:03d}-{arm.label}"
         return arm.replay(folder, window, self.watch, seed=self.seed)
 
     def step_s(self, fixes: list[Fix]) -> float:
         """About how long it takes to try some fixes together."""
         cold = bool(fixes) and all(fix.cold for fix in fixes)
-        windows, loading = (self.cold_windows(), self.load_s) if cold else (self.windows, 0.0)
-        replays = 2 * sum(window.duration_s + DRAIN_S + loading for window in windows)
-        if not cold:
-            replays += sum(window.duration_s / _SETTLING_SPEED + DRAIN_S for window in windows)
+        windows = self.cold_windows() if cold else self.windows
+        replays = 2 * sum(window.duration_s + DRAIN_S for window in windows)
+        settling = sum(window.duration_s / _SETTLING_SPEED + DRAIN_S for window in self.windows)
         scored = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
         made = sum(self._making_s(fix) for fix in fixes)
-        return self.load_s + scored + made + replays + 4 * _PACE_S
+        fixed = self.load_s + scored + made + replays + 4 * _PACE_S
+        if cold:
+            return fixed + 2 * len(windows) * self._start_s
+        if self.room.alone_with(fixes):
+            return fixed + 2 * len(windows) * (self._start_s + settling) + 2 * self._start_s
+        return fixed + settling + (self._start_s + settling if self._profiled else 0.0)
 
     def scout_s(self, fix: Fix) -> float:
         """About how long it takes to measure what a fix does to compute."""
-        return self.load_s + self._making_s(fix) + 4 * _PACE_S
+        again = self._start_s if self.room.alone_with([fix]) or self._profiled else 0.0
+        return self.load_s + self._making_s(fix) + 4 * _PACE_S + again
 
-    def learn(self, fix: Fix, scouted_s: float) -> None:
-        """Take what scouting a fix took for what it takes to make: a model that is converted may be a large one."""
-        self._made_s[fix.id] = max(scouted_s - self.load_s - 4 * _PACE_S, 0.0)
+    def learn(self, fix: Fix, scouted_s: float, expected_s: float) -> None:
+        """Take what scouting a fix took for what it takes to make: a model that is converted may be a large one.
+
+        :param expected_s: what :meth:`scout_s` had said.
+        """
+        self._made_s[fix.id] = max(self._making_s(fix) + scouted_s - expected_s, 0.0)
+
+    @property
+    def _start_s(self) -> float:
+        """About how long it takes to start a service again: on a device with its warm-up, as it was last seen."""
+        return max(self.load_s, self._restart_s)
+
+    @property
+    def _profiled(self) -> bool:
+        """Whether a service that is to go on being compared has to start again first."""
+        return any(arm.profiled for arm in self._arms)
 
     def _making_s(self, fix: Fix) -> float:
         if fix.id in _COMPILED_ON_GPU and self.baseline.meta.get("device", "cpu") != "cpu":
@@ -239,7 +342,7 @@ class Bench:
     def final_s(self, rounds: int) -> float:
         """About how long so many rounds of the final replay take."""
         replay = self.traffic.duration_s - self.traffic.start_s + DRAIN_S
-        return rounds * 2 * (replay + self.load_s) + self.accuracy_s
+        return rounds * 2 * (replay + self._start_s) + self.accuracy_s
 
 
 def window_bounds(window: Traffic) -> tuple[float, float]:

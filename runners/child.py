@@ -6,6 +6,7 @@ User code may print; standard output and error go to ``runner.log`` in the run's
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import platform
@@ -131,10 +132,15 @@ class Child:
 
     def do_sensitivity(self, command: dict[str, Any]) -> dict[str, Any]:
         """Which layers must keep their precision; in services of its own, after which this process is of no use."""
+        folder, entry, settings = self._service.folder, self._service.entry, self._service.settings
+        # Those are loaded one after the other, and a device may have no room for this one beside them.
+        self._service.release()
+        self._service = Service(folder, entry, settings)
+        gc.collect()
         found = measure_sensitivity(
-            self._service.folder,
-            self._service.entry,
-            self._service.settings,
+            folder,
+            entry,
+            settings,
             self._schedule(command),
             precision=command["precision"],
             max_drop=command["max_drop"],

@@ -27,9 +27,11 @@ _SNAPSHOT = "memory-history.pickle"
 def recorded_choice(bench: Bench, base: Arm) -> Choice:
     """Replay the search's windows with recording on, and what comes of them through the models of the allocator.
 
+    Beside nothing else, for what is recorded is to be what the service does that has the room of the baseline.
+
     :raises LatfixError: the service failed, or what it wrote cannot be read.
     """
-    arm = bench.arm("memory-history", base.settings, base.fixes)
+    arm = bench.lone_arm("memory-history", base.settings, base.fixes)
     file = bench.out / SEARCH_FOLDER / _SNAPSHOT
     try:
         if why_not := arm.ask("history")["why_not"]:

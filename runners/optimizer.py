@@ -178,6 +178,11 @@ class Optimizer:
                 outcome.layers = search.layers
                 base = search.tune(base)
                 search.leave_one_out(base)
+                if why := self._bench.room.alone:
+                    outcome.notes.append(
+                        f"The search held one service on the device at a time: {why}. Each was started anew before "
+                        "its replays, which takes longer."
+                    )
                 last = search.standing(search.kept)
                 outcome.settings, outcome.foretold = last.settings, search.foretold(last)
                 self._final(outcome)

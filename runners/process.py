@@ -29,11 +29,6 @@ _EXIT_TIMEOUT_S = 5.0
 _LOOK_S = 0.5
 
 
-#: Once a profile has been taken, CUPTI slows every call of CUDA by a tenth and more until it is let go, which it is
-#: not of itself (pytorch#144455); replays may follow. CUDA before 12.6 could not do so beside captured graphs.
-_CUPTI = "1"
-
-
 class RunnerProcess:
     """One runner process. Use as a context manager: it is gone at the end, whatever happened.
 
@@ -46,7 +41,7 @@ class RunnerProcess:
 
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
         self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.as_dict()}
-        self._env = {"TEARDOWN_CUPTI": _CUPTI, **process_environment(settings), "PYTHONUNBUFFERED": "1"}
+        self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LineReader | None = None

@@ -58,7 +58,7 @@ class Scout:
             before = self._bench.left_s()
             measured = self._measure(fix, change, base)
             took = before - self._bench.left_s()
-            self._bench.learn(fix, took)
+            self._bench.learn(fix, took, cost)
             left -= max(cost, took)
             if measured is not None:
                 self.found[fix.id] = measured
@@ -68,9 +68,10 @@ class Scout:
 
     def _measure(self, fix: Fix, change: Change, base: Arm) -> tuple[float, float] | None:
         settings = base.settings.with_overrides(change)
-        arm = self._bench.arm(f"scout-{fix.id}", settings, (*base.fixes, fix.id))
+        bench = self._bench
+        arm = bench.arm(f"scout-{fix.id}", settings, (*base.fixes, fix.id), alone=bench.room.alone_with([fix]))
         try:
-            return self._bench.compute_change(base, arm)
+            return bench.apart_if_need_be(arm, lambda: bench.compute_change(base, arm))
         except LatfixError:
             if base.failed:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from latfix.diagnosis import Diagnosis
@@ -240,9 +241,11 @@ class Search:
                 continue
             settings = self.standing(others).settings
             self._replayed += 1
-            without = self._bench.arm(f"without-{step.fix}", settings, tuple(each.fix for each in others))
+            ids, alone = tuple(each.fix for each in others), self._bench.room.alone_with([self._by_id[step.fix]])
+            without = self._bench.arm(f"without-{step.fix}", settings, ids, alone=alone)
+            run = partial(self._bench.screen, without, base, [], cold=False, look=False)
             try:
-                pairs = self._bench.screen(without, base, [], cold=False)
+                pairs = self._bench.apart_if_need_be(without, run)
             except LatfixError as error:
                 without.close()
                 if base.failed:
@@ -252,6 +255,7 @@ class Search:
             adds = compare_windows(pairs, self._bench.seed)
             status, reason = decide(adds)
             if status in ("no_gain", "rejected"):
+                self._bench.room.adopt(without)
                 dropped = replace(
                     step, status="no_gain", reason=f"beside the others it adds nothing: {reason}", adds=adds
                 )
@@ -300,7 +304,7 @@ class Search:
             settings=base.settings if settings is None else settings,
             record=baseline,
             diagnosis=self._diagnosis,
-            default_collate=bool(base.ready["default_collate"]),
+            default_collate=bool(self._bench.ready(base)["default_collate"]),
             cores=self._cores,
             forecast=self._predictor.forecast,
             serving=self.standing(self.kept).serving,

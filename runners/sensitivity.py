@@ -9,6 +9,7 @@ those settings.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -120,14 +121,16 @@ def measure(
     neutral = {"precision": "default", "compile": "off", "backend": "torch", "attention": "default"}
     plain = settings.with_overrides({**neutral, "memory_format": "default", "warmup_shapes": 0})
     found = Sensitivity(precision=precision)
-    with (
-        tempfile.TemporaryDirectory(prefix="latfix-sensitivity-") as scratch,
-        _loaded(folder, entry, plain) as service,
-    ):
+    with tempfile.TemporaryDirectory(prefix="latfix-sensitivity-") as scratch:
         reference = Path(scratch) / "original.npz"
-        found.score = evaluate(service, traffic, None, save=reference, spare=True).score
-        layers_until = clock() + _LAYERS_SHARE * (started + budget_s - clock())
-        found.layers = _layers(service, traffic, plain, precision, lambda: layers_until - clock())
+
+        def look_at_layers() -> None:
+            with _loaded(folder, entry, plain) as service:
+                found.score = evaluate(service, traffic, None, save=reference, spare=True).score
+                layers_until = clock() + _LAYERS_SHARE * (started + budget_s - clock())
+                found.layers = _layers(service, traffic, plain, precision, lambda: layers_until - clock())
+
+        look_at_layers()  # and that service is gone with it
 
         def accuracy_of(keep: Collection[str]) -> Accuracy:
             way = {"precision": precision, "keep_precision": (*plain.keep_precision, *keep)}
@@ -236,6 +239,7 @@ def _losses_alone(
 
 @contextmanager
 def _loaded(folder: Path, entry: str, settings: RunnerSettings) -> Iterator[Service]:
+    gc.collect()  # the one before refers to itself, and a device may have no room for both
     service = Service(folder, entry, settings)
     service.load()
     try:

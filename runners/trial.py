@@ -53,11 +53,14 @@ class Trials:
         """
         ids = tuple(fix.id for fix, _ in applied)
         label = ids[0] if len(ids) == 1 else "together"
-        candidate = self._bench.arm(label, settings, (*base.fixes, *ids))
+        bench = self._bench
+        alone = bench.room.alone_with([fix for fix, _ in applied])
+        candidate = bench.arm(label, settings, (*base.fixes, *ids), alone=alone)
         try:
-            steps = self._measure(applied, candidate, base, now)
+            steps = bench.apart_if_need_be(candidate, lambda: self._measure(applied, candidate, base, now))
         except LatfixError as error:
-            status, reason = "not_effective", f"the service did not run with it: {error.message}"
+            itself = ", with the device to itself" if candidate.alone else ""
+            status, reason = "not_effective", f"the service did not run with it{itself}: {error.message}"
             if base.failed:
                 status, reason = "undecided", f"the service did not run without it: {error.message}"
             group = ids if len(ids) > 1 else ()
@@ -66,6 +69,7 @@ class Trials:
             ]
         kept = [step for step in steps if step.status == "kept"]
         if kept and len(kept) == len(steps):
+            bench.room.adopt(candidate)
             return steps, candidate
         candidate.close()
         if not kept:
@@ -74,8 +78,9 @@ class Trials:
         for step in kept:  # without those of the group that had no effect
             left = left.with_overrides(step.settings)
         fixes = (*base.fixes, *(step.fix for step in kept))
-        arm = self._bench.arm(label, left, fixes, candidate.accuracy)
-        arm.latest, arm.load = candidate.latest, candidate.load
+        arm = bench.arm(label, left, fixes, candidate.accuracy)
+        arm.latest, arm.load, arm.told = candidate.latest, candidate.load, candidate.told
+        bench.room.adopt(arm)
         return steps, arm
 
     def _measure(self, applied: list[tuple[Fix, Change]], candidate: Arm, base: Arm, now: Standing) -> list[Step]:
@@ -101,6 +106,8 @@ class Trials:
         pairs, status, reason = self._screened(fixes, base, candidate)
         if scored:
             reason = f"{reason}; {said}"
+        if candidate.alone:
+            reason = f"{reason}; {candidate.alone}: each ran alone, started anew"
         comparison = compare_windows(pairs, self._bench.seed)
         evidence = self._bench.evidence(candidate, pairs[-1][1])
         without, record = (join(arm) for arm in zip(*pairs, strict=True))

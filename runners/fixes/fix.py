@@ -80,6 +80,8 @@ class Fix:
     :param compute: what is left of a batch's compute, as a first guess; the trial measures it.
     :param gentle: it changes neither answers nor capacity, so it may be tried together with others like it.
     :param cold: it acts on a service's first requests only, so it is judged on fresh processes.
+    :param alone: it acts on how much of a device's memory the service holds, so that there it is judged with nothing
+        of the search beside it.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
     :param obstacle: why it does not apply here; empty where it does.
     :param change: overrides of the settings.
@@ -95,6 +97,7 @@ class Fix:
     compute: float = 1.0
     gentle: bool = False
     cold: bool = False
+    alone: bool = False
     changes_outputs: bool = False
     obstacle: Callable[[Context], str]
     change: Callable[[Context], dict[str, Any]]

@@ -55,6 +55,7 @@ FIX = Fix(
     treats=TREATS,
     relief=0.7,
     gentle=True,
+    alone=True,
     risk="with expandable segments tensors cannot be shared with other processes; other settings hold more memory",
     obstacle=_obstacle,
     change=_change,

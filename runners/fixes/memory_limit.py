@@ -87,6 +87,7 @@ FIX = Fix(
     treats=TREATS,
     relief=0.4,
     gentle=True,
+    alone=True,
     risk="more calls of the device, each short, for fewer long stalls; what needs more than the limit fails",
     obstacle=_obstacle,
     change=_change,

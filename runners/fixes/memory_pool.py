@@ -101,6 +101,7 @@ FIX = Fix(
     treats=("memory.page_faults", "memory.allocator", "memory.fragmentation"),
     relief=0.3,
     gentle=True,
+    alone=True,
     risk="the largest batch's memory is kept; small answers are copied once more; a GPU's peak from the start",
     obstacle=_obstacle,
     change=_change,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from latfix.record import SCHEDULE
+from latfix.runners.child import Child
 from latfix.runners.guard import judge
 from latfix.runners.process import RunnerProcess
+from latfix.runners.sensitivity import Sensitivity
 from latfix.settings import RunnerSettings
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import save_schedule
@@ -62,3 +66,24 @@ def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload
     assert changed["loss"] == pytest.approx(original["score"] - changed["score"])
     assert changed["loss_lo"] < changed["loss"] < changed["loss_hi"] and 0 < changed["deviation"] < 0.05
     assert judge(changed, original["score"], 1.0)[0]
+
+
+def test_layers_are_measured_without_the_service_of_the_process(
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_workload(tmp_path / "small", adapter=SMALL)
+    save_schedule(Traffic.plain(np.arange(4) * 1_000_000, features={"value": np.arange(4)}), tmp_path / SCHEDULE)
+    job = {"folder": str(folder), "entry": "adapter:Small", "settings": RunnerSettings(device="cpu").as_dict()}
+    nobody: Any = None
+    child = Child(job, nobody, nobody)
+    child._service.load()
+    model, there = weakref.ref(child._service.models.instances[0].model), list[bool]()
+
+    def measured(where: Path, entry: str, settings: RunnerSettings, *_: Any, **__: Any) -> Sensitivity:
+        there.append(model() is not None)
+        assert (where, entry, settings.device) == (folder, "adapter:Small", "cpu")
+        return Sensitivity(precision="bf16")
+
+    monkeypatch.setattr("latfix.runners.child.measure_sensitivity", measured)
+    child.do_sensitivity({"folder": str(tmp_path), "precision": "bf16", "max_drop": 1.0, "budget_s": 1.0})
+    assert there == [False]

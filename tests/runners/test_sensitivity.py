@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from latfix.runners.accuracy import Accuracy
 from latfix.runners.layer_times import layer_times
 from latfix.runners.sensitivity import Layer, Sensitivity, _change, _choose, _fewest, _savings, measure
+from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.model import Traffic
 
@@ -86,6 +88,23 @@ def test_the_layer_that_int8_ruins_is_found(fragile: Path) -> None:
 def test_what_is_kept_in_any_case_is_not_measured(fragile: Path) -> None:
     found = found_in(fragile, keep_precision=("fragile",))
     assert {layer.names[0] for layer in found.layers} == {"first", "last"}
+
+
+def test_services_are_loaded_one_after_the_other(fragile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may have no room for two; those that are done with refer to themselves, and must go all the same."""
+    load, models, beside = Service.load, list[weakref.ref[Any]](), list[int]()
+
+    def loaded(service: Service) -> None:
+        beside.append(sum(model() is not None for model in models))
+        load(service)
+        models.append(weakref.ref(service.models.instances[0].model))
+
+    monkeypatch.setattr(Service, "load", loaded)
+    # Also where nothing is found to be faster, the layers are taken for it.
+    monkeypatch.setattr("latfix.runners.sensitivity._saved_ms", lambda *_: 1.0)
+    found = found_in(fragile)
+    assert len(found.trials) >= 2 and len(models) >= 3
+    assert set(beside) == {0}
 
 
 def test_without_time_layers_are_taken_together(fragile: Path) -> None:

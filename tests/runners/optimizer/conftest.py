@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,47 @@ from latfix.statistics import LATENCY_KEYS
 from latfix.traffic.model import Traffic
 
 LOAD_S = 2.0
+#: What a profile leaves in its process, as a factor of all that is timed there afterwards.
+PROFILED = 1.15
+#: What a service on a device takes as long where it finds too little memory there for its work.
+STALLING = 1.6
+
+
+@dataclass
+class Device:
+    """A device of limited memory, in GiB. A process keeps what it holds until it ends, whether it is stopped or not.
+
+    :param model: of a loaded service; ``work`` what it takes beside that in its first replay, and keeps.
+    :param more: by variable, what a service with it takes beside that from the start.
+    :ivar most: services that were on it at once, at most; ``starts`` of processes by arm.
+    """
+
+    total: float = 80.0
+    model: float = 10.0
+    work: float = 5.0
+    more: dict[str, float] = field(default_factory=dict)
+    most: int = 0
+    starts: list[str] = field(default_factory=list)
+
+    def left(self, arms: list[FakeArm]) -> float:
+        """What no process holds."""
+        return self.total - sum(arm.holds for arm in arms)
+
+    def told(self, arms: list[FakeArm], arm: FakeArm, stalls: int) -> dict[str, Any]:
+        """``device_memory`` of a run."""
+        gib = 1 << 30
+        return {
+            "total_bytes": int(self.total * gib),
+            "left_bytes": int(self.left(arms) * gib),
+            "reserved_end_bytes": int(arm.holds * gib),
+            "reserved_peak_bytes": int(arm.holds * gib),
+            "retries": stalls,
+            "allocs": 8 * stalls,
+            "frees": 8 * stalls,
+            "share": 1.0,
+            "backend": "native",
+            "settings": {},
+        }
 
 
 @dataclass
@@ -41,6 +82,7 @@ class World:
     :param eclipsed: variables that take no effect beside another one.
     :param keep: layers that must keep their precision.
     :param first_use: factor of the latency of a request that a process has not served before.
+    :param device: what the services run on.
     """
 
     scores: dict[str, float] = field(default_factory=dict)
@@ -55,6 +97,7 @@ class World:
     eclipsed: dict[str, str] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
     first_use: float = 1.0
+    device: Device | None = None
     records: dict[Path, RunRecord] = field(default_factory=dict)
     replays: list[tuple[str, str, bool]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -70,6 +113,11 @@ class World:
     def windows(self) -> list[str]:
         """Folders of the search's timed replays, in order."""
         return [name for _, name, _ in self.replays if name[0].isdigit() and "-settling-" not in name]
+
+    def on_device(self, total: float = 80.0, **more: Any) -> Device:
+        """Have the services run on a device from now on, whose memory holds each of them twice by default."""
+        self.device = Device(total=total, **more)
+        return self.device
 
     @staticmethod
     def traffic(seconds: float = 60.0) -> Traffic:
@@ -118,26 +166,44 @@ class FakeArm:
         self.latest: RunRecord | None = None
         self.load = 0.0
         self.served: set[int] = set()
+        self.told: Mapping[str, Any] = {}
+        self.alone, self.profiled, self.last, self.refused = "", False, "", False
+        self.holds = self.needs = 0.0
         self.world.arms.append(self)
+
+    @property
+    def loaded(self) -> bool:
+        return self.alive
 
     @property
     def ready(self) -> Mapping[str, Any]:
         self.running()
-        return {"evaluates": self.world.evaluates, "default_collate": True}
+        return self.told
 
     def running(self) -> None:
         if not self.alive:
+            device = self.world.device
             if self.world.broken & set(self.settings.env):
                 self.failed = True
                 raise RunnerError("it does not load")
+            if device is not None:
+                self.needs = device.model + sum(device.more.get(name, 0.0) for name in self.settings.env)
+                if self.needs > device.left(self.world.arms):
+                    self.failed = self.refused = True
+                    raise RunnerError("CUDA out of memory")
+                self.holds = self.needs
+                device.starts.append(self.label)
+                device.most = max(device.most, 1 + sum(arm.alive for arm in self.world.arms))
             self.alive, self.failed = True, False
+            self.told = {"evaluates": self.world.evaluates, "default_collate": True}
             self.world.now += LOAD_S
 
     def restart(self) -> None:
         self.close()
 
     def close(self) -> None:
-        self.alive = self.primed = self.settled = False
+        self.alive = self.primed = self.settled = self.profiled = False
+        self.holds, self.last = 0.0, ""
         self.served.clear()
 
     def prime(self, _folder: Path) -> None:
@@ -146,14 +212,18 @@ class FakeArm:
 
     def profile(self, record: RunRecord) -> dict[str, Any]:
         del record  # what is profiled on a device is asked for elsewhere
+        self.profiled = self.world.device is not None
         return {}
 
     def ask(self, do: str, **_more: Any) -> Any:
         self.running()
         self.world.asked.append((self.label, do))
+        if do in ("evidence", "facts"):
+            self.profiled = self.world.device is not None
         if do == "pace":
             self.world.paced.append((self.label, _more["batches"]))
             pace = float(np.prod([self.world.paces.get(name, 1.0) for name in self.settings.env]))
+            pace *= PROFILED if self.profiled else 1.0
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
             return {"alone": each, "together": each}
         if do == "evaluate":
@@ -163,7 +233,7 @@ class FakeArm:
             return {"facts": {}}
         if do == "sensitivity":
             return {"sensitivity": {"keep": dict(self.world.keep)}}
-        return {"evidence": {"env": dict(self.settings.env)}}
+        return {"evidence": {"env": dict(self.settings.env), "of": self.last}}
 
     def replay(self, folder: Path, traffic: Traffic, _watch: Any, **_seed: int) -> RunRecord:
         cold = not self.alive
@@ -173,8 +243,14 @@ class FakeArm:
         self.world.now += traffic.duration_s + (self.world.warm_s if cold else 0.0)
         env = self.settings.env
         seen = [k for k in env if k not in self.world.silent and self.world.eclipsed.get(k) not in env]
-        factor = float(np.prod([float(env[k]) for k in seen]))
+        factor = float(np.prod([float(env[k]) for k in seen])) * (PROFILED if self.profiled else 1.0)
+        stalls = self._work()
+        factor *= STALLING if stalls else 1.0
         record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings)
+        if self.world.device is not None:
+            told = self.world.device.told(self.world.arms, self, stalls)
+            record = replace(record, meta={**record.meta, "device": "cuda:0", "device_memory": told})
+        self.last = folder.name
         numbers = traffic.features["number"].astype(int)
         new = [number not in self.served for number in numbers.tolist()]
         record.requests["latency_ns"][new] = (record.requests["latency_ns"][new] * self.world.first_use).astype(int)
@@ -182,6 +258,15 @@ class FakeArm:
         folder.mkdir(parents=True, exist_ok=True)
         self.world.records[folder] = record
         return record
+
+    def _work(self) -> int:
+        """Take the memory that requests need, if there is as much; how often the service stalls."""
+        device = self.world.device
+        if device is None:
+            return 0
+        wanted, left = self.needs + device.work - self.holds, device.left(self.world.arms)
+        self.holds += min(wanted, left)
+        return 5 if wanted > left else 0
 
 
 def simulated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,10 +18,11 @@ class FakeProcess:
     """As :class:`latfix.runners.process.RunnerProcess`: dies of the command ``die`` and answers nothing after it."""
 
     made: ClassVar[list[FakeProcess]] = []
+    device: ClassVar[str] = "cpu"
 
     def __init__(self, *_: object) -> None:
         self.said: list[str] = []
-        self.ready: dict[str, Any] = {}
+        self.ready: dict[str, Any] = {"device": self.device}
         self.made.append(self)
 
     def start(self) -> None:
@@ -42,11 +44,15 @@ class FakeProcess:
         self.said.append("close")
 
 
-def test_an_arm_whose_process_died_starts_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Arm:
     monkeypatch.setattr("latfix.runners.arms.RunnerProcess", FakeProcess)
     monkeypatch.setattr(FakeProcess, "made", [])
     spec = WorkloadSpec(name="w", folder=tmp_path, entry="a:W", traffic=tmp_path / "t")
-    arm = Arm("x", spec, RunnerSettings(), (), tmp_path / "log")
+    return Arm("x", spec, RunnerSettings(), (), tmp_path / "log")
+
+
+def test_an_arm_whose_process_died_starts_another(arm: Arm, tmp_path: Path) -> None:
     arm.prime(tmp_path)
     assert arm.primed and not arm.failed
     with pytest.raises(RunnerError, match="killed"):
@@ -58,3 +64,24 @@ def test_an_arm_whose_process_died_starts_another(monkeypatch: pytest.MonkeyPatc
     assert first.said[:7] == ["start", "resume", "prime", "pause", "resume", "die", "close"]
     # Stopped whenever it is not at work, so that it takes nothing from the other arm.
     assert second.said == ["start", "resume", "evidence", "pause"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("how", ["evidence", "facts", "profile"])
+def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, device: str, how: str
+) -> None:
+    monkeypatch.setattr(FakeProcess, "device", device)
+    monkeypatch.setattr("latfix.runners.arms.device_profile", lambda *_: {})
+    arm.ask("pace")
+    arm.ask("evaluate")
+    assert arm.loaded and not arm.profiled
+    if how == "profile":
+        record: Any = SimpleNamespace(meta={"device": device})
+        arm.profile(record)
+    else:
+        arm.ask(how)
+    assert arm.profiled == (device != "cpu")
+    arm.restart()
+    assert not arm.profiled and not arm.loaded
+    assert arm.told == {"device": device}, "what it said of itself is known without starting it again"

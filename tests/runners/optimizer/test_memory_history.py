@@ -79,6 +79,7 @@ def device(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
         if do != "history":
             return ask(self, do, **more)
         world.asked.append((self.label, "history-end" if "file" in more else "history-begin"))
+        assert self.alone, "it has the room of the baseline"
         if "file" in more:
             trace = generate(2, Traffic(turns=400, capacity=1 << 30, filled=0.5, large=0.15))
             Path(more["file"]).write_bytes(pickle.dumps({"device_traces": [_history(trace)], "segments": []}))
