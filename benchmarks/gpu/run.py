@@ -39,9 +39,6 @@ from benchmarks.gpu.results import Results
 STARTED = time.monotonic()
 _ABOUT_S = 90.0
 _NOTHING_RUN = 3
-#: Parts that profile in their own process, which then lets go of the profiler after each profile as a runner's does.
-_PROFILING = ("ceilings", "stages")
-_AS_A_RUNNER = {"TEARDOWN_CUPTI": "1"}
 #: Of what a part's process printed, in its result.
 _OUTPUT = 3000
 
@@ -137,8 +134,7 @@ def _part(name: str, seconds: float, scratch: Path, out: Path) -> tuple[Ended, d
     deadline = time.monotonic() + seconds - GRACE_S
     command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(file), repr(deadline), str(out)]
     # What a killed process leaves in temporary folders goes with this program's own.
-    environment = {"TMPDIR": str(scratch), **(_AS_A_RUNNER if name in _PROFILING else {})}
-    ended = run(command, seconds, environment)
+    ended = run(command, seconds, {"TMPDIR": str(scratch)})
     return ended, json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
