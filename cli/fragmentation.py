@@ -56,8 +56,9 @@ def fragmentation(
     """Replay allocation traffic through models of allocators: which would have stalled or failed, and why."""
     from rich.console import Console
 
+    from latfix.profilers.fragmentation.caching import known_settings
     from latfix.profilers.fragmentation.generator import Traffic, generate
-    from latfix.profilers.fragmentation.laboratory import ARENAS, SETTINGS, compare, document, modelled
+    from latfix.profilers.fragmentation.laboratory import ARENAS, SETTINGS, compare, document
     from latfix.profilers.fragmentation.trace import read_trace, write_trace
     from latfix.record import write_json
     from latfix.reports.terminal_fragmentation import render_fragmentation
@@ -71,7 +72,7 @@ def fragmentation(
     target = JsonTarget.open(json_file)
     folder = None if out is None else open_folder(out)
     made = read or generate(seed, Traffic(turns=turns, capacity=room))
-    standing = modelled(made.setting)
+    standing = known_settings(made.setting)
     names = (standing, *policy) if policy else (standing, *(each for each in SETTINGS if each != standing), *ARENAS)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("replaying …"):

@@ -153,8 +153,7 @@ class Child:
         file = command.get("file")
         if file is None:
             return {"why_not": begin_history(self._service.models.device)}
-        end_history(self._home / file)
-        return {}
+        return {"retries": end_history(self._home / file)}
 
     def do_pace(self, command: dict[str, Any]) -> dict[str, Any]:
         """How fast the service computes some batches; see :mod:`latfix.runners.pace`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,31 +38,6 @@ def allocator_conf(environment: Mapping[str, str]) -> str:
 def standing_conf(settings: RunnerSettings) -> str:
     """The settings of torch's allocator that a runner's process is started with."""
     return allocator_conf({**os.environ, **settings.env})
-
-
-def read_conf(text: str) -> dict[str, str]:
-    """``name:value,name:value`` as a mapping; a value may be a list in brackets."""
-    return {name.strip(): value.strip() for name, _, value in (part.partition(":") for part in _parts(text)) if value}
-
-
-def conf_text(conf: Mapping[str, str]) -> str:
-    """A mapping as ``name:value,name:value``."""
-    return ",".join(f"{name}:{value}" for name, value in conf.items())
-
-
-def merged_conf(standing: str, more: str) -> str:
-    """Settings with others added, which win."""
-    return conf_text({**read_conf(standing), **read_conf(more)})
-
-
-def _parts(text: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for at, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            yield text[start:at]
-            start = at + 1
-    yield text[start:]
 
 
 class DeviceAllocator(Protocol):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfix.profilers.allocator_conf import read_conf
 from latfix.record import RunRecord
-from latfix.runners.device_allocator import read_conf
 from latfix.runners.tail_shares import tail_share
 
 if TYPE_CHECKING:

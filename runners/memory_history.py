@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from latfix.profilers.fragmentation.caching import known_settings
 from latfix.profilers.fragmentation.choice import Choice, choose
-from latfix.profilers.fragmentation.laboratory import modelled
 from latfix.profilers.fragmentation.snapshot import read_snapshot
 from latfix.runners.device_facts import by_device, room_bytes
 from latfix.runners.gpu_devices import device_index
@@ -39,21 +39,33 @@ def recorded_choice(bench: Bench, base: Arm) -> Choice:
         for number, window in enumerate(bench.windows):
             folder = bench.out / SEARCH_FOLDER / f"{bench.replays:03d}-{arm.label}-{number}"
             arm.replay(folder, window, bench.watch, seed=bench.seed)
-        arm.ask("history", file=str(file))
+        retries = arm.ask("history", file=str(file)).get("retries")
     finally:
         arm.close()
     rooms = {device_index(device) or 0: room_bytes(known) for device, known in by_device(bench.baseline).items()}
-    return choice_of(file, rooms)
+    limited = any(known.get("share", 1.0) < 1 for known in by_device(bench.baseline).values())
+    stalls = None if retries is None else {int(number): int(stalled) for number, stalled in retries.items()}
+    return choice_of(file, rooms, stalls, limited=limited)
 
 
-def choice_of(file: Path, room: int | Mapping[int, int]) -> Choice:
+def choice_of(
+    file: Path,
+    room: int | Mapping[int, int],
+    retries: Mapping[int, int] | None = None,
+    *,
+    limited: bool | None = None,
+) -> Choice:
     """What a recorded history speaks for.
 
     :param room: bytes that the process could have from its device, or from each by its number. Where the history has
         a stall, it was less: what it held then.
+    :param retries: stalls by device as the allocator counted them; by default those that the history looks like.
+    :param limited: the process may have a share of the device only.
     :raises InputError: the file cannot be read.
     """
     trace = read_snapshot(file)
+    if retries is not None:
+        trace.recorded["retries"] = retries.get(trace.device, 0)
     least = room if isinstance(room, int) else room.get(trace.device, min(room.values(), default=0))
     held = trace.recorded.get("peak_reserved", 0) if trace.recorded.get("retries") else 0
-    return choose(trace, min(least, held) if held else least, modelled(trace.setting))
+    return choose(trace, min(least, held) if held else least, known_settings(trace.setting, limited=limited))

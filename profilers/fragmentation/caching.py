@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from latfix.errors import InputError
+from latfix.profilers.allocator_conf import conf_text, pairs, read_conf
 from latfix.profilers.fragmentation.blocks import Block, FreeBlocks, merged
 from latfix.profilers.fragmentation.policy import Counters, OutOfMemory, hand_out, take_back
 
@@ -48,11 +49,12 @@ class Settings:
     divisions: int = 1
 
 
+_COLLECT, _FRACTION = "garbage_collection_threshold", "per_process_memory_fraction"
 #: Settings by name: what torch takes for them, in words and as a test.
 _KNOWN: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "max_split_size_mb": ("a whole number above 20", lambda text: int(text) > 20),
+    "max_split_size_mb": ("a whole number from 20 on", lambda text: int(text) >= 20),
     "expandable_segments": ("True or False", lambda text: text in ("True", "False")),
-    "garbage_collection_threshold": ("a number between 0 and 1", lambda text: 0 < float(text) < 1),
+    _COLLECT: ("a number between 0 and 1", lambda text: 0 < float(text) < 1),
     "roundup_power2_divisions": ("a power of two up to 64", lambda text: int(text) in (1, 2, 4, 8, 16, 32, 64)),
 }
 
@@ -62,29 +64,49 @@ def parse_settings(text: str) -> Settings:
 
     :raises InputError: a name that is not modelled, or a value that torch would not take.
     """
-    values: dict[str, str] = {}
-    for part in text.split(","):
-        if part.strip():
-            name, _, value = part.partition(":")
-            values[name.strip()] = value.strip()
+    values = dict(pairs(text))
     for name, value in values.items():
         if name not in _KNOWN:
             raise InputError(f"--policy: found {name!r}; expected one of {', '.join(_KNOWN)}")
-        expected, holds = _KNOWN[name]
-        try:
-            good = holds(value)
-        except ValueError:
-            good = False
-        if not good:
-            raise InputError(f"--policy: found {name}:{value}; expected {expected}")
+        if not _holds(name, value):
+            raise InputError(f"--policy: found {name}:{value}; expected {_KNOWN[name][0]}")
     return _settings(values)
+
+
+def known_settings(text: str, *, limited: bool | None = None) -> str:
+    """What of a text for torch is modelled, as a text; the rest is left out.
+
+    :param limited: the process may have a share of the device only, without which torch collects no garbage. By
+        default what the text itself says of that.
+    """
+    values = read_conf(text)
+    if limited is None:
+        limited = _number(values.get(_FRACTION, "1")) < 1
+    kept = {name: value for name, value in values.items() if name in _KNOWN and _holds(name, value)}
+    if not limited:
+        kept.pop(_COLLECT, None)
+    return conf_text(kept)
+
+
+def _holds(name: str, value: str) -> bool:
+    try:
+        return _KNOWN[name][1](value)
+    except ValueError:
+        return False
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 1.0
 
 
 def _settings(values: Mapping[str, str]) -> Settings:
     return Settings(
         max_split_size=int(values["max_split_size_mb"]) * _MIB if "max_split_size_mb" in values else _UNLIMITED,
         expandable=values.get("expandable_segments") == "True",
-        collect_above=float(values.get("garbage_collection_threshold", 0.0)),
+        collect_above=float(values.get(_COLLECT, 0.0)),
         divisions=int(values.get("roundup_power2_divisions", 1)),
     )
 

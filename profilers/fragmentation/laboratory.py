@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from latfix.errors import InputError
 from latfix.profilers.fragmentation.arenas import BestFit, Buddy
 from latfix.profilers.fragmentation.blocks import Block
 from latfix.profilers.fragmentation.caching import CachingAllocator, parse_settings
@@ -93,15 +92,6 @@ def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETT
     """
     policies = [(policy_of(name, capacity), "" if name in ARENAS else name) for name in names]
     return [replay(trace, capacity, policy, setting) for policy, setting in policies]
-
-
-def modelled(setting: str) -> str:
-    """A setting of ``PYTORCH_ALLOC_CONF`` as a policy's name; empty, torch's defaults, where it is not modelled."""
-    try:
-        parse_settings(setting)
-    except InputError:
-        return ""
-    return setting
 
 
 #: Free blocks that cannot be given back are counted once in so many allocations: counting walks all of them.

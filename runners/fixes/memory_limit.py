@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from latfix.runners.device_allocator import ALLOC_CONF, merged_conf, read_conf, standing_conf
+from latfix.profilers.allocator_conf import merged_conf, read_conf
+from latfix.runners.device_allocator import ALLOC_CONF, standing_conf
 from latfix.runners.device_facts import TREATS, by_device, calls, no_trouble, not_in_effect, room_bytes
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.permissions import mib

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from latfix.runners.device_allocator import read_conf, standing_conf
+from latfix.profilers.allocator_conf import read_conf
+from latfix.runners.device_allocator import standing_conf
 from latfix.runners.device_facts import by_device, calls, no_trouble, room_bytes, worker_growth_mib
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.permissions import mib

@@ -10,7 +10,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.fragmentation.arenas import BestFit, Buddy
 from latfix.profilers.fragmentation.blocks import Block
-from latfix.profilers.fragmentation.caching import CachingAllocator, Settings, parse_settings, rounded
+from latfix.profilers.fragmentation.caching import CachingAllocator, Settings, known_settings, parse_settings, rounded
 from latfix.profilers.fragmentation.expandable import ExpandableAllocator
 from latfix.profilers.fragmentation.laboratory import ARENAS, SETTINGS, policy_of
 from latfix.profilers.fragmentation.policy import OutOfMemory, Policy
@@ -202,15 +202,56 @@ def test_settings_are_read_as_torch_does() -> None:
     assert parse_settings("roundup_power2_divisions:8").divisions == 8
 
 
+def test_segments_themselves_may_be_the_limit_of_splitting() -> None:
+    """torch takes a limit from the size of its large segments on: they are whole or not used for less, then."""
+    settings = parse_settings("max_split_size_mb:20")
+    assert settings.max_split_size == 20 * _MIB
+    allocator = CachingAllocator(1 << 30, settings)
+    first = allocator.allocate(4 * _MIB)
+    second = allocator.allocate(4 * _MIB)
+    assert allocator.counters.device_allocs == 1, "a new segment is split"
+    for block in (first, second):
+        allocator.free(block)
+    allocator.allocate(4 * _MIB)
+    assert allocator.counters.device_allocs == 2, "a whole one serves no smaller request"
+
+
+@pytest.mark.parametrize(
+    ("text", "limited", "known"),
+    [
+        ("max_split_size_mb:64,large_segment_size_mb:32", None, "max_split_size_mb:64"),
+        ("pinned_num_register_threads:8, expandable_segments:True", None, "expandable_segments:True"),
+        ("roundup_power2_divisions:[256:1,>:2],max_split_size_mb:64", None, "max_split_size_mb:64"),
+        ("backend:cudaMallocAsync", None, ""),
+        # Without a limit torch collects nothing.
+        ("garbage_collection_threshold:0.8,max_split_size_mb:64", None, "max_split_size_mb:64"),
+        ("garbage_collection_threshold:0.8", False, ""),
+        ("garbage_collection_threshold:0.8", True, "garbage_collection_threshold:0.8"),
+        (
+            "per_process_memory_fraction:0.9,garbage_collection_threshold:0.8",
+            None,
+            "garbage_collection_threshold:0.8",
+        ),
+        ("per_process_memory_fraction:1,garbage_collection_threshold:0.8", None, ""),
+        ("", None, ""),
+    ],
+)
+def test_of_a_standing_setting_what_is_known_is_modelled(text: str, limited: bool | None, known: str) -> None:
+    assert known_settings(text, limited=limited) == known
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "max_split_size_mb:20",
+        "max_split_size_mb:19",
         "max_split_size_mb:many",
         "expandable_segments:yes",
         "garbage_collection_threshold:1.5",
         "roundup_power2_divisions:3",
         "backend:cudaMallocAsync",
+        "roundup_power2_divisions:[256:1,512:2]",
+        "expandable_segments",
+        "nothing",
     ],
 )
 def test_settings_that_torch_would_not_take(text: str) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.profilers.allocator_conf import merged_conf, read_conf
 from latfix.profilers.device_counters import BatchCounters, from_nested
 from latfix.profilers.fragmentation.choice import Choice, choose
 from latfix.profilers.fragmentation.generator import Traffic, generate
 from latfix.profilers.fragmentation.trace import AllocationTrace
 from latfix.profilers.recorder import StageRecorder
 from latfix.record import RunRecord
-from latfix.runners.allocation_history import begin_history
+from latfix.runners.allocation_history import begin_history, end_history
 from latfix.runners.device_allocator import (
     ALLOC_CONF,
     OLDER_CONF,
@@ -28,8 +29,6 @@ from latfix.runners.device_allocator import (
     allocator_of,
     allocators_of,
     limit_memory,
-    merged_conf,
-    read_conf,
     reserve,
 )
 from latfix.runners.device_facts import calls, facts, room_bytes, worker_growth_mib
@@ -485,3 +484,43 @@ def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: 
     assert seen.effective and "nothing stalled" not in seen.evidence
     worse = verify(Applied(evidence={}, record=run(stalls), without=quiet))
     assert not worse.effective and "nothing stalled" not in worse.evidence
+
+
+def test_stalls_are_those_that_the_allocator_counted(tmp_path: Path) -> None:
+    """Memory that is collected, or given back between replays, is followed by a new segment as after a stall."""
+    history = [
+        {"action": action, "addr": address * _MIB, "size": 40 * _MIB, "stream": 0, "time_us": 0}
+        for action, address in (("segment_alloc", 0), ("segment_free", 0), ("segment_alloc", 200), ("alloc", 200))
+    ]
+    told = {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8,pinned_num_register_threads:8"}
+    path = tmp_path / "history.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [history], "segments": [], "allocator_settings": told}))
+    assert choice_of(path, 8 << 30).figures["capacity_bytes"] == 40 * _MIB
+    found = choice_of(path, 8 << 30, {0: 0})
+    assert found.figures["capacity_bytes"] == 8 << 30 and "in the recording" not in found.said
+    assert found.figures["policies"][0]["setting"] == ""
+    assert choice_of(path, 8 << 30, {0: 2}).figures["capacity_bytes"] == 40 * _MIB
+    limited = choice_of(path, 8 << 30, {0: 0}, limited=True)
+    assert limited.figures["policies"][0]["setting"] == "garbage_collection_threshold:0.8"
+
+
+def test_a_histories_stalls_are_counted_from_its_begin_on(
+    torch_on: Any, fake_cuda: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    devices = fake_cuda(100 * _MIB), fake_cuda(100 * _MIB)
+    torch_on(*devices)
+    monkeypatch.setattr("torch.cuda.memory._dump_snapshot", lambda file: Path(file).touch())
+
+    def stall(device: Any) -> None:
+        device.model._release_cached()
+        held = device.allocate(80 * _MIB)
+        del held
+        held = device.allocate(90 * _MIB)
+        del held
+
+    stall(devices[0])
+    assert begin_history("cuda:0") == ""
+    stall(devices[0])
+    stall(devices[1])
+    stall(devices[1])
+    assert end_history(tmp_path / "history.pickle") == {0: 1, 1: 2}
