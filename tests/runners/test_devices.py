@@ -74,6 +74,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> GPUs:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "device", Current)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1] if current else 0)
+        monkeypatch.setattr("latfix.runners.model.accelerator_of", lambda device: SimulatedAccelerator(device=device))
 
     return make
 
@@ -132,12 +133,11 @@ def test_a_limit_of_memory_is_for_one_device() -> None:
 
 @pytest.mark.parametrize(("shared", "loads"), [(True, [0, 1]), (False, [0, 1, 0, 1])])
 def test_one_model_a_device_where_it_is_shared_else_one_a_worker(
-    shared: bool, loads: list[int], gpus: GPUs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: bool, loads: list[int], gpus: GPUs, tmp_path: Path
 ) -> None:
     gpus(2)
     (tmp_path / "adapter.py").write_text(ADAPTER)
     settings = RunnerSettings(workers=4, devices=2, shared_model=shared)
-    monkeypatch.setattr("latfix.runners.model.accelerator_of", lambda device: SimulatedAccelerator(device=device))
     models = load_models(tmp_path, "adapter:Told", settings)
     names = [f"cuda:{index}" for index in (0, 1, 0, 1)]
     assert [instance.device for instance in models.instances] == names
