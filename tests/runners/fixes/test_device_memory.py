@@ -324,8 +324,9 @@ def test_what_an_allocator_refuses_to_tell_ends_no_run(
 
 
 def test_only_torchs_own_allocator_has_a_history(torch_on: Any, fake_cuda: Any) -> None:
-    torch_on(fake_cuda())
+    told = torch_on(fake_cuda())
     assert begin_history("cuda:0") == ""
+    assert (told.recording["context"], told.recording["stacks"]) == (None, "python"), "no stack is wanted of anything"
     torch_on(fake_cuda(), backend="cudaMallocAsync")
     assert begin_history("cuda:0") == "the device's memory is managed by cudaMallocAsync, which records no history"
 
@@ -346,7 +347,9 @@ def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any, fake_cuda: Any) -> 
     torch_on(device)
     model = device.allocate(100 * _MIB)
     peak = PeakMemory("cuda:0")
+    peak.begin()
     warm = device.allocate(2000 * _MIB)
+    assert peak.need_bytes() == 2000 * _MIB
     del warm
     device.model._release_cached()
     known = DeviceFacts(allocators_of([_On("cuda:0")]))
