@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from latfix.errors import InputError
 
 #: The driver's own library; a container gets it from its host.
 _DRIVER = "libcuda.so.1"
-ENGINE_LINE = "pip install tensorrt"
+#: A requirement of that very package, with the versions that it takes.
+_TENSORRT = re.compile(r"tensorrt *\(?([<>=!~][^;)]*)")
 
 
 def installed(module: str) -> bool:
@@ -41,10 +43,20 @@ def torch_tensorrt_line() -> str:
     return f'pip install "torch-tensorrt=={major}.{minor}.*"'
 
 
+def tensorrt_line() -> str:
+    """The line that installs TensorRT: what the torch-tensorrt that is here asks for, which is not the newest."""
+    try:
+        asked = metadata.requires("torch-tensorrt") or []
+    except metadata.PackageNotFoundError:
+        asked = []
+    found = next(filter(None, map(_TENSORRT.match, asked)), None)
+    return "pip install tensorrt" if found is None else f'pip install "tensorrt{found.group(1).strip()}"'
+
+
 def engine_obstacle() -> str:
     """Why no ``.engine`` file can be run here, and what to install; empty where nothing is known to be missing."""
     if not installed("tensorrt"):
-        return f"the package tensorrt, which is not installed; {ENGINE_LINE}"
+        return f"the package tensorrt, which is not installed; {tensorrt_line()}"
     missing = driver_missing()
     todo = "give the .onnx or .pt2 file that it was built from"
     return f"an NVIDIA GPU, and there is {missing}; {todo}" if missing else ""

@@ -16,12 +16,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from latfix.profilers.allocator_conf import conf_text, read_conf
 from latfix.profilers.device_counters import COUNTING, NATIVE, AllocatorCounters, from_nested
 from latfix.settings import RunnerSettings
 
-#: The variable that torch reads its allocator's settings from, and the one that it read before 2.9 and still does
-#: where the other is not set.
+#: The variable that torch reads its allocator's settings from, and the one that it read before 2.9. It still does
+#: where the other is not set, and for what only CUDA has before the other.
 ALLOC_CONF, OLDER_CONF = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+#: Names of what only CUDA has.
+_OF_CUDA = frozenset(
+    {
+        "backend",
+        "graph_capture_record_stream_reuse",
+        "per_process_memory_fraction",
+        "pinned_free_catch_all",
+        "pinned_num_register_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_use_cuda_host_register",
+        "release_lock_on_cudamalloc",
+        "throw_on_cudamalloc_oom",
+    }
+)
 _MIB = 1 << 20
 #: The largest request of the allocator's small pool, which has segments of its own.
 _SMALL = _MIB
@@ -31,8 +46,19 @@ _MOST_SMALL_MIB = 64
 
 
 def allocator_conf(environment: Mapping[str, str]) -> str:
-    """The settings of torch's allocator in an environment; empty for its defaults."""
-    return environment.get(ALLOC_CONF) or environment.get(OLDER_CONF, "")
+    """The settings of torch's allocator in an environment, by whichever variable each is read from; empty for its
+    defaults."""
+    now, older = environment.get(ALLOC_CONF), environment.get(OLDER_CONF)
+    if now is None or older is None or now == older:
+        return (older if now is None else now) or ""
+    shared = {name: value for name, value in read_conf(now).items() if name not in _OF_CUDA}
+    return conf_text(shared | {name: value for name, value in read_conf(older).items() if name in _OF_CUDA})
+
+
+def conf_environment(conf: str) -> dict[str, str]:
+    """The environment for settings of torch's allocator: in one variable alone, the other might win or be the only
+    one that this version reads."""
+    return {ALLOC_CONF: conf, OLDER_CONF: conf}
 
 
 def standing_conf(settings: RunnerSettings) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from latfix.errors import RunnerError
 from latfix.profilers.fragmentation.trace import AllocationTrace, read_trace
+from latfix.runners.device_allocator import conf_environment
 
 _TIMEOUT_S = 300.0
 #: An allocation that took longer is told by itself.
@@ -28,7 +29,7 @@ def play_apart(trace: Path, capacity: int, setting: str) -> dict[str, Any]:
     :param setting: of ``PYTORCH_ALLOC_CONF``; empty for torch's defaults.
     :raises RunnerError: the process did not end well.
     """
-    environment = {**os.environ, "PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
+    environment = {**os.environ, **conf_environment(setting)}
     command = [sys.executable, "-m", "latfix.runners.fragmentation_device", str(trace), str(capacity)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode:

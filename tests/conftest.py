@@ -241,6 +241,7 @@ class FakeTorchCuda:
     def __init__(self, devices: Sequence[FakeCuda], backend: str) -> None:
         self.devices, self.backend = devices, backend
         self.asked: list[str] = []
+        self.recording: dict[str, object] = {}
 
     def of(self, device: str | int) -> FakeCuda:
         """The device of a torch device string."""
@@ -279,13 +280,14 @@ class FakeTorchCuda:
             for number, device in enumerate(self.devices)
         ]
 
-    def recorded(self, *_: object, **__: object) -> None:
+    def recorded(self, *_: object, **how: object) -> None:
         """The history is turned on or off.
 
         :raises RuntimeError: as torch has it.
         """
         if self.backend != "native":
             raise RuntimeError(f"{self.backend} does not yet support recordHistory.")
+        self.recording = how
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from latfix.profilers.allocator_conf import merged_conf, read_conf
-from latfix.runners.device_allocator import ALLOC_CONF, standing_conf
+from latfix.runners.device_allocator import ALLOC_CONF, conf_environment, standing_conf
 from latfix.runners.device_facts import TREATS, calls, no_trouble, not_in_effect
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 
@@ -35,7 +35,7 @@ def _obstacle(context: Context) -> str:
 def _change(context: Context) -> dict[str, Any]:
     choice = context.memory_choice
     assert choice is not None, "an obstacle says so"
-    return {"env": {ALLOC_CONF: merged_conf(standing_conf(context.settings), choice.setting)}}
+    return {"env": conf_environment(merged_conf(standing_conf(context.settings), choice.setting))}
 
 
 def _verify(applied: Applied) -> Verified:

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from latfix.profilers.allocator_conf import merged_conf, read_conf
-from latfix.runners.device_allocator import ALLOC_CONF, standing_conf
+from latfix.runners.device_allocator import conf_environment, standing_conf
 from latfix.runners.device_facts import TREATS, by_device, calls, no_trouble, not_in_effect, room_bytes
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.permissions import mib
@@ -55,7 +55,7 @@ def _obstacle(context: Context) -> str:
 
 def _change(context: Context) -> dict[str, Any]:
     conf = merged_conf(standing_conf(context.settings), f"{_COLLECT}:{_COLLECT_FROM}")
-    return {"device_memory_share": _share(context), "env": {ALLOC_CONF: conf}}
+    return {"device_memory_share": _share(context), "env": conf_environment(conf)}
 
 
 def _verify(applied: Applied) -> Verified:

@@ -10,7 +10,7 @@ import warnings
 from types import ModuleType
 
 from latfix.errors import InputError, RunnerError
-from latfix.nvidia import ENGINE_LINE, torch_tensorrt_line
+from latfix.nvidia import tensorrt_line, torch_tensorrt_line
 from latfix.runners.adapter import USER_ERRORS, describe
 
 
@@ -25,7 +25,7 @@ def torch_tensorrt() -> ModuleType:
 
 def tensorrt() -> ModuleType:
     """The package ``tensorrt``; see :func:`torch_tensorrt`."""
-    return _imported("tensorrt", ENGINE_LINE)
+    return _imported("tensorrt", tensorrt_line())
 
 
 def _imported(name: str, todo: str) -> ModuleType:

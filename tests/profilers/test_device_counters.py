@@ -221,11 +221,11 @@ class _Runtime:
 class _Driver:
     """CUDA's driver, as far as it makes pages; each call takes its time.
 
-    :param most: pages that it gives.
+    :param most: pages that it gives; ``places`` where it maps them.
     """
 
-    def __init__(self, most: int = 1_000) -> None:
-        self.now, self.most = 0, most
+    def __init__(self, most: int = 1_000, places: int = 1_000) -> None:
+        self.now, self.most, self.places = 0, most, places
         self.created: dict[int, int] = {}
         self.mapped: dict[int, int] = {}
         self.open: list[tuple[int, int]] = []
@@ -252,6 +252,8 @@ class _Driver:
 
     def cuMemMap(self, start: int, size: int, _: int, handle: int, __: int) -> int:
         assert self.created[handle] == size
+        if len(self.mapped) >= self.places:
+            return 2
         self.mapped[start] = size
         return 0
 
@@ -285,8 +287,8 @@ def test_pages_are_priced_by_what_mapping_them_takes() -> None:
     assert costs["device_free_mib"].value == pytest.approx(5 * 20_000 / 118)
 
 
-def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind() -> None:
-    driver = _Driver(most=4)
+@pytest.mark.parametrize("driver", [_Driver(most=4), _Driver(places=4)])
+def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind(driver: _Driver) -> None:
     pages: Any = CudaPages(_Runtime(), 1, driver)  # type: ignore[arg-type]
     with pages:
         assert measure_calls(pages, lambda: driver.now) == {}
@@ -391,6 +393,16 @@ def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fak
         del held
     assert [recorder.batch["device_read"][k] for k in range(2)] == [1, 0] and told.asked == []
     assert read()["cuda.device_allocs"] == 2 and told.asked == ["getDeviceStats"]
+    device.now += 100_000_000
+    counters.enter()  # its members are run one by one, and only the first is read
+    for batch in (2, 3):
+        held = device.allocate(30 * (batch + 1) * _MIB)
+        counters.note(recorder.batch, batch)
+        del held
+    counters.leave()
+    assert [recorder.batch["device_read"][k] for k in (2, 3)] == [1, 0]
+    counters.enter()
+    assert read() == {}
 
 
 def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:

@@ -165,7 +165,8 @@ def test_what_is_chosen_is_beside_what_stands(
     assert choice.setting == f"{standing},expandable_segments:True"
     monkeypatch.setenv(ALLOC_CONF, standing)
     now = make_context(record, RunnerSettings(), memory_choice=choice)
-    assert _BY_ID["memory.device_allocator"].change(now) == {"env": {ALLOC_CONF: choice.setting}}
+    both = {ALLOC_CONF: choice.setting, OLDER_CONF: choice.setting}
+    assert _BY_ID["memory.device_allocator"].change(now) == {"env": both}
 
 
 def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
@@ -194,6 +195,7 @@ def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make
     settings, found, record = _applied("memory.limit", play, now)
     assert settings.device_memory_share == pytest.approx(0.95, abs=0.002)
     assert read_conf(settings.env[ALLOC_CONF]) == {"garbage_collection_threshold": "0.8"}
+    assert settings.env[OLDER_CONF] == settings.env[ALLOC_CONF], "one of them alone could be outdone by the other"
     assert facts(record)["share"] == settings.device_memory_share
     assert facts(record)["reserved_peak_bytes"] <= settings.device_memory_share * _TOTAL
     assert found.effective == (calls(record).retries <= 0.5 * calls(stalls).retries), found.evidence
@@ -259,6 +261,12 @@ def test_settings_are_read_and_joined_as_torch_reads_them() -> None:
     assert read_conf("") == {} and merged_conf("", "a:1") == "a:1"
     assert allocator_conf({ALLOC_CONF: "a:1", OLDER_CONF: "b:2"}) == "a:1"
     assert allocator_conf({OLDER_CONF: "b:2"}) == "b:2" and allocator_conf({}) == ""
+    # An empty text is a setting, too: that of the defaults.
+    assert allocator_conf({ALLOC_CONF: "", OLDER_CONF: "b:2"}) == ""
+    cuda = "release_lock_on_cudamalloc:True,max_split_size_mb:32"
+    assert allocator_conf({ALLOC_CONF: "max_split_size_mb:64,backend:native", OLDER_CONF: cuda}) == (
+        "max_split_size_mb:64,release_lock_on_cudamalloc:True"
+    ), "what only CUDA has is read from the older one"
 
 
 def test_on_the_host_there_is_no_device_to_limit_or_to_record() -> None:
@@ -316,8 +324,9 @@ def test_what_an_allocator_refuses_to_tell_ends_no_run(
 
 
 def test_only_torchs_own_allocator_has_a_history(torch_on: Any, fake_cuda: Any) -> None:
-    torch_on(fake_cuda())
+    told = torch_on(fake_cuda())
     assert begin_history("cuda:0") == ""
+    assert (told.recording["context"], told.recording["stacks"]) == (None, "python"), "no stack is wanted of anything"
     torch_on(fake_cuda(), backend="cudaMallocAsync")
     assert begin_history("cuda:0") == "the device's memory is managed by cudaMallocAsync, which records no history"
 
@@ -338,7 +347,9 @@ def test_a_batchs_peak_does_not_hide_the_runs(torch_on: Any, fake_cuda: Any) -> 
     torch_on(device)
     model = device.allocate(100 * _MIB)
     peak = PeakMemory("cuda:0")
+    peak.begin()
     warm = device.allocate(2000 * _MIB)
+    assert peak.need_bytes() == 2000 * _MIB
     del warm
     device.model._release_cached()
     known = DeviceFacts(allocators_of([_On("cuda:0")]))

@@ -15,7 +15,7 @@ from latfix.profilers.fragmentation.generator import Traffic, generate
 from latfix.profilers.fragmentation.laboratory import policy_of
 from latfix.profilers.fragmentation.trace import AllocationTrace
 from latfix.record import RunRecord
-from latfix.runners.device_allocator import ALLOC_CONF
+from latfix.runners.device_allocator import ALLOC_CONF, OLDER_CONF
 from latfix.runners.fixes import memory_device_allocator
 
 _MIB = 1 << 20
@@ -52,7 +52,7 @@ def device(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
     """Services on a device that stalls without expandable segments; what to call so that nothing can be recorded."""
     arm, refusal = world.arm_class, [""]
     replay, ask = arm.replay, arm.ask
-    world.silent.add(ALLOC_CONF)
+    world.silent |= {ALLOC_CONF, OLDER_CONF}
 
     def on_device(self: Any, folder: Path, *rest: Any, **more: Any) -> RunRecord:
         record: RunRecord = replay(self, folder, *rest, **more)
@@ -100,7 +100,7 @@ def test_the_setting_that_the_history_speaks_for_is_tried_and_kept(search: Any, 
     outcome = search(memory_device_allocator.FIX, tail={"memory.fragmentation": 80.0})
     (step,) = outcome.steps
     assert (step.fix, step.status) == ("memory.device_allocator", "kept"), step.reason
-    assert dict(outcome.settings.env) == {ALLOC_CONF: "expandable_segments:True"}
+    assert dict(outcome.settings.env) == dict.fromkeys((ALLOC_CONF, OLDER_CONF), "expandable_segments:True")
     assert "0 stalls; without it" in step.verified
     recorded = [(label, what) for label, what in world.asked if what.startswith("history")]
     assert recorded == [("memory-history", "history-begin"), ("memory-history", "history-end")], "once"

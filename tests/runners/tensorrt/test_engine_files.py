@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,35 @@ def test_without_package_or_driver(write_engine: WriteEngine, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(LatfixError, match="tensorrt, which is not installed"):
         open_model(file)
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (None, "pip install tensorrt"),
+        (["numpy", "torch<2.12.0,>=2.11.0", "tensorrt-cu13<10.16.0,>=10.15.1"], "pip install tensorrt"),
+        (
+            ["numpy", "tensorrt-cu13<10.16.0,>=10.15.1", "tensorrt<10.16.0,>=10.15.1"],
+            'pip install "tensorrt<10.16.0,>=10.15.1"',
+        ),
+        (['tensorrt (>=10.3,<10.4) ; platform_machine != "aarch64"'], 'pip install "tensorrt>=10.3,<10.4"'),
+    ],
+)
+def test_tensorrt_is_installed_as_torch_tensorrt_asks_for_it(
+    asked: list[str] | None, line: str, monkeypatch: pytest.MonkeyPatch, write_engine: WriteEngine
+) -> None:
+    """The newest is of another major version, which it does not load with."""
+
+    def requires(name: str) -> list[str]:
+        if asked is None:
+            raise metadata.PackageNotFoundError(name)
+        return asked
+
+    monkeypatch.setattr("latfix.nvidia.metadata.requires", requires)
+    monkeypatch.setattr("latfix.nvidia.installed", lambda _: False)
+    with pytest.raises(InputError) as told:
+        open_model(write_engine())
+    assert told.value.message.endswith(f"which is not installed; {line}")
 
 
 def test_the_command_line_says_so_before_torch_is_loaded(write_engine: WriteEngine) -> None:
