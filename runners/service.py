@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -338,7 +337,6 @@ class Service:
             found |= compiler_evidence(self.models.graphs)
         if profiled:
             found |= self.device_profile(traffic)
-        found["device_kernels"] = _kernels(found.get("device_profile", ()))
         found |= self.models.graph_facts()
         seen = self._census(traffic)
         return found if seen is None else found | asdict(seen)
@@ -420,11 +418,3 @@ class Service:
             return census(instance, batch, self.settings.keep_precision if plain else (), hooks=plain)
         except USER_ERRORS:  # the replay reports the failure with its request
             return None
-
-
-def _kernels(profiled: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Kernels of all profiled batches, by name."""
-    total: Counter[str] = Counter()
-    for work in profiled:
-        total.update(work["kernels"])
-    return dict(total)

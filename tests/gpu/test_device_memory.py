@@ -78,7 +78,9 @@ def test_calls_have_a_price_and_leave_the_cache_alone() -> None:
     assert costs, "libcudart was found, and the device has memory left"
     assert 0 < costs["device_malloc_ns"] + 20 * costs["device_malloc_mib_ns"] < 1e9
     assert costs["device_malloc_low_ns"] <= costs["device_malloc_ns"] <= costs["device_malloc_high_ns"]
-    assert device_costs(_DEVICE, "expandable_segments:True") == {}
+    pages = device_costs(_DEVICE, "expandable_segments:True")
+    assert torch.cuda.memory_reserved(_DEVICE) == before and set(pages) == set(costs)
+    assert 0 < pages["device_malloc_ns"] + 20 * pages["device_malloc_mib_ns"] < 1e9
 
 
 def test_a_refused_call_is_no_error_of_torchs_next_one() -> None:
