@@ -44,8 +44,10 @@ def test_a_spinning_thread_is_felt_and_a_sleeping_one_is_not() -> None:
     spinning, _ = _waits(_spin)
     # A busy machine keeps the probe itself from its core, whoever sleeps: the quietest of some tries is looked at.
     sleeping = min((_waits(_sleep)[0] for _ in range(5)), key=fmean)
-    assert fmean(wait > USUAL_NS for wait in spinning) > 0.5
+    felt, beside = (fmean(wait > USUAL_NS for wait in waits) for waits in (spinning, sleeping))
+    assert felt > 0.5
     assert fmean(spinning) > 0.3 * interval
-    assert fmean(wait > USUAL_NS for wait in sleeping) < 0.3
+    # How often a timer alone is so late is the machine's affair.
+    assert beside < 0.6 * felt
     assert fmean(sleeping) < 0.2 * fmean(spinning)
     assert min(sleeping) >= 0
