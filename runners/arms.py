@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Arm:
     :param profiled: its process was profiled on a device: CUPTI, which the profiler leaves there, slows all that
         comes after it, so that nothing more is timed in it.
     :param alone: why no other arm may be on the device with it; empty where one may.
+    :param start_s: seconds that its last process took to load; 0 before the first.
     :param told: what its last process said of itself when it had loaded; empty before the first.
     """
 
@@ -54,6 +56,7 @@ class Arm:
     profiled: bool = False
     alone: str = ""
     told: Mapping[str, Any] = field(default_factory=dict)
+    start_s: float = 0.0
     _process: RunnerProcess | None = field(default=None, repr=False)
 
     @property
@@ -70,6 +73,7 @@ class Arm:
         """The process, started now if it is not."""
         if self._process is None:
             process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
+            started = time.monotonic()
             try:
                 process.start()
             except BaseException as error:
@@ -77,6 +81,7 @@ class Arm:
                 process.close()
                 raise
             self._process, self.failed, self.told = process, False, process.ready
+            self.start_s = time.monotonic() - started
         return self._process
 
     def restart(self) -> None:

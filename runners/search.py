@@ -319,6 +319,8 @@ class Search:
         if self._trials is not None and self._replayed >= self._trials:
             return f"budget: all {self._trials} trials are used"
         needed, left = self._bench.step_s(fixes), self._bench.left_s() - self._reserved_s()
+        if not self.kept:  # a round that proves something is better than two of nothing
+            left = max(left, self._bench.left_s() - self._bench.final_s(1))
         if needed > left:
             return f"budget: it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""

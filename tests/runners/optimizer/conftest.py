@@ -77,6 +77,7 @@ class World:
     :param broken: variables with which the service does not start.
     :param silent: variables that take no effect.
     :param on_replay: called before every replay, with the arm.
+    :param first_load_s: seconds that the first process takes to load; all others take ``LOAD_S``.
     :param warm_s: seconds that a process takes before its first replay, beside loading.
     :param paces: by variable, what is left of a batch's compute.
     :param eclipsed: variables that take no effect beside another one.
@@ -92,6 +93,7 @@ class World:
     evaluates: bool = True
     noise: float = 0.002
     warm_s: float = 0.0
+    first_load_s: float = LOAD_S
     now: float = 0.0
     paces: dict[str, float] = field(default_factory=dict)
     eclipsed: dict[str, str] = field(default_factory=dict)
@@ -164,7 +166,7 @@ class FakeArm:
         self.label, self.spec, self.settings, self.fixes, self.log = label, spec, settings, fixes, log
         self.accuracy, self.primed, self.settled, self.failed, self.alive = accuracy, False, False, False, False
         self.latest: RunRecord | None = None
-        self.load = 0.0
+        self.load = self.start_s = 0.0
         self.served: set[int] = set()
         self.told: Mapping[str, Any] = {}
         self.alone, self.profiled, self.last, self.refused = "", False, "", False
@@ -196,7 +198,8 @@ class FakeArm:
                 device.most = max(device.most, 1 + sum(arm.alive for arm in self.world.arms))
             self.alive, self.failed = True, False
             self.told = {"evaluates": self.world.evaluates, "default_collate": True}
-            self.world.now += LOAD_S
+            self.start_s = self.world.first_load_s if len(self.world.replays) == 0 else LOAD_S
+            self.world.now += self.start_s
 
     def restart(self) -> None:
         self.close()

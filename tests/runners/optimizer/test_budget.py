@@ -38,6 +38,27 @@ def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> 
     assert outcome.verdict == "no_gain"
 
 
+def test_a_first_start_that_was_slow_is_not_held_against_every_step(search: Any, world: Any) -> None:
+    """It reads all packages from the disk; the ones after it find them in memory."""
+    fixes = [world.fix(f"N{k}", 1.1) for k in range(12)]
+    tried = []
+    for slower in (0.0, 25.0):
+        world.first_load_s += slower
+        world.replays.clear()
+        world.now = 0.0
+        outcome = search(*fixes, budget_s=420.0 + slower)
+        tried.append(sum(status != "skipped" for status in world.statuses(outcome).values()))
+    assert tried[0] == tried[1] and 2 < tried[0] < 12
+
+
+def test_before_anything_is_kept_one_round_is_left_to_the_final_replay(search: Any, world: Any) -> None:
+    """Time for two rounds that nothing would be replayed in might be that of the step that has something to prove."""
+    outcome = search(*(world.fix(f"N{k}", 1.1) for k in range(12)), budget_s=420.0)
+    assert not outcome.kept
+    # One round takes 2 * (60 + 1.5 + 2) seconds, a step about a third of that.
+    assert 420.0 - 1.5 * 127 < world.now < 420.0 - 127 + 20
+
+
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.0), ("cuda:0", 90.0)])
 def test_what_comes_compiled_on_a_gpu_takes_its_time(device: str, seconds: float) -> None:
     bench: Any = SimpleNamespace(_made_s={}, baseline=SimpleNamespace(meta={"device": device}))
