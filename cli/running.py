@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from latfix.traffic.model import Traffic
 
 
-def progress_of(label: str, traffic: Traffic, folder: Path) -> ReplayProgress:
-    """Progress of a replay of ``traffic`` that is recorded in ``folder``."""
+def progress_of(label: str, traffic: Traffic, folder: Path, *, loading: bool = False) -> ReplayProgress:
+    """Progress of a replay of ``traffic`` that is recorded in ``folder``; ``loading``: once the service is."""
     from latfix.reports.progress import ReplayProgress
 
     return ReplayProgress(
@@ -21,6 +21,7 @@ def progress_of(label: str, traffic: Traffic, folder: Path) -> ReplayProgress:
         requests=len(traffic),
         last_s=traffic.duration_s,
         segment=folder / "segments" / "requests.bin",
+        loading=loading,
     )
 
 
@@ -28,5 +29,5 @@ def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
     """Replay into ``folder``, showing how it goes on standard error."""
     from latfix.runners.session import run
 
-    with progress_of(replay.spec.name, replay.traffic, folder) as progress:
+    with progress_of(replay.spec.name, replay.traffic, folder, loading=True) as progress:
         return run(folder, replay, on_event=progress.on_event)

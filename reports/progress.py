@@ -58,9 +58,10 @@ class ReplayProgress:
     :param requests: in the schedule.
     :param last_s: when its last one is due.
     :param segment: the file that rows of ended requests are appended to.
+    :param loading: the service is loaded first, about which nothing is heard until it has.
     """
 
-    def __init__(self, *, label: str, requests: int, last_s: float, segment: Path) -> None:
+    def __init__(self, *, label: str, requests: int, last_s: float, segment: Path, loading: bool) -> None:
         from rich.console import Console
         from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn
@@ -69,6 +70,7 @@ class ReplayProgress:
         self._requests = requests
         self._last_s = last_s
         self._latencies = RunningLatencies(segment)
+        self._first = "loading the model" if loading else f"{requests} requests in {last_s:.3g} s"
         self._console = Console(file=sys.stderr)
         self._history: list[tuple[float, int]] = []
         self._next_line = 0.0
@@ -83,14 +85,15 @@ class ReplayProgress:
                 refresh_per_second=4,
                 auto_refresh=False,
             )
-            self._task = self._live.add_task("replay", total=requests, line="loading the model")
+            self._task = self._live.add_task("replay", total=requests, line=self._first)
 
     def __enter__(self) -> ReplayProgress:
         if self._live is not None:
             self._live.start()
             self._live.refresh()
         else:
-            self._print(f"{self._label}: loading the model")
+            self._print(f"{self._label}: {self._first}")
+            self._next_line = time.monotonic() + _LINE_INTERVAL_S
         return self
 
     def __exit__(
@@ -102,10 +105,10 @@ class ReplayProgress:
     def on_event(self, event: Mapping[str, Any]) -> None:
         """A message of the runner process."""
         if event["event"] == "warmup":
-            self._show(0, f"warm-up {event['sent']}/{event['of']}", force=False)
+            self._show(0, f"warm-up {event['sent']}/{event['of']}")
         elif event["event"] == "status":
             done = max(int(event["done"]), 0)
-            self._show(done, self._line(event, done), force=False)
+            self._show(done, self._line(event, done))
 
     def _line(self, event: Mapping[str, Any], done: int) -> str:
         now = float(event["at_ns"]) / 1e9
@@ -123,11 +126,11 @@ class ReplayProgress:
         end = "draining" if event["draining"] else f"{left:.0f} s left"
         return f"{done}/{self._requests}  {rate:.3g}/s  in flight {event['in_flight']}  {shown}{end}"
 
-    def _show(self, done: int, line: str, *, force: bool) -> None:
+    def _show(self, done: int, line: str) -> None:
         if self._live is not None:
             self._live.update(self._task, completed=done, line=line)
             self._live.refresh()
-        elif force or time.monotonic() >= self._next_line:
+        elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_INTERVAL_S
             self._print(f"{self._label}: {line}")
 

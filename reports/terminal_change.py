@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ from latfix.reports.commands import replay_command
 from latfix.reports.escaping import visible
 from latfix.reports.terminal_parts import SEVERITY_STYLE, Portable, heading, plain_table, safe, warnings
 from latfix.reports.vocabulary import STEP_STATUS, change_severity, verdict_words
+from latfix.untried import Untried, read_untried
+
+#: So many fixes that were not tried are shown with a reason each; beyond that they would hide what was.
+_FEW = 8
+#: Characters of a list of their names: more than the whole catalogue takes.
+_LISTED = 2000
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
@@ -115,9 +121,17 @@ def _ratio_style(step: Ratio) -> str:
 
 def _steps(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     steps = [mapping(step) for step in items(document.get("steps"))]
-    if not steps:
-        return
-    yield heading("What was tried")
+    tried = [step for step in steps if step.get("status") != "skipped"]
+    if tried:
+        yield heading("What was tried")
+        yield from _tried(tried)
+    words = prediction_words(document)
+    if words:
+        yield Text(words, style="dim")
+    yield from _untried(read_untried(steps))
+
+
+def _tried(steps: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     table = plain_table()
     table.add_column("fix", overflow="fold", min_width=22, max_width=34)
     table.add_column("status", no_wrap=True)
@@ -145,9 +159,26 @@ def _steps(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield from _step_words(step, repeated=bool(step.get("together")) and shared == said)
         if step.get("together"):
             said = shared
-    words = prediction_words(document)
-    if words:
-        yield Text(words, style="dim")
+
+
+def _untried(untried: Untried) -> Iterator[Text]:
+    """Fixes that were not tried: each with its reason where they are few, else by what kept them from it."""
+    if not untried.reasons:
+        return
+    yield heading("Not tried")
+    if len(untried.reasons) <= _FEW:
+        for fix, reason in untried.reasons.items():
+            yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(reason))
+        return
+    if untried.for_time:
+        said = f"no time left ({len(untried.for_time)}): "
+        yield Text.assemble((said, "bold"), safe(", ".join(untried.for_time), limit=_LISTED))
+    for fix in untried.to_install:
+        yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(untried.reasons[fix]))
+    if untried.inapplicable:
+        said = f"nothing to do here ({len(untried.inapplicable)}): "
+        yield Text.assemble((said, "bold"), safe(", ".join(untried.inapplicable), limit=_LISTED))
+    yield Text("The report and optimization.json say why for each.", style="dim")
 
 
 def _step_words(step: Mapping[str, Any], *, repeated: bool) -> Iterator[Text]:

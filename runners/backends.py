@@ -20,4 +20,4 @@ def backend_missing(backend: str) -> str:
         return ""
     # Each torch-tensorrt is built for one torch: the extra alone may bring another torch along.
     todo = torch_tensorrt_line() if backend == "tensorrt" else f"install latfix[{extra}]"
-    return f"needs {' and '.join(absent)}, not found; {todo}"
+    return f"needs {' and '.join(absent)}, not installed here; {todo}"

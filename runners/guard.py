@@ -77,7 +77,7 @@ def original_loss(scored: Mapping[str, Any]) -> float:
 def _apart(scored: Mapping[str, Any]) -> str:
     parts = []
     if scored.get("agreement") is not None:
-        parts.append(f"{float(scored['agreement']):.1%} of the answers agree")
+        parts.append(f"{float(scored['agreement']):.1%} of the answers say the same")
     if scored.get("deviation") is not None:
         parts.append(f"largest deviation {float(scored['deviation']):.2g}")
     return f"; {', '.join(parts)}" if parts else ""

@@ -77,6 +77,23 @@ def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
     return {name: round(total, 4) for name, total in zip(("default", *LINEAR_PRECISIONS), sums, strict=True)}
 
 
+def few_row_products(model: Any, batch: Any) -> int | None:
+    """How many products of linear layers in one forward pass are of so few rows that packed int8 weights help.
+
+    ``None`` where no layer that could have such weights ran.
+    """
+    from latfix.runners.int8_linear import FEW_ROWS
+
+    modules = dict(model.named_modules())
+    calls = _recorded({name: modules[name] for name in quantizable(model, "int8_weight_only")}, model, batch)
+    rows = [_rows(modules[name], args, kwargs) for name, made in calls.items() for args, kwargs in made]
+    return sum(number <= FEW_ROWS for number in rows) if rows else None
+
+
+def _rows(linear: Any, args: Any, kwargs: Any) -> int:
+    return int(next(iter(tensors_of((args, kwargs)))).numel() // linear.in_features)
+
+
 def _changed(
     plan: Sequence[tuple[str, Call, int]], layers: Mapping[str, Any], precision: Precision
 ) -> list[tuple[Any, Call]]:

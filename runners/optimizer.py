@@ -28,6 +28,7 @@ from latfix.runners.steps import Step
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
 from latfix.traffic.model import Traffic
+from latfix.untried import BUDGET
 
 #: About the share of the budget that is kept free for the final replay, where it takes that much.
 _FINAL_SHARE = 0.5
@@ -100,10 +101,20 @@ class Outcome:
     def verdict(self) -> str:
         """``improved``, ``no_gain`` or ``inconclusive``, by the final replay alone."""
         if self.final is None:
-            return "inconclusive" if self.interrupted or self.failure else "no_gain"
+            return "inconclusive" if self.interrupted or self.failure or self.nothing_tried else "no_gain"
         if not self.accurate:
             return "no_gain"
         return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
+
+    @property
+    def for_time(self) -> list[str]:
+        """Fixes that apply, but for which the budget left nothing."""
+        return [step.fix for step in self.steps if step.status == "skipped" and step.reason.startswith(BUDGET)]
+
+    @property
+    def nothing_tried(self) -> bool:
+        """No fix was tried, and for want of time: that says nothing about the service."""
+        return bool(self.for_time) and all(step.status == "skipped" for step in self.steps)
 
     @property
     def planned(self) -> list[Step]:
@@ -183,6 +194,11 @@ class Optimizer:
                         f"The search held one service on the device at a time: {why}. Each was started anew before "
                         "its replays, which takes longer."
                     )
+                if waiting := len(outcome.for_time):
+                    outcome.notes.append(
+                        f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger "
+                        "--budget tries them, or the same command with --resume and this folder."
+                    )
                 last = search.standing(search.kept)
                 outcome.settings, outcome.foretold = last.settings, search.foretold(last)
                 self._final(outcome)
@@ -204,6 +220,7 @@ class Optimizer:
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options
         started = time.monotonic()
+        self._say("before: loading the model")
         base.running()
         bench.load_s = time.monotonic() - started
         record = base.replay(self._out / "baseline", self._traffic, self._watch, seed=options.seed)
@@ -278,7 +295,8 @@ class Optimizer:
 
     def _noted(self, search: Search, journal: Journal, step: Step) -> None:
         journal.write(search.steps, self._bench.replays, search.layers)
-        self._say(f"{step.fix}: {step.status} — {step.reason}")
+        if step.status != "skipped":  # the result says those at once; most of a catalogue applies nowhere
+            self._say(f"{step.fix}: {step.status} — {step.reason}")
 
     def _final(self, outcome: Outcome) -> None:
         """Prove the kept fixes together, on the whole traffic."""

@@ -22,6 +22,7 @@ from latfix.runners.steps import SCREENED, Step, compare_windows, decide
 from latfix.runners.trial import KNOWN_GAIN, Change, Trials, no_gain_by_forecast
 from latfix.runners.tuning import Numbers, Proposal, Split, propose, splits
 from latfix.settings import RunnerSettings
+from latfix.untried import BUDGET
 
 #: Numbers are tuned when all else is decided; after so many refusals it ends.
 _TUNE = "batch.tune"
@@ -317,12 +318,12 @@ class Search:
     def _out_of_budget(self, fixes: list[Fix]) -> str:
         """Why nothing more can be tried; empty where it can."""
         if self._trials is not None and self._replayed >= self._trials:
-            return f"budget: all {self._trials} trials are used"
+            return f"{BUDGET}all {self._trials} trials are used"
         needed, left = self._bench.step_s(fixes), self._bench.left_s() - self._reserved_s()
         if not self.kept:  # a round that proves something is better than two of nothing
             left = max(left, self._bench.left_s() - self._bench.final_s(1))
         if needed > left:
-            return f"budget: it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
+            return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
 
     def _try(self, group: list[Fix], base: Arm) -> tuple[list[Step], Arm | None]:

@@ -31,7 +31,7 @@ from latfix.runners.device.profile import profile_batch, waits_in
 from latfix.runners.device_allocator import allocators_of, limit_memory
 from latfix.runners.engine import Engine, OnDone
 from latfix.runners.hot_rows import attach_hot_rows
-from latfix.runners.layer_times import linear_ms
+from latfix.runners.layer_times import few_row_products, linear_ms
 from latfix.runners.model import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
 from latfix.runners.model_home import bring_home
 from latfix.runners.precision_support import device_capability
@@ -344,8 +344,8 @@ class Service:
     def facts(self, traffic: Traffic) -> dict[str, Any]:
         """What there is to change in the model: :meth:`evidence`, and what its linear layers take in each precision.
 
-        ``linear_ms`` is of a middling request alone; it is left out where the layers are not the model's own any
-        more, or none is there.
+        ``linear_ms`` and ``few_row_products`` are of a middling request alone; they are left out where the layers are
+        not the model's own any more, or none is there.
         """
         found = self.evidence(traffic)
         settings = self.settings
@@ -355,7 +355,9 @@ class Service:
             instance = self.models.instances[0]
             try:
                 with instance.guard():
-                    found["linear_ms"] = linear_ms(instance.model, instance.collate(inputs[:1]))
+                    batch = instance.collate(inputs[:1])
+                    found["linear_ms"] = linear_ms(instance.model, batch)
+                    found["few_row_products"] = few_row_products(instance.model, batch)
             except USER_ERRORS:  # the replay reports the failure with its request
                 return found
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.model_facts import COMPUTE, count, on_cpu, other_backend, slow_layers
+from latfix.runners.fixes.model_facts import COMPUTE, count, facts, on_cpu, other_backend, slow_layers
 from latfix.runners.fixes.quantize_bf16 import native_bf16
 
 _KERNEL = "_weight_int8pack_mm"
@@ -23,6 +23,11 @@ def _obstacle(context: Context) -> str:
         return f"the precision is {context.settings.precision} already"
     if context.settings.compile != "off":
         return "the model is compiled already; its layers are changed before that or not at all"
+    if facts(context).get("few_row_products") == 0:
+        return (
+            "all products of a middling request are of many rows, for which the weights are widened to bfloat16:"
+            " quantize.bf16 does that without rounding them"
+        )
     return other_backend(context) or slow_layers(context, "int8_weight_only", ("bf16",))
 
 

@@ -237,6 +237,9 @@ def test_exit_codes_where_nothing_fits_the_budget(
     document = json.loads((tmp_path / "o" / "optimization.json").read_text())
     assert {step["status"] for step in document["steps"]} == {"skipped"}
     assert {step["fix"] for step in document["steps"]} == {fix.id for fix in FIXES}
+    assert document["verdict"] == "inconclusive", "nothing was tried: that tells nothing of the service"
+    assert any("--budget tries them" in note for note in document["notes"])
+    assert "there was no time left" in " ".join(out.split()) and "no time left (" in out
     if late := [note for note in document["notes"] if "was too late" in note]:
         pytest.skip(late[0])  # then latfix rightly judges nothing
     assert found == code, (document["gates"], out, err)

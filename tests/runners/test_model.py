@@ -375,6 +375,13 @@ def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -
     found, evidence = effective("quantize.int8_weight_only", service)
     assert found, evidence
     assert "2 layers" in evidence and "2 packed int8 products" in evidence
+    assert loaded(folder).facts(traffic())["few_row_products"] == 2
+    many = write_workload(tmp_path / "many" / "linear", adapter=wide.replace("randn(16,", "randn(32, 16,"))
+    assert loaded(many).facts(traffic())["few_row_products"] == 0
+    assert (
+        "0 packed int8 products"
+        in effective("quantize.int8_weight_only", loaded(many, precision="int8_weight_only"))[1]
+    ), "what the fix foresees is what its verification would find"
     assert not effective("quantize.int8_weight_only", loaded(folder))[0]
     assert not effective("quantize.int8_weight_only", loaded(folder, precision="int8_dynamic"))[0]
     assert not effective("quantize.int8_weight_only", loaded(folder, precision="bf16"))[0]
@@ -488,5 +495,6 @@ def test_facts_hold_what_layers_take_in_each_precision(linear: Path, no_linear: 
     facts = loaded(linear).facts(traffic())
     assert set(facts["linear_ms"]) == {"default", "bf16", "int8_dynamic", "int8_weight_only"}
     assert all(value > 0 for value in facts["linear_ms"].values())
+    assert facts["few_row_products"] == 1, "a layer of 8 inputs cannot be packed"
     assert loaded(no_linear).facts(traffic())["linear_ms"] == {}
     assert "linear_ms" not in loaded(linear, precision="bf16").facts(traffic())

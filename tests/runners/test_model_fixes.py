@@ -106,6 +106,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(fix: Fix) -> N
             {"model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 8.0, "bf16": 2.0, "int8_weight_only": 3.5}}},
             "3.5 ms in it, 2 ms in bf16",
         ),
+        ("quantize.int8_weight_only", {"model": {"modules": {LINEAR: 4}, "few_row_products": 0}}, "of many rows"),
         ("quantize.int8_weight_only", {"device": "cuda:0"}, "CPU only"),
         ("quantize.int8_weight_only", {"settings": RunnerSettings(precision="bf16")}, "bf16 already"),
         ("quantize.int8_weight_only", {"settings": RunnerSettings(compile="dynamic")}, "compiled already"),

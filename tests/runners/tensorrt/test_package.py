@@ -85,7 +85,9 @@ def test_what_the_backend_needs_is_seen_without_loading_it(
     monkeypatch: pytest.MonkeyPatch, write: Write, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert backend_missing("tensorrt").startswith("needs torch_tensorrt and tensorrt, not found; pip install ")
+    assert backend_missing("tensorrt").startswith(
+        "needs torch_tensorrt and tensorrt, not installed here; pip install "
+    )
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("torch_tensorrt", "tensorrt"):
