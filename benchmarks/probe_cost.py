@@ -22,7 +22,7 @@ import platform
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,7 @@ from latfix.ratios import paired_ratios
 from latfix.runners.child import machine
 from latfix.runners.device import flights
 from latfix.runners.device.event_pool import EventPool
+from latfix.runners.device.lane import Lane
 from latfix.runners.recording import RecordedReplay
 from latfix.runners.service import Service
 from latfix.runners.session import Replay, prepare_folder
@@ -135,21 +136,28 @@ class _NoEvent:
         """Its time is not wanted."""
 
 
-def _events_of(waited: Collection[int]) -> type[EventPool]:
-    """In place of a pool of events: sets with events in these places alone."""
+def _events_of(waited: Collection[int]) -> Callable[..., EventPool]:
+    """In place of a lane's pool of events, and as lasting: sets with events in these places alone."""
 
     class Waited(EventPool):
         def _make(self) -> list[Any]:
             return [event if k in waited else _NoEvent() for k, event in enumerate(super()._make())]
 
-    return Waited
+    def events(lane: Lane, *, size: int, ready: int, blocking: bool) -> EventPool:
+        pools: dict[bool, EventPool] = vars(lane).setdefault("waited", {})
+        if blocking not in pools:
+            with lane._accelerator.using(lane.compute):
+                pools[blocking] = Waited(lane._accelerator, lane.compute, size, ready, blocking=blocking)
+        return pools[blocking]
+
+    return events
 
 
 def _not_read(self: flights.Flights, count: int) -> None:
     """In place of what reads batches' events."""
     for flight in [self._landed.popleft() for _ in range(count)]:
         flight.behind = None
-        self.events.give_back(flight.events)
+        self._events.give_back(flight.events)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -180,7 +188,7 @@ def _without_probes(*, overlap: bool) -> Iterator[None]:
             "recording.GcPauses": lambda *_: idle,
             "recording.LockProbe": lambda *_: idle,
             "recording.SegmentWriter": _NoWriter,
-            "device.flights.EventPool": _events_of(waited),
+            "device.lane.Lane.events": _events_of(waited),
             "device.flights.Flights._read": _not_read,
         }.items():
             stack.enter_context(mock.patch(f"latfix.runners.{name}", stand_in))
@@ -248,7 +256,7 @@ def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int,
     half = 1.96 * float(extra.std(ddof=1)) / len(extra) ** 0.5
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": {**machine(), "python": platform.python_version()},
+        "machine": {**machine(service.models.device), "python": platform.python_version()},
         "workload": spec.name,
         "device": service.models.device,
         "requests": int(sum(len(part) for part in latency[True])),

@@ -9,10 +9,11 @@ one before, whichever batches that was in. Samplers keep to the same rule (:clas
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -113,6 +114,17 @@ class Inside:
         """A worker is done with its batch."""
         with self._lock:
             self._inside -= 1
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Calls of the driver for no batch: nobody reads meanwhile, and what they did is not the next batch's."""
+        self.enter()
+        try:
+            yield
+        finally:
+            if self._inside == 1:  # a batch beside it keeps what it has done
+                self.skip()
+            self.leave()
 
     def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
         """At the end of a batch: nothing is known of one alone."""

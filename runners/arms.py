@@ -20,7 +20,7 @@ from latfix.traffic.model import Traffic
 #: Shows one replay: called with a label, the schedule and the record's folder.
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
 #: Commands that profile batches where the model is on a device.
-_PROFILING = ("evidence", "facts")
+_PROFILING = ("evidence",)
 
 
 @dataclass(slots=True)
@@ -137,9 +137,12 @@ class Arm:
         self.profiled = True
         process.resume()
         try:
-            return device_profile(process, record)
+            found = device_profile(process, record)
         finally:
             process.pause()
+        if "device_profile" not in found:  # the profiler hangs, or the process is gone: what comes next needs another
+            self.close()
+        return found
 
     def _give_up(self) -> None:
         """A process that failed answers no more: end it, so that the next use does not find it dead."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from latfix.errors import LatfixError
+from latfix.errors import InputError, LatfixError
 from latfix.record import RunRecord
 from latfix.runners.arms import Arm, Watch
 from latfix.runners.device_facts import calls
@@ -52,6 +52,7 @@ class Bench:
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
     :ivar replays: how many pairs of windows were replayed.
     :ivar room: which arms may be on one device together; of two that may not, the idle one is ended, not stopped.
+    :ivar broken: by the fixes of a service that did not run with them, what it died of.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Bench:
         self.accuracy_s = 0.0
         self.replays = 0
         self.room = DeviceRoom()
+        self.broken: dict[tuple[str, ...], str] = {}
         self.windows: list[Traffic] = []
         self.baseline: RunRecord
         self._typical: list[list[int]] = []
@@ -122,20 +124,31 @@ class Bench:
     def apart_if_need_be(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
         """``run()``, once more with each service alone where one failed that shared the device.
 
-        A service that finds no memory beside another one would otherwise be told to fail by itself.
+        A service that finds no memory beside another one would otherwise be told to fail by itself. One that failed
+        so, too, is :attr:`broken`: whoever is about to try the same fixes on the same service need not.
 
         :param run: compares ``arm``, which was made for it, with the one that stands.
         """
         try:
             return run()
-        except LatfixError:
-            if arm.alone or not self.room.on_device:
+        except LatfixError as error:
+            # What the workload or the settings are wrong about, no memory would change.
+            if arm.alone or not self.room.on_device or isinstance(error, InputError):
+                self._take_note(arm, error)
                 raise
         arm.close()
         arm.alone = FAILED
-        found = run()
+        try:
+            found = run()
+        except LatfixError as error:
+            self._take_note(arm, error)
+            raise
         self.room.crowd(arm, FAILED)
         return found
+
+    def _take_note(self, arm: Arm, error: LatfixError) -> None:
+        if arm.failed:
+            self.broken[arm.fixes] = error.message
 
     def close(self) -> None:
         """End all processes."""
@@ -265,7 +278,16 @@ class Bench:
         found: Mapping[str, Any] = arm.ask("evidence", folder=str(record.folder))["evidence"]
         return found
 
-    def screen(self, base: Arm, candidate: Arm, earlier: Pairs, *, cold: bool, look: bool = True) -> Pairs:
+    def screen(
+        self,
+        base: Arm,
+        candidate: Arm,
+        earlier: Pairs,
+        *,
+        cold: bool,
+        look: bool = True,
+        made: Arm | None = None,
+    ) -> Pairs:
         """Replay the windows on both arms in turns: A B, B A, A B, …; returns all pairs, ``earlier`` first.
 
         Where the two cannot be on the device together, each replay is of a process of its own that has served the
@@ -274,7 +296,9 @@ class Bench:
         :param cold: on fresh processes; otherwise both arms are in use already, for a service's first requests are
             no other fix's business.
         :param look: :meth:`evidence` of the candidate is going to be asked for.
+        :param made: the arm that was made for the comparison, where it is not the candidate: the one to learn from.
         """
+        made = made or candidate
         pairs = list(earlier)
         windows = self.cold_windows() if cold else self.windows
         apart = bool(base.alone or candidate.alone)
@@ -293,8 +317,8 @@ class Bench:
                     self._seen = (record.folder, self.evidence(arm, record))
             pairs.append((records[base.label], records[candidate.label]))
             if self.room.on_device and not apart and any(calls(record).retries for record in pairs[-1]):
-                self.room.crowd(candidate, STALLED)
-                return self.screen(base, candidate, earlier, cold=cold, look=look)
+                self.room.crowd(made, STALLED)
+                return self.screen(base, candidate, earlier, cold=cold, look=look, made=made)
         return pairs
 
     def cold_windows(self) -> list[Traffic]:

@@ -22,9 +22,10 @@ import numpy as np
 from latfix.errors import EXIT_RUNNER, LatfixError
 from latfix.profilers.unit_costs import cpu_model
 from latfix.record import SCHEDULE
-from latfix.runners.accuracy import evaluate, save_outputs
+from latfix.runners.accuracy import evaluate
 from latfix.runners.adapter import describe
 from latfix.runners.allocation_history import begin_history, end_history
+from latfix.runners.gpu_devices import device_index
 from latfix.runners.model import pool_applies
 from latfix.runners.pace import measure_pace
 from latfix.runners.protocol import LineReader, LineWriter
@@ -72,7 +73,7 @@ class Child:
             "device": models.device,
             "default_collate": pool_applies(models.adapter),
             "evaluates": models.adapter.has_evaluate(),
-            "machine": machine(),
+            "machine": machine(models.device),
         }
 
     def _listen(self) -> None:
@@ -117,10 +118,6 @@ class Child:
             save=self._home / save if save else None,
         )
         return vars_of(measured)
-
-    def do_outputs(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Save this service's outputs on a sample of the schedule, for others to agree with."""
-        return {"saved": save_outputs(self._service, self._schedule(command), self._home / command["file"])}
 
     def do_facts(self, command: dict[str, Any]) -> dict[str, Any]:
         """What there is to change in the model: the evidence of the service as it is, and its layers' times."""
@@ -179,8 +176,11 @@ class Child:
         return load_schedule(self._home / command["folder"] / SCHEDULE)
 
 
-def machine() -> dict[str, Any]:
-    """What this machine is, for the run's record and to see whether two runs can be compared."""
+def machine(device: str) -> dict[str, Any]:
+    """What this machine is, for the run's record and to see whether two runs can be compared.
+
+    :param device: the torch device that the model is on; without one, the first GPU is told.
+    """
     import torch
 
     return {
@@ -190,7 +190,7 @@ def machine() -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name(device_index(device) or 0) if torch.cuda.is_available() else None,
     }
 
 

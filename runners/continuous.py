@@ -134,16 +134,19 @@ class SteppingWorker(Worker):
         return time.perf_counter_ns()
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
-        """What the model answers; where it fails, all rows are served one by one, and it is false."""
-        try:
+        """What the model answers; false where it fails, and then all rows are to be served :meth:`_one_by_one`."""
+        with contextlib.suppress(*USER_ERRORS):
             return question(*arguments), True
-        except USER_ERRORS:
-            self._alone(self._rows)
-            self._rows, self._state = [], None
-            return None, False
+        return None, False
+
+    def _one_by_one(self) -> None:
+        """The model failed: nothing of its state is held while each row is served by itself."""
+        rows, self._rows, self._state = self._rows, [], None
+        self._alone(rows)
 
     def _step(self) -> None:
         if not self._ask(self._model.step, self._state)[1]:
+            self._one_by_one()
             return
         count = len(self._rows)
         for row in self._rows:
@@ -163,14 +166,14 @@ class SteppingWorker(Worker):
             batch_id = self._open([member], opened, formed.close_ns, self._free[place], retried=False)
             self._engine.recorder.batch_values(batch_id, {"worker": self._first_place + place})
             rows.append(_Row(member, batch_id, place, formed, before, process_ns))
-        try:
-            state = self._start(rows)
-            joined = state if self._state is None else self._model.join(self._state, state)
-        except USER_ERRORS:
+        if self._ask(self._put_beside, rows)[1]:
+            self._rows += rows
+        else:
             self._alone(rows)
-            return
-        self._state = joined
-        self._rows += rows
+
+    def _put_beside(self, rows: list[_Row]) -> None:
+        state = self._start(rows)
+        self._state = state if self._state is None else self._model.join(self._state, state)
 
     def _start(self, rows: list[_Row]) -> Any:
         recorder, instance = self._engine.recorder, self._instance
@@ -204,11 +207,14 @@ class SteppingWorker(Worker):
         if not self._rows:
             return
         complete, known = self._ask(self._complete)
+        if not known:
+            self._one_by_one()
         if not known or not complete:
             return
         computed = self._settled_ns()
         answer, known = self._ask(self._outputs, complete)
         if not known:
+            self._one_by_one()
             return
         outputs, left = answer
         ended = computed if self._flights is None else self._settled_ns()
@@ -269,12 +275,7 @@ class SteppingWorker(Worker):
             recorder.batch_done(row.batch_id, now)
             single = self._open([row.member], now, now, now, retried=True)
             recorder.batch_values(single, {"worker": self._first_place + row.place})
-            try:
-                ran = self._execute(single, [row.member])
-            except USER_ERRORS as own:
-                now = self._retry(single, [row.member], own)
-            else:
-                now = self._finish(single, [row.member], ran)
+            now = self._serve_single(single, row.member)
             if isinstance(self._door, Door):
                 self._door.row_ended(row.member.slot, now, shared=0, length=0)
             self._leave(row, now)

@@ -6,11 +6,11 @@ one is ended; so it is where the device's memory itself is what a fix acts on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from latfix.record import RunRecord
-from latfix.runners.device_facts import calls, facts
+from latfix.runners.device_facts import by_device, calls
 from latfix.runners.permissions import mib
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class DeviceRoom:
         """
         arm.alone = why
         fixes = set(arm.fixes) - self._standing
-        if self._crowding and not fixes <= self._crowding.keys():
+        if not fixes or (self._crowding and not fixes <= self._crowding.keys()):
             self.alone = why
         self._crowding.update(dict.fromkeys(fixes, why))
 
@@ -97,18 +97,20 @@ def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
     """
     if str(baseline.meta.get("device", "cpu")) == "cpu":
         return ""
-    known = facts(baseline)
-    if not known:
+    devices = by_device(baseline)
+    if not devices:
         return "what a service holds of the device is not known"
     if calls(baseline).retries:
         return "one service alone ran out of the device's memory"
-    held = known["total_bytes"] - known["left_bytes"] - known["reserved_end_bytes"]
-    held += max(_peak(baseline), 0 if latest is None else _peak(latest))
-    if 2 * held + MARGIN_BYTES <= known["total_bytes"]:
-        return ""
-    return f"both services do not fit on the device (one holds {mib(held)} of {mib(known['total_bytes'])})"
+    now = {} if latest is None else by_device(latest)
+    for name, known in devices.items():
+        held = known["total_bytes"] - known["left_bytes"] - known["reserved_end_bytes"]
+        held += max(_peak(known), _peak(now.get(name, {})))
+        if 2 * held + MARGIN_BYTES > known["total_bytes"]:
+            where = "the device" if len(devices) == 1 else name
+            return f"both services do not fit on {where} (one holds {mib(held)} of {mib(known['total_bytes'])})"
+    return ""
 
 
-def _peak(record: RunRecord) -> int:
-    known = facts(record)
+def _peak(known: Mapping[str, Any]) -> int:
     return max(int(known["reserved_peak_bytes"]), int(known["reserved_end_bytes"])) if known else 0

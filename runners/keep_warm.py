@@ -7,12 +7,14 @@ one in the middle of traffic.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from latfix.profilers.device_counters import Inside
 from latfix.profilers.host import ThreadCounters
 from latfix.runners.adapter import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
 from latfix.runners.batcher import Formed, Waiting
@@ -155,10 +157,14 @@ class Keeper:
 
     :param instance: the worker's model.
     :param number: of the worker, so that workers take turns.
+    :param memory: counters of the device's memory, where there are any.
     """
 
-    def __init__(self, settings: RunnerSettings, instance: ModelInstance, number: int) -> None:
+    def __init__(
+        self, settings: RunnerSettings, instance: ModelInstance, number: int, memory: Inside | None = None
+    ) -> None:
         self._instance = instance
+        self._memory = memory
         self._counters: ThreadCounters | None = None
         self.resident = Resident(self._run, instance.resident, _elements(instance.resident))
         self._period_s = settings.keep_warm_ms / 1000
@@ -209,7 +215,8 @@ class Keeper:
                 self.resident.learn(member.inputs)
 
     def _stay_warm(self) -> None:
-        self.resident.once()
+        with contextlib.nullcontext() if self._memory is None else self._memory.aside():
+            self.resident.once()
         if self.hot is not None:
             self.resident.done.rows += self.hot.touch_some()
         if self._counters is not None:

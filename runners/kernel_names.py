@@ -115,7 +115,7 @@ def matrix_formats(kernels: Mapping[str, int]) -> Counter[Format]:
 
 def _head(low: str) -> str:
     """A kernel's own name: types that it is made for may be called after other kernels."""
-    own = low[len(_RETURNS.match(low)[0]) :]  # type: ignore[index]
+    own = _RETURNS.sub("", low, count=1)
     before = own.partition("<")[0]
     return own if _FRAME.search(before) else before
 

@@ -183,6 +183,7 @@ class Optimizer:
                     kept = search.kept
                     settings = search.standing(kept).settings
                     base = self._bench.arm("so-far", settings, tuple(step.fix for step in kept), kept[-1].accuracy)
+                    self._bench.room.adopt(base)
                 else:
                     base.accuracy = outcome.accuracy
                 base = search.ladder(base)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from latfix.runners.adapter import USER_ERRORS
+from latfix.runners.adapter import USER_ERRORS, describe
 from latfix.runners.batcher import Formed, Waiting
 from latfix.runners.device.flights import Flight
 from latfix.runners.steering import Ended
@@ -20,12 +20,12 @@ from latfix.runners.worker import Worker
 class _Airborne:
     """A batch that was enqueued, or one that failed at that."""
 
-    __slots__ = ("batch_id", "error", "flight", "formed", "free_ns", "members")
+    __slots__ = ("batch_id", "failure", "flight", "formed", "free_ns", "members")
 
     def __init__(self, formed: Formed, members: list[Waiting], batch_id: int, free_ns: int) -> None:
         self.formed, self.members, self.batch_id, self.free_ns = formed, members, batch_id, free_ns
         self.flight: Flight | None = None
-        self.error: BaseException | None = None
+        self.failure = ""  # in words: the error itself would hold the batch's memory
 
 
 class OverlappingWorker(Worker):
@@ -63,7 +63,7 @@ class OverlappingWorker(Worker):
         try:
             flight = self._launch(airborne.batch_id, live)
         except USER_ERRORS as error:  # told when its turn comes: the one before is still under way
-            airborne.error = error
+            airborne.failure = describe(error)
             return airborne
         flight.slots = [member.slot for member in live]
         flight.behind = behind
@@ -74,12 +74,14 @@ class OverlappingWorker(Worker):
         """Wait for a batch and finish its members; returns when that was done."""
         members, batch_id = airborne.members, airborne.batch_id
         if airborne.flight is None:
-            assert airborne.error is not None, "it was enqueued or it failed"
-            return self._retry(batch_id, members, airborne.error)
+            return self._retry(batch_id, members, airborne.failure)
+        ran = None
         try:
             ran = self._land(airborne.flight, members)
         except USER_ERRORS as error:
-            return self._retry(batch_id, members, error)
+            airborne.failure, airborne.flight = describe(error), None
+        if ran is None:
+            return self._retry(batch_id, members, airborne.failure)
         end = self._finish(batch_id, members, ran)
         steering = self._engine.steering
         if steering is not None:

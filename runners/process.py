@@ -85,7 +85,7 @@ class RunnerProcess:
             os.close(event_write)
         self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
         self._writer.send(self._job)
-        self.ready = self._await("ready", None, LOAD_TIMEOUT_S)
+        self.ready = self._await("ready", None, None, LOAD_TIMEOUT_S)
         return self.ready
 
     def command(
@@ -94,7 +94,7 @@ class RunnerProcess:
         """Send a command and wait for its end; other messages go to ``on_event``."""
         assert self._writer is not None, "start() comes first"
         self._writer.send({"do": do, **more})
-        return self._await("done", on_event, timeout_s)
+        return self._await("done", do, on_event, timeout_s)
 
     def replay(self, folder: Path, *, on_event: OnEvent | None = None) -> Any:
         """Replay the schedule in ``folder`` and record into it."""
@@ -108,7 +108,7 @@ class RunnerProcess:
 
     def wait_for_end(self, on_event: OnEvent | None = None, timeout_s: float = 15.0) -> Any:
         """Wait for the end of the command that :meth:`interrupt` cut short."""
-        return self._await("done", on_event, timeout_s)
+        return self._await("done", None, on_event, timeout_s)
 
     def pause(self) -> None:
         """Stop the whole process, so that it takes nothing from the one that is being measured."""
@@ -139,7 +139,11 @@ class RunnerProcess:
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, number)
 
-    def _await(self, wanted: str, on_event: OnEvent | None, timeout_s: float | None) -> Any:
+    def _await(self, wanted: str, do: str | None, on_event: OnEvent | None, timeout_s: float | None) -> Any:
+        """The next message of a kind; the end of an earlier command, which nobody waits for any more, is passed over.
+
+        :param do: the command that it must be the end of; ``None`` for any.
+        """
         assert self._reader is not None and self._process is not None, "start() comes first"
         quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
         heard = time.monotonic()
@@ -147,7 +151,9 @@ class RunnerProcess:
             while self._heard:
                 message = self._heard.popleft()
                 if message["event"] == wanted:
-                    return message
+                    if do in (None, message.get("do")):
+                        return message
+                    continue
                 if message["event"] == "failed":
                     raise self._failure(message)
                 if on_event is not None:

@@ -69,7 +69,7 @@ class RunFacts:
             "minor_faults": faults[0] - self._faults[0],
             "major_faults": faults[1] - self._faults[1],
             "available_bytes": available_bytes(),
-            "model_bytes": model_bytes([instance.model for instance in service.models.instances]),
+            "model_bytes": model_bytes([service.uncaptured(instance).model for instance in service.models.instances]),
             "allocator": loaded_allocator(),
             "prefaulted_bytes": service.process.prefaulted_bytes,
             "prefault_kept_bytes": service.process.kept_bytes,

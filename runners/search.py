@@ -244,7 +244,7 @@ class Search:
             self._replayed += 1
             ids, alone = tuple(each.fix for each in others), self._bench.room.alone_with([self._by_id[step.fix]])
             without = self._bench.arm(f"without-{step.fix}", settings, ids, alone=alone)
-            run = partial(self._bench.screen, without, base, [], cold=False, look=False)
+            run = partial(self._bench.screen, without, base, [], cold=False, look=False, made=without)
             try:
                 pairs = self._bench.apart_if_need_be(without, run)
             except LatfixError as error:

@@ -122,7 +122,9 @@ class Service:
         started = time.perf_counter()
         inputs = self._representative(traffic, wanted)
         self._keep_smallest(inputs)
-        for instance in self.models.distinct():
+        # On a device each worker has streams and buffers of its own, whoever's model it runs.
+        on_device = self.models.instances[0].accelerator is not None
+        for instance in self.models.instances if on_device else self.models.distinct():
             as_worker(self.settings, partial(self._run_sizes, instance, inputs))
         self.warmup.shapes += len(inputs)
         self.warmup.seconds += time.perf_counter() - started
@@ -243,6 +245,9 @@ class Service:
             raise RunnerError(
                 f"backend = {self.settings.backend!r}: the model is not converted yet; warm_shapes() comes first"
             )
+        accelerator = self.models.instances[0].accelerator
+        if accelerator is not None:  # those of the threads before, which have ended
+            accelerator.forget_workspaces()
         for instance in self.models.instances:
             instance.calls.reset()
         for graphed in self.models.graphed():
@@ -332,7 +337,7 @@ class Service:
         }
         if self.settings.backend == "torch":
             found["capability"] = device_capability(self.models.device)
-            found |= weight_kinds(self._uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
+            found |= weight_kinds(self.uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
         if self.settings.compile != "off":
             found |= compiler_evidence(self.models.graphs)
         if profiled:
@@ -347,7 +352,7 @@ class Service:
         ``linear_ms`` and ``few_row_products`` are of a middling request alone; they are left out where the layers are
         not the model's own any more, or none is there.
         """
-        found = self.evidence(traffic)
+        found = self.evidence(traffic, profiled=False)
         settings = self.settings
         plain = settings.compile == "off" and settings.backend == "torch" and settings.precision == "default"
         inputs = self._representative(traffic, 1)
@@ -369,7 +374,7 @@ class Service:
 
         :param batches: positions in the schedule; by default, requests of several sizes, alone and in full batches.
         """
-        instance = self._uncaptured(self.models.instances[0])
+        instance = self.uncaptured(self.models.instances[0])
         if instance.accelerator is None:
             return {}
         found: list[dict[str, Any]] = []
@@ -398,7 +403,7 @@ class Service:
                 for size in sorted({1, self.settings.max_batch_size}):
                     yield [value] * size
 
-    def _uncaptured(self, instance: ModelInstance) -> ModelInstance:
+    def uncaptured(self, instance: ModelInstance) -> ModelInstance:
         """The instance with the model that its graphs were captured of: the same operators, issued one by one."""
         graphed = self.models.graphed()
         return replace(instance, model=graphed[0].original) if graphed else instance
@@ -411,7 +416,7 @@ class Service:
         inputs = self._representative(traffic, 1)
         if not inputs:
             return None
-        instance = self._uncaptured(self.models.instances[0])
+        instance = self.uncaptured(self.models.instances[0])
         # Hooks on a compiled model would compile it again, and a converted one has no modules.
         plain = self.settings.compile == "off" and self.settings.backend == "torch"
         try:

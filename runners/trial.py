@@ -54,6 +54,8 @@ class Trials:
         ids = tuple(fix.id for fix, _ in applied)
         label = ids[0] if len(ids) == 1 else "together"
         bench = self._bench
+        if failure := bench.broken.get((*base.fixes, *ids)):
+            return _did_not_run(applied, "not_effective", f"the service did not run with it: {failure}"), None
         alone = bench.room.alone_with([fix for fix, _ in applied])
         candidate = bench.arm(label, settings, (*base.fixes, *ids), alone=alone)
         try:
@@ -63,10 +65,7 @@ class Trials:
             status, reason = "not_effective", f"the service did not run with it{itself}: {error.message}"
             if base.failed:
                 status, reason = "undecided", f"the service did not run without it: {error.message}"
-            group = ids if len(ids) > 1 else ()
-            steps = [
-                Step(fix=fix.id, status=status, reason=reason, settings=way, together=group) for fix, way in applied
-            ]
+            steps = _did_not_run(applied, status, reason)
         kept = [step for step in steps if step.status == "kept"]
         if kept and len(kept) == len(steps):
             bench.room.adopt(candidate)
@@ -164,6 +163,11 @@ class Trials:
             pairs = self._bench.screen(base, candidate, pairs, cold=False)
             status, reason = decide(compare_windows(pairs, self._bench.seed))
         return pairs, status, reason
+
+
+def _did_not_run(applied: list[tuple[Fix, Change]], status: str, reason: str) -> list[Step]:
+    group = tuple(fix.id for fix, _ in applied) if len(applied) > 1 else ()
+    return [Step(fix=fix.id, status=status, reason=reason, settings=way, together=group) for fix, way in applied]
 
 
 def no_gain_by_forecast(predicted: Prediction | None, enough: float) -> str:

@@ -115,7 +115,7 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
     """
     flights = None
     if instance.accelerator is not None:
-        flights = Flights(instance, DeviceClock(), StageRecorder(1), overlap=settings.overlap, ready=2)
+        flights = Flights(instance, DeviceClock(), StageRecorder(1), overlap=settings.overlap)
 
     def once(value: Any, size: int) -> int:
         try:

@@ -151,7 +151,7 @@ class Worker:
         self._delays: Delays
         self._ready, self._failure = threading.Event(), ""
         self._in_inference_mode: Callable[[], bool]
-        self.keeper = Keeper(engine.settings, instance, number)
+        self.keeper = Keeper(engine.settings, instance, number, engine.device_memory)
         #: Memory of the device that it took and let go before its first batch; ``None`` where none was asked for.
         self.reserved: Reserved | None = None
         #: Threads that its operators run on; 0 before it has started.
@@ -170,7 +170,7 @@ class Worker:
     @property
     def events_added(self) -> int:
         """Sets of a device's events that had to be made while requests waited."""
-        return self._flights.events.grown if self._flights is not None else 0
+        return self._flights.events_added if self._flights is not None else 0
 
     def start(self) -> None:
         """Start the thread; returns when it stands before the queue.
@@ -183,8 +183,10 @@ class Worker:
             raise RunnerError(f"worker {self.number} could not be set up: {self._failure}")
 
     def join(self) -> None:
-        """Wait for the thread's end."""
+        """Wait for the thread's end, and read what its last batches left to be read."""
         self._thread.join()
+        if self._flights is not None:
+            self._flights.resolve()
 
     def _run(self) -> None:
         try:
@@ -261,10 +263,13 @@ class Worker:
         peak = steering.peak if steering is not None else None
         if peak is not None:
             peak.begin()
+        ran = None
         try:
             ran = self._execute(batch_id, live)
         except USER_ERRORS as error:
-            return self._retry(batch_id, live, error)
+            failure = describe(error)
+        if ran is None:  # out of the handler: what is raised holds the failed batch's inputs and activations
+            return self._retry(batch_id, live, failure)
         need = peak.need_bytes() if peak is not None else 0
         end = self._finish(batch_id, live, ran)
         if steering is not None:
@@ -286,27 +291,35 @@ class Worker:
                 live.append(member)
         return live
 
-    def _retry(self, batch_id: int, members: list[Waiting], error: BaseException) -> int:
-        """A batch failed: run its members one by one, so that only the guilty one fails."""
+    def _retry(self, batch_id: int, members: list[Waiting], failure: str) -> int:
+        """A batch failed: run its members one by one, so that only the guilty one fails.
+
+        To be called when nothing holds the error any more: the memory of the batch would not be free for its members.
+
+        :param failure: what was raised, in words.
+        """
         recorder = self._engine.recorder
         now = time.perf_counter_ns()
         stamps = dict.fromkeys(("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns"), now)
         if len(members) == 1:
             recorder.batch_values(batch_id, {name: now for name in stamps if not recorder.batch[name][batch_id]})
-            self._end(members[0], Status.ERROR, f"the model raised {describe(error)}", now)
+            self._end(members[0], Status.ERROR, f"the model raised {failure}", now)
             recorder.batch_done(batch_id, now)
             return now
         recorder.batch_values(batch_id, {**stamps, "retried": 1})
         recorder.batch_done(batch_id, now)
         for member in members:
-            single = self._open([member], now, now, now, retried=True)
-            try:
-                ran = self._execute(single, [member])
-            except USER_ERRORS as own:
-                now = self._retry(single, [member], own)
-            else:
-                now = self._finish(single, [member], ran)
+            now = self._serve_single(self._open([member], now, now, now, retried=True), member)
         return now
+
+    def _serve_single(self, batch_id: int, member: Waiting) -> int:
+        """A batch of one that is not tried again."""
+        ran = None
+        try:
+            ran = self._execute(batch_id, [member])
+        except USER_ERRORS as error:
+            failure = describe(error)
+        return self._retry(batch_id, [member], failure) if ran is None else self._finish(batch_id, [member], ran)
 
     def _open(self, members: list[Waiting], open_ns: int, close_ns: int, free_ns: int, *, retried: bool) -> int:
         recorder = self._engine.recorder

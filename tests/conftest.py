@@ -20,8 +20,26 @@ from latfix.profilers.fragmentation.policy import OutOfMemory
 WriteWorkload = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]
 
-#: Folders of tests that measure no time, besides what lies at the top: they may share the machine with each other.
-_BESIDE_OTHERS = ("cli", "reports", "traffic", "profilers/attribution", "runners/optimizer", "runners/fixes")
+#: Folders and files of tests that measure no time, besides what lies at the top: they may share the machine with each
+#: other.
+_BESIDE_OTHERS = (
+    "cli",
+    "reports",
+    "traffic",
+    "sample_workloads",
+    "profilers/attribution",
+    "profilers/fragmentation",
+    "runners/checkup",
+    "runners/fixes",
+    "runners/optimizer",
+    "runners/tensorrt",
+    "runners/test_compiled.py",
+    "runners/test_converted.py",
+    "runners/test_model.py",
+    "runners/test_model_commands.py",
+    "e2e/test_failures.py",
+    "e2e/test_kill.py",
+)
 
 PLAIN_ADAPTER = """
 import torch
@@ -39,9 +57,9 @@ class Plain(Workload):
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Mark what must have the machine to itself: every test but those that are known to measure no time."""
     here = Path(__file__).parent
-    beside = {here, *(here / name for name in _BESIDE_OTHERS)}
+    beside = {here / name for name in _BESIDE_OTHERS}
     for item in items:
-        if item.path.parent not in beside:
+        if item.path.parent != here and beside.isdisjoint([item.path, *item.path.parents]):
             item.add_marker(pytest.mark.alone)
 
 

@@ -37,14 +37,17 @@ def about(found: Findings) -> None:
     from latfix.runners.session import versions
 
     found.put("cuda", torch.cuda.is_available())
-    found.put("machine", machine())
+    found.put("machine", machine("cuda"))
     known = versions()
     for name in ("triton", "torchao", "torch-tensorrt", "tensorrt", "nvidia-ml-py", "typer", "pytest"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             known[name] = metadata.version(name)
     if torch.cuda.is_available():
-        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        known |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn), "driver": _driver()}
+        try:
+            cudnn = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # another version than torch was built with
+            cudnn = f"refused: {' '.join(str(error).split())}"
+        known |= {"cuda": str(torch.version.cuda), "cudnn": cudnn, "driver": _driver()}
     found.put("versions", known)
 
 

@@ -61,6 +61,9 @@ class Accelerator(Protocol):
     def synchronize(self) -> None:
         """Wait, on the host, until everything that was put into any of its streams has run."""
 
+    def forget_workspaces(self) -> None:
+        """Give back what libraries keep for each pair of a thread and a stream, on all devices."""
+
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
         """Put this thread's work into ``stream`` meanwhile."""
 
@@ -114,6 +117,15 @@ class CudaAccelerator:
     def synchronize(self) -> None:
         """As ``torch.cuda.synchronize``."""
         self._torch.cuda.synchronize(self.device)
+
+    def forget_workspaces(self) -> None:
+        """Those of cuBLAS: torch keeps one for each handle and stream, for good, and new threads take the handles of
+        ended ones in any order.
+
+        The memory stays with the stream that it was allocated in: the next workspace there finds it, after all work
+        that still uses it.
+        """
+        self._torch._C._cuda_clearCublasWorkspaces()
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
         """As ``torch.cuda.stream``: also makes the stream's device the current one."""

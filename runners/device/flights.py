@@ -1,7 +1,8 @@
 """Batches on their way through a device: copied in, computed, copied out, without the host waiting in between.
 
-Six events mark a flight: begin and end of the copy in, of the compute, of the copy out. They are read when the batch
-has landed and its requests are on their way back, never by waiting for them, and give the stages their boundaries.
+Events mark begin and end of a flight's copy in, of its compute and of its copy out: six, or four where all go through
+one stream. They are read when the batch has landed and its requests are on their way back, never by waiting for them,
+and give the stages their boundaries.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from latfix.runners.adapter import call_model
 from latfix.runners.compute import Collated
 from latfix.runners.device.accelerator import Accelerator, Event
 from latfix.runners.device.clock import DeviceClock
-from latfix.runners.device.event_pool import EventPool
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,6 @@ class Flights:
     :param clock: of the device, shared by all workers on it.
     :param overlap: copies go through streams of their own, beside the compute of another batch.
     :param blocking: waiting for a flight leaves the core to others; without, it spins, which ends sooner.
-    :param ready: sets of events to make beforehand.
     """
 
     def __init__(
@@ -82,29 +81,35 @@ class Flights:
         *,
         overlap: bool,
         blocking: bool = False,
-        ready: int = _READY,
     ) -> None:
+        from latfix.runners.device.graphs import GraphedModel
+
         assert instance.accelerator is not None and instance.lane is not None, "on the host nothing flies"
         self._accelerator: Accelerator = instance.accelerator
         self._instance = instance
         self._clock = clock
         self._recorder = recorder
         self._overlap = overlap
-        self._graphs = getattr(instance.model, "facts", None)
+        self._graphs = instance.model.facts if isinstance(instance.model, GraphedModel) else None
         self.compute = instance.lane.compute
         self._copy_in, self._copy_out = instance.lane.copies() if overlap else (self.compute, self.compute)
-        with self._accelerator.using(self.compute):
-            self.events = EventPool(self._accelerator, self.compute, 6, ready, blocking=blocking)
+        self._events = instance.lane.events(size=6, ready=_READY, blocking=blocking)
+        self._grown = self._events.grown
         self._landed: deque[Flight] = deque()
         self._resolving = threading.Lock()
         recorder.resolvers.append(self.resolve)
+
+    @property
+    def events_added(self) -> int:
+        """Sets of events that had to be made while requests waited."""
+        return self._events.grown - self._grown
 
     def launch(self, batch_id: int, collated: Collated) -> Flight:
         """Enqueue a batch; returns when the host has put all of it into the streams.
 
         From pageable memory, and to it, the host waits for the copies: the streams do not run ahead then.
         """
-        flight = Flight(batch_id, self.events.take(), time.perf_counter_ns(), collated.memory)
+        flight = Flight(batch_id, self._events.take(), time.perf_counter_ns(), collated.memory)
         try:
             self._enqueue(flight, collated.batch)
         except BaseException:
@@ -154,7 +159,7 @@ class Flights:
             with contextlib.suppress(RuntimeError):
                 stream.synchronize()
         flight.held.clear()
-        self.events.give_back(flight.events)
+        self._events.give_back(flight.events)
 
     def land(self, flight: Flight) -> Any:
         """Wait for a flight; returns its outputs, on the host."""
@@ -192,7 +197,7 @@ class Flights:
             # In one stream each part begins where the one before has ended.
             marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
             marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
-            self.events.give_back(events, lost=kept)
+            self._events.give_back(events, lost=kept)
             found.append((flight, marks))
             if count > _READ_AT_ONCE:
                 time.sleep(0)  # reading holds the interpreter's lock: whoever serves comes first

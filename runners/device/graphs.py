@@ -240,12 +240,11 @@ class GraphedModel(torch.nn.Module):
                 f"cuda_graphs: capturing a batch of {_in_words(_shapes(tensors))} raised {describe(error)}; a model "
                 "that reads numbers on the host (.item()), or whose work depends on them, cannot be captured"
             ) from error
-        for one, other in zip(expected, made, strict=True):
-            if not torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3, equal_nan=True):
-                raise RunnerError(
-                    f"cuda_graphs: a captured batch of {_in_words(_shapes(tensors))} answers something else than "
-                    "the model; use cuda_graphs = false"
-                )
+        if len(expected) != len(made) or not all(map(_same, expected, made)):
+            raise RunnerError(
+                f"cuda_graphs: a captured batch of {_in_words(_shapes(tensors))} answers something else than "
+                "the model; use cuda_graphs = false"
+            )
         return Bucket(inputs=inputs, outputs=made, structure=structure, replay=replay)
 
     def _fitting(self, tensors: Sequence[torch.Tensor], names: Any) -> Bucket | None:
@@ -307,6 +306,12 @@ def _fill(place: torch.Tensor, tensor: torch.Tensor) -> None:
         inner.copy_(tensor)
     if rows < place.shape[0]:
         place[rows:].copy_(place[:1].expand_as(place[rows:]))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one.float(), other.float(), rtol=1e-2, atol=1e-3, equal_nan=True
+    )
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from latfix.runners.device.accelerator import Accelerator, Stream
+from latfix.runners.device.event_pool import EventPool
 
 if TYPE_CHECKING:
     from latfix.runners.device_allocator import Reserved
@@ -28,6 +29,19 @@ class Lane:
         self.compute = accelerator.stream()
         self._copies: tuple[Stream, Stream] | None = None
         self.reserved: Reserved | None = None
+        self._events: dict[bool, EventPool] = {}
+
+    def events(self, *, size: int, ready: int, blocking: bool) -> EventPool:
+        """Sets of events, for whoever uses the lane now.
+
+        An engine that had its own would leave thousands to the collector, each ended by a call of the driver.
+
+        :param blocking: as of :class:`EventPool`, which has the other parameters, too.
+        """
+        if blocking not in self._events:
+            with self._accelerator.using(self.compute):
+                self._events[blocking] = EventPool(self._accelerator, self.compute, size, ready, blocking=blocking)
+        return self._events[blocking]
 
     def copies(self) -> tuple[Stream, Stream]:
         """Streams for copies in and out beside the compute of another batch."""

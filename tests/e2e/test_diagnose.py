@@ -247,8 +247,9 @@ def test_the_report_is_of_this_run(loud: Run, cli: Cli, tmp_path: Path) -> None:
 
 
 def test_gates_turn_it_into_an_exit_code(loud: Run, cli: Cli) -> None:
-    assert cli("report", loud.folder, "--gate", "p50<60s")[0] == 0
-    assert cli("report", loud.folder, "--gate", "p50<1us")[0] == 1
+    known = loud.document["trustworthy"]  # where the machine kept the replayer from its times, no gate is judged
+    assert cli("report", loud.folder, "--gate", "p50<60s")[0] == (0 if known else 3)
+    assert cli("report", loud.folder, "--gate", "p50<1us")[0] == (1 if known else 3)
 
 
 SLOW = """

@@ -168,6 +168,7 @@ class SimulatedAccelerator:
     uploads: list[bool] = field(default_factory=list)
     downloads: list[bool] = field(default_factory=list)
     telling: bool = False
+    forgotten: int = 0
     streams: list[SimulatedStream] = field(default_factory=list)
     busy: list[tuple[str, int, int]] = field(default_factory=list)
     _pinned: set[int] = field(default_factory=set)
@@ -187,6 +188,9 @@ class SimulatedAccelerator:
     def synchronize(self) -> None:
         for stream in self.streams:
             stream.synchronize()
+
+    def forget_workspaces(self) -> None:
+        self.forgotten += 1
 
     @property
     def current(self) -> SimulatedStream:

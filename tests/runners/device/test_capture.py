@@ -65,6 +65,8 @@ class PlainAccelerator:
 
     def synchronize(self) -> None: ...
 
+    def forget_workspaces(self) -> None: ...
+
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
         before, self.current = self.current, stream

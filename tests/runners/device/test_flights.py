@@ -223,14 +223,14 @@ def test_buffers_and_events_are_there_before_and_used_again() -> None:
     # Two batches under way at most; answers are held until they are finished.
     assert served.staging.misses <= 3 and served.staging.hits >= 40
     flights = served.engine.workers[0]._flights
-    assert flights is not None and flights.events.grown == 0
+    assert flights is not None and flights.events_added == 0
 
 
 def test_events_come_back_where_nobody_writes_the_record() -> None:
     """As in the measurement of accuracy: thousands of batches, and no rows are ever asked for before the end."""
     served = Served(700, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
     flights = served.engine.workers[0]._flights
-    assert flights is not None and flights.events.grown == 0 and len(served.batches) == 700
+    assert flights is not None and flights.events_added == 0 and len(served.batches) == 700
     assert (served.batches["device_ns"] > 0).all()
 
 

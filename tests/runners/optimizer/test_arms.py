@@ -72,7 +72,7 @@ def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
     arm: Arm, monkeypatch: pytest.MonkeyPatch, device: str, how: str
 ) -> None:
     monkeypatch.setattr(FakeProcess, "device", device)
-    monkeypatch.setattr("latfix.runners.arms.device_profile", lambda *_: {})
+    monkeypatch.setattr("latfix.runners.arms.device_profile", lambda *_: {"device_profile": []})
     arm.ask("pace")
     arm.ask("evaluate")
     assert arm.loaded and not arm.profiled
