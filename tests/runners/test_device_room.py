@@ -75,6 +75,24 @@ def test_one_fix_that_finds_no_room_is_that_fix_s_and_two_are_the_device_s() -> 
     assert [room.alone_with([_fix("third")]), room.alone] == ["no", "no"]
 
 
+def test_a_service_with_less_that_finds_no_room_ends_the_sharing() -> None:
+    """Its fixes are among those that stand: there is none to learn from."""
+    room = DeviceRoom()
+    room.begin(_record())
+    room.adopt(_arm("kept", "other"))
+    room.crowd(_arm("kept"), "why")
+    assert room.alone == "why"
+
+
+def test_a_second_device_may_be_the_one_without_room() -> None:
+    roomy = _record().meta["device_memory"]
+    full = {**roomy, "reserved_peak_bytes": 60 * _GIB}
+    assert no_room(_record(others={"cuda:1": roomy})) == ""
+    assert "both services do not fit on cuda:1 (one holds 63,488 MiB" in no_room(_record(others={"cuda:1": full}))
+    later = _record(others={"cuda:1": full})
+    assert "cuda:1" in no_room(_record(others={"cuda:1": roomy}), later)
+
+
 def test_only_what_must_not_be_there_has_to_go() -> None:
     room = DeviceRoom()
     one, other, alone = _arm(), _arm(), _arm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -184,6 +185,23 @@ def test_a_failed_batch_is_marked_and_its_members_run_one_by_one() -> None:
     assert rows["retried"].tolist() == [1] * 5
     assert sorted(rows["size"].tolist()) == [1, 1, 1, 1, 4]
     assert len(set(served.rows["batch_id"].tolist())) == 4, "each request's row names the batch that served it"
+
+
+def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
+    """After an error for want of memory it would otherwise find as little as before."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        activations = x * 2
+        if len(x) > 1:
+            made.append(weakref.ref(activations))
+            raise MemoryError("all of it is taken")
+        alive.append(made[0]() is not None)
+        return activations
+
+    served = Served(_requests(4), model=model)
+    assert served.statuses() == ["ok"] * 4 and alive == [False] * 4
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -129,6 +131,23 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
 
 
 @pytest.mark.e2e
+def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Path) -> None:
+    """A profile that took too long ends while the next command is waited for."""
+    process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
+    process._reader, process._process = mock.Mock(ended=False), mock.Mock()
+    process._writer = mock.Mock()
+    process._heard.extend(
+        [
+            {"event": "done", "do": "device_profile", "profile": {}},
+            {"event": "status", "done": 1},
+            {"event": "done", "do": "evaluate", "score": 0.5},
+        ]
+    )
+    told: list[Any] = []
+    assert process.command("evaluate", on_event=told.append)["score"] == 0.5
+    assert [event["event"] for event in told] == ["status"]
+
+
 def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, write_workload: WriteWorkload) -> None:
     # GIVEN a replay of a quarter of an hour
     rows = [{"arrival_s": k * 90.0} for k in range(10)]

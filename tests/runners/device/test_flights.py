@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -80,7 +81,7 @@ class Served:
                 instance.staging = Staging(self.device)
                 instance.collate = instance.staging.collate
             instances.append(instance)
-        self.staging = instances[0].staging
+        self.instances, self.staging = instances, instances[0].staging
         requests = [Request(id=str(k), arrival_s=0.0) for k in range(count)]
         self.engine = engine = Engine(
             adapter=self.adapter,
@@ -207,6 +208,43 @@ def test_a_request_that_the_model_cannot_take_fails_alone() -> None:
     assert "too long" in served.outcomes[8].error
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_memory_of_a_batch_that_failed_is_free_when_its_members_run(overlap: bool) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def refuse(rows: torch.Tensor) -> None:
+        if len(rows) > 1:
+            activations = rows + 1
+            made.append(weakref.ref(activations))
+            raise MemoryError(f"no room beside {tuple(activations.shape)}")
+        alive.append(any(each() is not None for each in made))
+
+    served = Served(12, model=Model(refuse), overlap=overlap)
+    assert served.wrong() == [] and made and not any(alive)
+
+
+def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
+    """Its own would be left to the collector by the thousand, and ended in the middle of somebody's request."""
+    served = Served(40, speeds=Speeds(operator=0.0005))
+    (instance,) = served.instances
+    assert instance.lane is not None
+    pool = instance.lane.events(size=6, ready=1, blocking=False)
+    flights = served.engine.workers[0]._flights
+    assert flights is not None and flights._events is pool
+    assert len(pool._free) == 256, "what its last batches had is back, too"
+    assert instance.lane.events(size=6, ready=1, blocking=True) is not pool
+
+
+def test_a_model_may_have_facts_of_its_own() -> None:
+    """As a captured one has."""
+
+    class Informed(Model):
+        facts = ("of whatever it is about",)
+
+    assert Served(8, model=Informed()).wrong() == []
+
+
 def test_a_device_that_fails_is_told_in_every_request() -> None:
     class Faulty(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -245,8 +283,8 @@ def test_a_batch_that_lands_has_few_others_read(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Flights, "_read", read)
     Served(500, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
-    # What is left at the end is read when the record is written.
-    assert sum(counts) == 500 and max(counts[:-2]) == 2 and len(counts) > 100
+    # What is left at the end is read when the thread has ended; the record's writer finds nothing more.
+    assert sum(counts) == 500 and counts[-2:] == [0, 0] and max(counts[:-3]) == 2 and len(counts) > 100
 
 
 def test_a_model_that_waits_for_the_device_is_not_ahead_of_it() -> None:

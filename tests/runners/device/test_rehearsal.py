@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,9 +15,11 @@ from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.device.staging import Staging
 from latfix.runners.engine import Engine
+from latfix.runners.service import Service
 from latfix.runners.warm_up import rehearsal
 from latfix.runners.worker import ModelInstance, Outcome
 from latfix.settings import RunnerSettings
+from latfix.traffic.model import Traffic
 from latfix.workload import Workload
 from tests.runners.device.simulated import SimulatedAccelerator, Speeds
 
@@ -95,6 +99,32 @@ def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> Non
     assert len(device.streams) == streams, "memory that was warmed up belongs to the streams of then"
     # An answer may be held by its request while the next batch lands.
     assert staging.misses == before[0] and staging.answer_misses <= before[1] + 1
+
+
+def test_workers_that_share_a_model_are_warmed_up_each(tmp_path: Path) -> None:
+    """Streams, and the memory that belongs to them, are a worker's own."""
+    device = SimulatedAccelerator()
+    (tmp_path / "adapter.py").write_text(
+        "import torch\nfrom latfix import Workload\n"
+        "class Plain(Workload):\n"
+        "    def load(self, device):\n        return torch.nn.ReLU()\n"
+        "    def prepare(self, request):\n        return torch.ones(3, 4)\n"
+    )
+    settings = RunnerSettings(device="cpu", workers=2, shared_model=True, warmup_shapes=2, max_batch_size=2)
+    service = Service(tmp_path, "adapter:Plain", settings)
+    service.load()
+    instances = service.models.instances
+    assert len(instances) == 2 and len(service.models.distinct()) == 1
+    stagings = [Staging(device) for _ in instances]
+    for instance, staging in zip(instances, stagings, strict=True):
+        instance.place_on(device)
+        instance.staging, instance.collate = staging, staging.collate
+    service.warm_shapes(Traffic.plain(np.zeros(3, np.int64)))
+    assert [staging.misses > 0 and staging.answer_misses > 0 for staging in stagings] == [True, True]
+    assert device.forgotten == 0
+    service.predict([Request(id="0", arrival_s=0.0)])
+    assert device.forgotten == 1, "threads that come later take other handles, with workspaces of their own"
+    service.release()
 
 
 def test_what_an_instance_runs_beside_requests_is_done_when_it_ends() -> None:

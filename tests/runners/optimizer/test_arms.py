@@ -66,8 +66,28 @@ def test_an_arm_whose_process_died_starts_another(arm: Arm, tmp_path: Path) -> N
     assert second.said == ["start", "resume", "evidence", "pause"]
 
 
+@pytest.mark.parametrize(
+    ("found", "goes_on"),
+    [
+        ({"device_profile": [], "device_profile_failure": "CUPTI refused"}, True),
+        ({"device_profile_failure": "the runner has said nothing for 120 s"}, False),
+    ],
+)
+def test_a_profile_that_never_came_ends_the_process(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], goes_on: bool
+) -> None:
+    """It hangs in the profiler, or is gone: whoever asks it next would wait for nothing."""
+    monkeypatch.setattr(FakeProcess, "device", "cuda:0")
+    monkeypatch.setattr("latfix.runners.arms.device_profile", lambda *_: found)
+    record: Any = SimpleNamespace(meta={"device": "cuda:0"})
+    assert arm.profile(record) == found
+    assert arm.loaded == goes_on
+    arm.ask("evaluate")
+    assert len(FakeProcess.made) == (1 if goes_on else 2)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-@pytest.mark.parametrize("how", ["evidence", "facts", "profile"])
+@pytest.mark.parametrize("how", ["evidence", "profile"])
 def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
     arm: Arm, monkeypatch: pytest.MonkeyPatch, device: str, how: str
 ) -> None:

@@ -175,6 +175,30 @@ def test_what_does_not_run_alone_either_leaves_the_others_as_they_were(search: A
     assert "ran alone" not in world.step(outcome, "A").reason and not outcome.notes
 
 
+@pytest.mark.usefixtures("forecast")
+@pytest.mark.parametrize("device", [False, True])
+def test_what_does_not_run_is_built_no_more_often_than_that_takes_to_know(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch, device: bool
+) -> None:
+    """Once beside the other service, once alone: a conversion that cannot work takes minutes each time."""
+    if device:
+        world.on_device(ROOMY)
+    world.broken, world.paces = {"BROKEN"}, {"A": 0.5}
+    built: list[str] = []
+    running = world.arm_class.running
+
+    def counted(arm: Any) -> None:
+        if "BROKEN" in arm.settings.env:
+            built.append(arm.label)
+        running(arm)
+
+    monkeypatch.setattr(world.arm_class, "running", counted)
+    outcome = search(world.fix("BROKEN", 0.5, compute=0.5), world.fix("A", 0.5, compute=0.5))
+    assert built == ["scout-a.BROKEN"] * (2 if device else 1)
+    assert world.statuses(outcome) == {"a.BROKEN": "not_effective", "a.A": "kept"}
+    assert "the service did not run with it: it does not load" in world.step(outcome, "BROKEN").reason
+
+
 def test_one_that_stalls_alone_is_compared_alone(search: Any, world: Any) -> None:
     """The device refused memory in the baseline, and there was more of it later: it may refuse again."""
     device = world.on_device(80.0, model=70.0, work=20.0)

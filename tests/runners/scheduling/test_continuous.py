@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,6 +207,32 @@ def test_only_the_guilty_one_fails(where: str, error: BaseException) -> None:
     assert statuses == ["OK"] * 5 + ["ERROR"] + ["OK"] * 2
     assert type(error).__name__ in served.outcomes[5].error
     assert [served.outcomes[k].output for k in (0, 4, 6)] == [0.0, 20.0, 18.0]
+
+
+@pytest.mark.parametrize("where", ["join", "done", "step", "leave"])
+def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -> None:
+    model = Counter()
+    states: list[weakref.ref[Counting]] = []
+    alive: list[bool] = []
+    start = model.start
+
+    def started(x: torch.Tensor) -> Counting:
+        state = start(x)
+        states.append(weakref.ref(state))
+        return state
+
+    def fails(now: str, _numbers: Sequence[float]) -> None:
+        if now == where:
+            raise MemoryError("all of it is taken")
+        if now == "forward":
+            alive.append(any(state() is not None for state in states))
+
+    model.start, model.fails = started, fails  # type: ignore[method-assign]
+    served = Service([3, 2, 1, 2, 3], model)
+    served.send(*range(5))
+    served.end()
+    _answers(served)
+    assert alive and (where == "join" or not any(alive)), "those that were there before go on beside those that join"
 
 
 def test_steps_that_always_fail_leave_whole_batches() -> None:
