@@ -27,6 +27,26 @@ def _counting(device: Any) -> BatchCounters:
     return found
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_done_between_batches_is_no_batch_s(fake_cuda: Any, beside: bool) -> None:
+    """Beside a batch it cannot be told from what that one does: nothing of the batch's is lost."""
+    device = fake_cuda(100 * _MIB)
+    recorder, counters = StageRecorder(2), _counting(device)
+    held = []
+    if beside:
+        counters.enter()
+        held.append(device.allocate(12 * _MIB))
+    with counters.aside():
+        held.append(device.allocate(30 * _MIB))
+        assert counters.idle(lambda: True) is None, "nobody reads meanwhile"
+    if not beside:
+        counters.enter()
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    assert _row(recorder, 0)["device_allocs"] == (2 if beside else 0)
+    assert counters.idle(lambda: True)
+
+
 def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
     device = fake_cuda(100 * _MIB)
     recorder = StageRecorder(4)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from latfix.profilers.device_counters import Inside
 from latfix.profilers.host import ThreadCounters
 from latfix.profilers.recorder import EventLog, StageRecorder
 from latfix.request import Request
@@ -297,6 +299,24 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
         keeper.settle(ThreadCounters())
         assert len(threads) == expected
         assert keeper.resident.done.runs == 0, "that is not what is done while idle"
+
+
+def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
+    """A sampler that read the allocator meanwhile would wait for the driver with the interpreter's lock."""
+    asides: list[int] = []
+
+    class Memory(Inside):
+        @contextlib.contextmanager
+        def aside(self) -> Iterator[None]:
+            with super().aside():
+                asides.append(self._inside)
+                yield
+
+    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
+    engine.workers[0].keeper._memory = Memory()
+    serve(engine, recorder, 0)
+    until(lambda: engine.workers[0].keeper.resident.done.runs >= 3)
+    assert asides[:3] == [1, 1, 1]
 
 
 def test_hot_rows_are_touched_while_idle(start: Start) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from latfix.record import RunRecord
 from latfix.runners.bench import Bench
+from latfix.runners.device_room import DeviceRoom
 from latfix.runners.fixes import FIXES, Applied, Fix, Verified
 from tests.runners.optimizer.test_prediction import Known
 
@@ -197,6 +198,33 @@ def test_what_does_not_run_is_built_no_more_often_than_that_takes_to_know(
     assert built == ["scout-a.BROKEN"] * (2 if device else 1)
     assert world.statuses(outcome) == {"a.BROKEN": "not_effective", "a.A": "kept"}
     assert "the service did not run with it: it does not load" in world.step(outcome, "BROKEN").reason
+
+
+def test_after_a_resumption_the_kept_fixes_are_not_what_crowds(search: Any, world: Any) -> None:
+    """Of a service that finds no room, the new fix is to be blamed, not those that it stands on."""
+    world.on_device(45.0, more={"LARGE": 22.0, "HUGE": 23.0})
+    stopped: list[str] = []
+
+    def stop(arm: Any, _name: str) -> None:
+        if "LARGE" in arm.settings.env:
+            stopped.append(arm.label)
+            raise KeyboardInterrupt
+
+    world.on_replay = stop
+    fixes = [world.fix("KEPT", 0.5), world.fix("LARGE", 1.0), world.fix("HUGE", 1.0)]
+    assert world.statuses(search(*fixes)) == {"a.KEPT": "kept"} and stopped
+    world.on_replay = lambda *_: None
+    crowding: list[set[str]] = []
+    crowd = DeviceRoom.crowd
+
+    def noted(room: DeviceRoom, arm: Any, why: str) -> None:
+        crowd(room, arm, why)
+        crowding.append(set(room._crowding))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceRoom, "crowd", noted)
+        search(*fixes, resume=True)
+    assert crowding[0] == {"a.LARGE"}
 
 
 def test_one_that_stalls_alone_is_compared_alone(search: Any, world: Any) -> None:
