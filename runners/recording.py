@@ -112,7 +112,8 @@ class RecordedReplay:
             for name, found in _clocks(engine).items():
                 self._probe_lines[name] = (
                     f"{name}: events of {found['batches']} batches, on the host's clock within "
-                    f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events made beside those at hand"
+                    f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events made beside those at hand; "
+                    f"reading one took {found['read_us']:.3g} µs at most"
                 )
             deaths.check()
         return {
@@ -376,8 +377,13 @@ def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
     """By device, how many batches its clock was tied to the host's with, and how surely."""
     found: dict[str, dict[str, float]] = {}
     for device, clock in engine.clocks.items():
-        added = sum(worker.events_added for worker in engine.workers if worker.device == device)
-        found[device] = {"batches": clock.observed, "slack_us": clock.slack_ns / 1e3, "events_added": added}
+        workers = [worker for worker in engine.workers if worker.device == device]
+        found[device] = {
+            "batches": clock.observed,
+            "slack_us": clock.slack_ns / 1e3,
+            "events_added": sum(worker.events_added for worker in workers),
+            "read_us": max((worker.longest_read_ns for worker in workers), default=0) / 1e3,
+        }
     return found
 
 

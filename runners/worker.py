@@ -172,6 +172,11 @@ class Worker:
         """Sets of a device's events that had to be made while requests waited."""
         return self._flights.events_added if self._flights is not None else 0
 
+    @property
+    def longest_read_ns(self) -> int:
+        """The longest that reading the events of one batch took."""
+        return self._flights.longest_read_ns if self._flights is not None else 0
+
     def start(self) -> None:
         """Start the thread; returns when it stands before the queue.
 

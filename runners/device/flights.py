@@ -67,6 +67,7 @@ class Flight:
 class Flights:
     """Flights of one worker.
 
+    :ivar longest_read_ns: the longest that reading one flight's events took, with the interpreter's lock held.
     :param instance: its model, in whose streams they go.
     :param clock: of the device, shared by all workers on it.
     :param overlap: copies go through streams of their own, beside the compute of another batch.
@@ -95,6 +96,7 @@ class Flights:
         self._copy_in, self._copy_out = instance.lane.copies() if overlap else (self.compute, self.compute)
         self._events = instance.lane.events(size=6, ready=_READY, blocking=blocking)
         self._grown = self._events.grown
+        self.longest_read_ns = 0
         self._landed: deque[Flight] = deque()
         self._resolving = threading.Lock()
         recorder.resolvers.append(self.resolve)
@@ -193,12 +195,13 @@ class Flights:
         """Read the events of some flights, then place all of them by what their bounds say together."""
         found = []
         for flight in [self._landed.popleft() for _ in range(count)]:
-            events = flight.events
+            events, started = flight.events, time.perf_counter_ns()
             # In one stream each part begins where the one before has ended.
             marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
             marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
             self._events.give_back(events, lost=kept)
             found.append((flight, marks))
+            self.longest_read_ns = max(self.longest_read_ns, time.perf_counter_ns() - started)
             if count > _READ_AT_ONCE:
                 time.sleep(0)  # reading holds the interpreter's lock: whoever serves comes first
         for flight, marks in found:

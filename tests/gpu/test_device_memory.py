@@ -76,11 +76,11 @@ def test_calls_have_a_price_and_leave_the_cache_alone() -> None:
     costs = device_costs(_DEVICE)
     assert torch.cuda.memory_reserved(_DEVICE) == before, "torch's cache is as it was"
     assert costs, "libcudart was found, and the device has memory left"
-    assert 0 < costs["device_malloc_ns"] + 20 * costs["device_malloc_mib_ns"] < 1e9
+    assert 1e3 < costs["device_malloc_ns"] + 20 * costs["device_malloc_mib_ns"] < 5e7  # a microsecond to fifty ms
     assert costs["device_malloc_low_ns"] <= costs["device_malloc_ns"] <= costs["device_malloc_high_ns"]
     pages = device_costs(_DEVICE, "expandable_segments:True")
     assert torch.cuda.memory_reserved(_DEVICE) == before and set(pages) == set(costs)
-    assert 0 < pages["device_malloc_ns"] + 20 * pages["device_malloc_mib_ns"] < 1e9
+    assert 1e3 < pages["device_malloc_ns"] + 20 * pages["device_malloc_mib_ns"] < 5e7
 
 
 def test_a_refused_call_is_no_error_of_torchs_next_one() -> None:

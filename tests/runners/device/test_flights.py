@@ -269,6 +269,7 @@ def test_events_come_back_where_nobody_writes_the_record() -> None:
     served = Served(700, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
     flights = served.engine.workers[0]._flights
     assert flights is not None and flights.events_added == 0 and len(served.batches) == 700
+    assert 0 < flights.longest_read_ns == served.engine.workers[0].longest_read_ns
     assert (served.batches["device_ns"] > 0).all()
 
 
