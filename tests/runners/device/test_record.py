@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ from tests.runners.device.test_flights import Adapter, Model, Served
 
 #: Causes that a machine on which others run brings about.
 _MACHINES = ("host.", "python.", "cold.")
+
+
+@pytest.fixture(autouse=True)
+def _without_collections() -> Iterator[None]:
+    """A collection among all that a test run holds takes as long as ten batches, and these records know of none."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def _record(served: Served, **meta: Any) -> RunRecord:
