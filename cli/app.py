@@ -5,8 +5,9 @@ Nothing heavy is imported here: ``latfix --help`` must answer at once.
 
 from __future__ import annotations
 
-import os
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from latfix.cli.init import init
 from latfix.cli.optimize import optimize
 from latfix.cli.report import report
 from latfix.cli.selftest import selftest
+from latfix.cli.streams import asked_to_end_is_interrupted, discard, mend_streams, tell
 from latfix.cli.sweep import sweep
 from latfix.cli.traffic import traffic_app
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
@@ -61,6 +63,12 @@ app.add_typer(traffic_app, name="traffic")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code of the contract."""
+    mend_streams()
+    with asked_to_end_is_interrupted():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     # Typer brings its own copy of click, and offers these two nowhere else.
     from typer._click.exceptions import ClickException, NoArgsIsHelpError
 
@@ -72,27 +80,41 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_INPUT
     except ClickException as error:
         hint = "; see latfix --help" if error.exit_code == EXIT_INPUT else ""
-        sys.stderr.write(f"latfix: {_one_line(error.format_message())}{hint}\n")
+        tell(f"{_one_line(error.format_message())}{hint}")
         return EXIT_INPUT
     except LatfixError as error:
-        sys.stderr.write(f"latfix: {_one_line(error.message)}\n")
+        tell(_one_line(error.message))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("latfix: interrupted\n")
+        tell("interrupted")
         return EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit):  # rich's answer to a broken pipe is SystemExit
-        # Whoever read the output has gone, as head does; what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        discard(1)  # whoever read the output has gone, as head does
         return EXIT_INTERRUPTED
     except OSError as error:
-        sys.stderr.write(f"latfix: {_one_line(str(error.filename or 'output'))}: {error.strerror}\n")
+        if error.filename is None and not _somewhere():
+            tell("the working directory is not there any more; change to another one")
+            return EXIT_INPUT
+        tell(f"{_one_line(str(error.filename or 'output'))}: {error.strerror}")
         if error.filename is None:  # no file of the user's choice, but a full disk or the like
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            discard(1)
             return EXIT_RUNNER
         return EXIT_INPUT
+    except Exception:  # noqa: BLE001 - told whole, and with a code of its own
+        # A mistake of latfix's own. Python would end with 1, by which a gate says that it failed.
+        traceback.print_exc()
+        tell("this is a mistake in latfix: please report it with the lines above")
+        return EXIT_RUNNER
     if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
-        sys.stderr.write("latfix: interrupted\n")
+        tell("interrupted")
     return code if isinstance(code, int) else 0
+
+
+def _somewhere() -> bool:
+    try:
+        return Path.cwd().is_dir()
+    except FileNotFoundError:
+        return False
 
 
 def _one_line(message: str) -> str:

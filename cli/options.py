@@ -192,7 +192,8 @@ class JsonTarget:
 def see_that_it_can_be_written(option: str, where: str) -> None:
     """Look whether a file can be written, and leave it as it was.
 
-    :raises InputError: it cannot, or it is a database, such as a history; the line names the option.
+    :raises InputError: it cannot, or it holds what somebody recorded: a database, such as a history, traffic, a run;
+        the line names the option.
     """
     path = Path(where)
     try:
@@ -202,15 +203,40 @@ def see_that_it_can_be_written(option: str, where: str) -> None:
                 pass
             if not existed:
                 path.unlink()
-            elif os.access(path, os.R_OK) and _is_database(path):
-                raise InputError(f"{option}: found a database in {where}, which it would replace; name another file")
+            elif os.access(path, os.R_OK) and (found := _recorded_in(path)):
+                raise InputError(f"{option}: found {found} in {where}, which it would replace; name another file")
     except OSError as error:
         raise _refusal(option, where, error) from error
 
 
-def _is_database(path: Path) -> bool:
+#: Files whose names say that they are read, not reported into.
+_READ = (".toml", ".py", ".jsonl", ".csv", ".parquet", ".gz", ".pt", ".pth", ".pt2", ".onnx", ".engine")
+_LONGEST_LINE = 1 << 20
+#: By their first bytes, files that hold what no report can bring back.
+_SIGNATURES = {b"SQLite format 3\0": "a database", b"PAR1": "recorded rows", b"\x1f\x8b": "compressed rows"}
+_OF_A_RUN = re.compile(rb'"schema"\s*:\s*"latfix\.(?:run|search)/')
+
+
+def _recorded_in(path: Path) -> str:
+    """What a file holds that was recorded or written by somebody, in words; empty where it is a report, or empty."""
     with path.open("rb") as file:
-        return file.read(16) == b"SQLite format 3\0"
+        first = file.readline(_LONGEST_LINE)
+        begin = first + file.read(4096)
+    if not begin.strip():
+        return ""
+    for signature, words in _SIGNATURES.items():
+        if begin.startswith(signature):
+            return words
+    if path.suffix.lower() in _READ:
+        return f"a {path.suffix} file"
+    if _OF_A_RUN.search(begin):
+        return "a run's own record"
+    try:  # documents of latfix begin with a line that is a brace alone
+        alone = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        alone = False
+    several = len(begin) > len(first)
+    return "lines of JSON, as traffic is recorded" if alone and (several or b'"arrival_s"' in first) else ""
 
 
 def is_device(path: Path) -> bool:

@@ -42,20 +42,22 @@ def inspect_command(
     """Show what traffic looks like: rate over time, gaps, burstiness, features, and the kind of load."""
     from rich.console import Console
 
+    from latfix.cli.options import JsonTarget, see_that_it_can_be_written
     from latfix.reports.traffic import check_picture, draw_shape, render_shape
     from latfix.traffic.formats import read_traffic
     from latfix.traffic.mapping import parse_map_option
     from latfix.traffic.shape import describe
 
+    figures = JsonTarget.open(json_out)
     if picture is not None:
         check_picture(picture)
+        see_that_it_can_be_written("--picture", str(picture))
     traffic = read_traffic(file, mapping=parse_map_option(map_ or []), skip_bad_lines=skip_bad_lines)
     shape = describe(traffic)
-    if json_out is not None:
-        _write_json(json_out, shape.to_json())
+    figures.write(shape.to_json())
     if picture is not None:
         draw_shape(shape, picture)
-    if json_out == "-":
+    if figures.to_stdout:
         return
     console = Console(highlight=False, soft_wrap=False)
     console.print(render_shape(shape))
@@ -185,16 +187,3 @@ def _transform_line(entry: dict[str, object]) -> str:
 
 def _written_line(traffic: Traffic, target: Path) -> str:
     return f"wrote {len(traffic):,} requests over {traffic.duration_s:.6g} s to {target}"
-
-
-def _write_json(where: str, content: dict[str, object]) -> None:
-    import json
-
-    text = json.dumps(content, indent=2, allow_nan=False)
-    if where == "-":
-        typer.echo(text)
-        return
-    try:
-        Path(where).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json: {where} cannot be written ({error.strerror}); expected a writable file") from error

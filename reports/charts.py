@@ -47,9 +47,9 @@ class Curve:
 
 def draw(name: str, label: str, height: float, rows: int, plot: Callable[[Figure, list[Axes]], None]) -> Html:
     """A figure of so many panels as SVG, drawn by ``plot``; ``height`` in inches of a page ten wide."""
-    from matplotlib.figure import Figure
-
     with drawing_style():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = list(np.atleast_1d(figure.subplots(rows, 1, sharex=rows > 1)))
         plot(figure, axes)

@@ -7,6 +7,7 @@ reads well on light and dark pages and on paper.
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -83,9 +84,20 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
+def load_matplotlib() -> None:
+    """Import matplotlib as if the environment named no backend: none is needed, and an unknown one is an error."""
+    wished = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib  # noqa: F401
+    finally:
+        if wished is not None:
+            os.environ["MPLBACKEND"] = wished
+
+
 @contextmanager
 def drawing_style() -> Iterator[None]:
     """The settings under which a figure must be made and saved; the caller's own are left as they were."""
+    load_matplotlib()
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latfix.errors import InputError, input_error
+from latfix.reports.svg import load_matplotlib
 from latfix.traffic.shape import FeatureSummary, Gaps, TrafficShape, seconds_text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -190,6 +191,7 @@ def draw_shape(shape: TrafficShape, path: Path) -> None:
     :raises InputError: the file cannot be written.
     """
     check_picture(path)
+    load_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

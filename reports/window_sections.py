@@ -94,10 +94,10 @@ def _table(windows: Sequence[Window], causes: Sequence[str]) -> Html:
 
 
 def _drawing(windows: Sequence[Window], causes: Sequence[str], active: Sequence[ActiveCause]) -> Html:
-    from matplotlib.figure import Figure
-
     edges = np.array([finite(w.get("start_s")) or 0.0 for w in windows] + [finite(windows[-1].get("end_s")) or 0.0])
     with drawing_style():
+        from matplotlib.figure import Figure
+
         height = 2.6 + (0.5 + 0.3 * len(active) if active else 0.0)
         drawn = Figure(figsize=(_WIDTH, height), layout="constrained")
         ratios = [2.6, 0.5 + 0.3 * len(active)] if active else [2.6]

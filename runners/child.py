@@ -6,6 +6,7 @@ User code may print; standard output and error go to ``runner.log`` in the run's
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
@@ -229,7 +230,9 @@ def main() -> int:
         return error.exit_code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        message = f"{where}the runner could not write its record ({error.strerror}); free space and run again"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        todo = "free space and run again" if full else "check it and run again"
+        message = f"{where}the runner could not write its record ({error.strerror}); {todo}"
         parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
         return EXIT_RUNNER
     except Exception as error:  # told to the parent in one line, and whole in runner.log

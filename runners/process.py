@@ -130,6 +130,10 @@ class RunnerProcess:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        if process is not None:
+            # What user code started and left behind would take its time from whatever is measured next.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         for fd in self._fds:
             os.close(fd)
         self._fds = []
