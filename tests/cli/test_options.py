@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from latfix.cli.optimize import parse_budget
-from latfix.cli.options import JsonTarget, TrafficOptions, check_device, check_seed, load_traffic
+from latfix.cli.options import (
+    JsonTarget,
+    TrafficOptions,
+    check_device,
+    check_seed,
+    load_traffic,
+    see_that_it_can_be_written,
+)
 from latfix.errors import InputError
 from latfix.spec import load_spec
 from latfix.traffic.model import Traffic
@@ -35,6 +42,49 @@ def schedule(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWork
 
 def _seconds(traffic: Traffic) -> list[float]:
     return [ns / 1e9 for ns in traffic.arrival_ns.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("out.json", b"SQLite format 3\0and more", "a database"),
+        ("out.json", b"PAR1\x15\x04", "recorded rows"),
+        ("out.json", b"\x1f\x8b\x08\x00", "compressed rows"),
+        ("run.json", b'{\n  "schema": "latfix.run/1",\n  "rows": {}\n}\n', "a run's own record"),
+        ("search.json", b'{\n  "schema": "latfix.search/1"\n}\n', "a run's own record"),
+        ("traffic.json", b'{"arrival_s": 0}\n', "lines of JSON"),
+        ("traffic.json", b'{"t": 0, "x": "' + b"y" * 9000 + b'"}\n{"t": 1}\n', "lines of JSON"),
+        ("workload.toml", b"[workload]\n", "a .toml file"),
+        ("adapter.py", b"import torch\n", "a .py file"),
+        ("model.onnx", b"\x08\x07", "a .onnx file"),
+    ],
+)
+def test_a_report_takes_no_recording_s_place(name: str, content: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    for option in ("--json", "--junit", "--markdown", "--picture"):
+        with pytest.raises(InputError, match=rf"{option}: found {found}.* in .*; name another file"):
+            see_that_it_can_be_written(option, str(path))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b'{\n  "schema": "latfix.diagnosis/1"\n}\n',
+        b'{\n  "schema": "latfix.optimization/1",\n  "arrival_s": 1\n}\n',
+        b"<testsuite/>\n",
+        b"## latfix\n",
+        b'{"written": "by another program"}\n',
+    ],
+)
+def test_a_report_takes_an_older_one_s_place(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_bytes(content)
+    see_that_it_can_be_written("--json", str(path))
+    assert path.read_bytes() == content
 
 
 def test_as_recorded(schedule: Callable[..., Traffic]) -> None:

@@ -49,10 +49,10 @@ SCHEDULED = 6000
 class Started:
     """``latfix diagnose`` in a process of its own, and the runner under it."""
 
-    def __init__(self, workload: Path, folder: Path) -> None:
+    def __init__(self, workload: Path, folder: Path, *options: str) -> None:
         self.workload = workload
         self.folder = folder
-        command = [sys.executable, "-c", PROGRAM, "diagnose", str(workload), "--out", str(folder)]
+        command = [sys.executable, "-c", PROGRAM, "diagnose", str(workload), "--out", str(folder), *options]
         self.parent = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -81,13 +81,13 @@ class Started:
 
 
 @pytest.fixture
-def start(tmp_path: Path, write_workload: WriteWorkload) -> Iterator[Callable[[], Started]]:
+def start(tmp_path: Path, write_workload: WriteWorkload) -> Iterator[Callable[..., Started]]:
     running: list[Started] = []
 
-    def begin() -> Started:
+    def begin(*options: str) -> Started:
         rows = [{"arrival_s": k * 0.005, "id": str(k)} for k in range(SCHEDULED)]
         workload = write_workload(tmp_path / "w", adapter=ADAPTER, traffic=rows, runner={"warmup_requests": 3})
-        running.append(Started(workload, tmp_path / "run"))
+        running.append(Started(workload, tmp_path / "run", *options))
         return running[-1]
 
     yield begin
@@ -242,11 +242,18 @@ def test_ctrl_c_at_a_model_that_hangs(start: Callable[[], Started]) -> None:
     assert RunRecord.load(run.folder).counts()["ok"] > 0
 
 
-def test_sigterm_leaves_a_readable_folder(start: Callable[[], Started], cli: Cli, tmp_path: Path) -> None:
-    run = start()
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_being_asked_to_end_is_an_interruption(
+    asked: signal.Signals, start: Callable[..., Started], cli: Cli, tmp_path: Path
+) -> None:
+    """As job schedulers and timeouts do: the folder is closed, and CI's reports are written, as after Ctrl-C."""
+    junit = tmp_path / "junit.xml"
+    run = start("--junit", str(junit))
     run.wait_for_answers(300)
     runners = run.children()
-    run.parent.terminate()
-    run.parent.communicate(timeout=60)
+    run.parent.send_signal(asked)
+    _, err = run.parent.communicate(timeout=60)
     _await_gone(runners)
+    assert run.parent.returncode == 130, err
+    assert "interrupted" in junit.read_text() and not (run.folder / "segments").exists()
     assert _document(cli, "report", run.folder, "--out", tmp_path / "report")["partial"] is True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import matplotlib
 import numpy as np
@@ -88,3 +91,21 @@ def test_the_forest_leaves_out_ratios_without_a_value() -> None:
     assert ">bare<" in text
     assert ">skipped<" not in text
     assert ">odd<" not in text
+
+
+def test_the_environment_s_backend_is_nobody_s_business_here() -> None:
+    program = (
+        "from latfix.reports.charts import draw\n"
+        "import os\n"
+        "draw('n', 'l', 1.0, 1, lambda figure, axes: None)\n"
+        "from matplotlib import rc_context\n"
+        "print(os.environ['MPLBACKEND'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MPLBACKEND": "nonsense"},
+    )
+    assert (done.returncode, done.stdout) == (0, "nonsense\n"), done.stderr

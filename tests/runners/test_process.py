@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,37 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
 
 
 @pytest.mark.e2e
+@pytest.mark.e2e
+def test_what_user_code_left_behind_ends_with_it(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    """It would take its time from the service that is measured next."""
+    adapter = """
+        import os
+        import time
+        import torch
+        from latfix import Workload
+
+        class Plain(Workload):
+            def load(self, device):
+                if not (child := os.fork()):
+                    time.sleep(600)
+                (self.folder / "child").write_text(str(child))
+                return torch.nn.Identity()
+
+            def prepare(self, request):
+                return torch.ones(1)
+    """
+    workload = write_workload(tmp_path / "w", adapter=adapter)
+    with _process(workload, tmp_path / "log") as process:
+        process.start()
+        child = int((workload / "child").read_text())
+        assert Path(f"/proc/{child}").exists()
+    state = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 10
+    while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not state.exists() or " Z " in state.read_text()
+
+
 def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Path) -> None:
     """A profile that took too long ends while the next command is waited for."""
     process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
