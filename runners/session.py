@@ -203,7 +203,8 @@ def _close(folder: RunFolder) -> RunRecord:
 def _disk_error(path: Path, error: OSError) -> LatfixError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     todo = "free space there and run again" if full else "check it and run again"
-    return LatfixError(f"{path}: could not be written ({error.strerror}); what was recorded is kept; {todo}")
+    kept = "what was recorded is kept" if path.is_dir() else "the folder is gone, with what was recorded"
+    return LatfixError(f"{path}: could not be written ({error.strerror}); {kept}; {todo}")
 
 
 def _first_meta(replay: Replay) -> dict[str, Any]:
