@@ -13,8 +13,8 @@ from typing import Any
 
 from latfix.errors import InputError, input_error
 from latfix.settings_check import check_keys, find_line, validate_settings
-from latfix.spec import read_toml
 from latfix.statistics import LATENCY_KEYS
+from latfix.toml_file import read_toml
 from latfix.toml_text import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
 
 PLAN_SCHEMA = "latfix.plan/1"
@@ -213,7 +213,7 @@ def _fix(row: Mapping[str, Any], file: Path, text: str) -> PlannedFix:
 def _only_fix(text: str, k: int) -> str:
     """The text with all lines emptied but those of the ``k``-th ``[[fix]]``, so that line numbers stay."""
     seen, inside, kept = -1, False, []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         header = "".join(line.split("#")[0].split())
         if header == "[[fix]]":
             seen += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from latfix.settings import (
 )
 
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
+#: Of all floats. Comparing with it tells infinities, NaN, and whole numbers that no float holds.
+_LARGEST = sys.float_info.max
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -59,7 +62,7 @@ class _Number:
         return f"a number of at least {self.least:g}" + ("" if math.isinf(self.most) else f", at most {self.most:g}")
 
     def check(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
             return False
         return self.least < value < self.most if self.open_ends else self.least <= value <= self.most
 
@@ -228,7 +231,7 @@ def find_line(text: str, table_name: str, key: str | None = None) -> int | None:
     :param table_name: as in the header: ``runner``, ``fix`` for ``[[fix]]``; ``""`` before any header.
     """
     header, current = None, ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         stripped = line.strip()
         if stripped.startswith("["):
             current = _header_name(stripped)

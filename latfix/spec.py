@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
-from latfix.expressions import Expression
 from latfix.model_content import MODEL_SUFFIXES, check_model_file, is_model_file
 from latfix.model_inputs import InputRule, parse_inputs
 from latfix.nvidia import check_engine_runs
 from latfix.profiles import overlaid
 from latfix.settings import Objective, RunnerSettings
 from latfix.settings_check import check_keys, find_line, validate_objective, validate_settings
+from latfix.toml_file import read_toml
 
 SPEC_FILE = "workload.toml"
 _TABLES = ("workload", "runner", "objective", "traffic", "inputs", "profile")
@@ -130,30 +129,6 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
         speed=float(replayed.speed),
         repeat=replayed.repeat,
     )
-
-
-def read_toml(file: Path) -> tuple[dict[str, Any], str]:
-    """A TOML file's document and text.
-
-    :raises InputError: it cannot be read, or is not TOML.
-    """
-    try:
-        text = file.read_bytes().decode("utf-8")
-        return tomllib.loads(text), text
-    except FileNotFoundError as error:
-        raise InputError(f"{file}: found no such file; latfix init DIR writes one to start from") from error
-    except OSError as error:
-        raise InputError(f"{file}: found a file that cannot be read ({error.strerror}); check it") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: found a byte not UTF-8 at offset {error.start}; save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = int(where.group(1)) if where else None
-        found = re.sub(r" \(at .*\)$", "", str(error))
-        expected = "key = value lines under [tables]"
-        raise input_error(file, line, f"text that is not TOML ({found})", expected) from error
-    except RecursionError as error:
-        raise InputError(f"{file}: found values nested too deeply; expected plain tables") from error
 
 
 def _is_there(path: Path) -> bool:
@@ -275,6 +250,8 @@ def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file:
 
 
 def _traffic_map(table: Mapping[str, Any], file: Path, text: str) -> dict[str, str]:
+    from latfix.traffic.mapping import parse_derived  # it loads numpy, which most of what reads a spec has no use for
+
     check_keys(table, ("map",), file=file, text=text, table_name="traffic")
     mapping = table.get("map", {})
     if not isinstance(mapping, dict):
@@ -283,5 +260,5 @@ def _traffic_map(table: Mapping[str, Any], file: Path, text: str) -> dict[str, s
         line = find_line(text, "traffic.map", name)
         if not isinstance(source, str):
             raise input_error(file, line, f"{name} = {source!r}", 'an expression as text, e.g. "min(tokens, 256)"')
-        Expression.parse(source, f"{file}:{line}: {name}")
+        parse_derived(name, source, f"{file}:{line}: map" if line is not None else f"{file}: map")
     return dict(mapping)

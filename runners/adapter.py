@@ -162,7 +162,9 @@ def split_output(output: Any, size: int) -> list[Any]:
     if isinstance(output, tuple):
         parts = [split_output(item, size) for item in output]
         return [tuple(part[k] for part in parts) for k in range(size)]
-    if isinstance(output, list) and len(output) == size:
+    if isinstance(output, list):
+        if len(output) != size:
+            raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}")
         return output
     raise ValueError(f"the model returned a {type(output).__name__}; expected tensors with the batch in dimension 0")
 

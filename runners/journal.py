@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError
+from latfix.finite_json import read_json
 from latfix.record import RunRecord, write_json
-from latfix.runners.prediction import Prediction
+from latfix.runners.prediction import KEYS, Prediction
 from latfix.runners.steps import Step, compare_windows
+from latfix.settings_check import validate_settings
+from latfix.traffic.values import shown
 
 JOURNAL_FILE = "search.json"
 JOURNAL_SCHEMA = "latfix.search/1"
@@ -19,6 +21,10 @@ JOURNAL_SCHEMA = "latfix.search/1"
 SEARCH_FOLDER = "search"
 #: What more time, or more data, may decide otherwise.
 _OPEN = ("skipped", "undecided")
+_DECIDED = ("kept", "rejected", "no_gain", "not_effective")
+#: No measured time is longer: some 30 years.
+_MOST_S = 1e9
+_ANEW = "this search cannot be gone on with: start anew without --resume, in another folder"
 
 
 @dataclass(slots=True)
@@ -62,40 +68,45 @@ class Journal:
         write_json(self.folder / JOURNAL_FILE, document)
 
     @classmethod
-    def read(cls, folder: Path) -> Journal:
+    def read(cls, folder: Path, known: Collection[str]) -> Journal:
         """The journal in an optimization's folder, with the steps that are decided.
 
-        :raises InputError: there is none, or it or a record that it names cannot be read.
+        :param known: ids of the fixes that there are.
+        :raises InputError: there is none, it or a record that it names cannot be read, or it holds what this latfix
+            does not know: another version's, or an edited one.
         """
         file = folder / JOURNAL_FILE
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
+            document = read_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise InputError(
                 f"{file}: found no such file; expected the folder of an optimization that got past its baseline; "
                 "start anew without --resume"
             ) from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: found a file that cannot be read ({error}); start anew") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{file}: found a file that cannot be read ({error}); {_ANEW}") from error
         if not isinstance(document, dict) or document.get("schema") != JOURNAL_SCHEMA:
-            raise InputError(f"{file}: found no journal of a search; expected schema {JOURNAL_SCHEMA!r}; start anew")
+            raise InputError(f"{file}: found no journal of a search; expected schema {JOURNAL_SCHEMA!r}; {_ANEW}")
         try:
             journal = cls(
                 folder=folder,
                 settings=dict(document["settings"]),
                 traffic_sha256=str(document["traffic_sha256"]),
-                seed=int(document["seed"]),
-                accuracy=float(document["accuracy"]),
+                seed=_whole(document["seed"]),
+                accuracy=_number(document["accuracy"]),
                 accuracy_kind=str(document["accuracy_kind"]),
-                load_s=float(document["load_s"]),
-                accuracy_s=float(document["accuracy_s"]),
-                replays=int(document["replays"]),
-                layers=dict(document["layers"]),
+                load_s=_seconds(document["load_s"]),
+                accuracy_s=_seconds(document["accuracy_s"]),
+                replays=_whole(document["replays"]),
+                layers=_layers(document["layers"]),
             )
             decided = [entry for entry in document["steps"] if entry["status"] not in _OPEN]
-            journal.steps = [_read(entry, folder, journal.seed) for entry in decided]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{file}: found an entry that is not a search's ({error!r}); start anew") from error
+            journal.steps = [_read(entry, file, journal.seed, known) for entry in decided]
+        except InputError as error:  # a step's settings, its fix, or a record
+            raise InputError(f"{error.message}; {_ANEW}") from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = " ".join(repr(error).split())[:120]
+            raise InputError(f"{file}: found an entry that is not a search's ({reason}); {_ANEW}") from error
         return journal
 
     def check(self, settings: Mapping[str, Any], traffic_sha256: str, seed: int) -> None:
@@ -129,30 +140,71 @@ def _written(step: Step) -> dict[str, Any]:
     }
 
 
-def _read(entry: Mapping[str, Any], folder: Path, seed: int) -> Step:
-    found = entry["prediction"]
-    prediction = None
-    if found is not None:
-        compute = found["compute"]
-        prediction = Prediction(
-            ratio={str(key): float(value) for key, value in found["ratio"].items()},
-            compute=None if compute is None else (float(compute[0]), float(compute[1])),
-        )
+def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Collection[str]) -> Step:
     names = tuple((str(one), str(other)) for one, other in entry["pairs"])
-    pairs = [(_record(folder, one), _record(folder, other)) for one, other in names]
+    pairs = [(_record(file.parent, one), _record(file.parent, other)) for one, other in names]
     return Step(
-        fix=str(entry["fix"]),
-        status=str(entry["status"]),
+        fix=_fix(entry["fix"], file, known),
+        status=_status(entry["status"]),
         reason=str(entry["reason"]),
         together=tuple(str(name) for name in entry["together"]),
-        settings=dict(entry["settings"]),
-        accuracy=None if entry["accuracy"] is None else float(entry["accuracy"]),
+        settings=validate_settings(entry["settings"], file=file, text="", table_name="settings"),
+        accuracy=None if entry["accuracy"] is None else _number(entry["accuracy"]),
         scored=dict(entry["scored"]),
         verified=str(entry["verified"]),
-        prediction=prediction,
+        prediction=_prediction(entry["prediction"]),
         comparison=compare_windows(pairs, seed) if pairs else None,
         pairs=names,
     )
+
+
+def _fix(name: object, file: Path, known: Collection[str]) -> str:
+    if not isinstance(name, str) or name not in known:
+        found = f"fix {shown(name)}, which this version of latfix does not know"
+        raise InputError(f"{file}: found {found}; expected one of its fixes")
+    return name
+
+
+def _status(status: object) -> str:
+    if status not in _DECIDED:
+        raise ValueError(f"status {shown(status)}")
+    return str(status)
+
+
+def _prediction(found: Any) -> Prediction | None:
+    if found is None:
+        return None
+    ratio = {str(key): _number(value) for key, value in found["ratio"].items()}
+    if missing := [key for key in KEYS if key not in ratio]:
+        raise ValueError(f"a prediction without {missing[0]}")
+    compute = found["compute"]
+    return Prediction(ratio=ratio, compute=None if compute is None else (_number(compute[0]), _number(compute[1])))
+
+
+def _layers(found: Any) -> dict[str, Any]:
+    layers = dict(found)
+    if "keep" in layers:
+        layers["keep"] = {str(name): _number(effect) for name, effect in layers["keep"].items()}
+    return layers
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{shown(value)} for a whole number, 0 or more")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} for a number")
+    return float(value)
+
+
+def _seconds(value: Any) -> float:
+    seconds = _number(value)
+    if not 0 <= seconds <= _MOST_S:
+        raise ValueError(f"{shown(value)} for seconds")
+    return seconds
 
 
 def _record(folder: Path, name: str) -> RunRecord:

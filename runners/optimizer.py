@@ -253,7 +253,7 @@ class Optimizer:
         return self._outcome(record, diagnosis, score, kind), journal
 
     def _resumed(self) -> tuple[Outcome, Journal]:
-        bench, journal = self._bench, Journal.read(self._out)
+        bench, journal = self._bench, Journal.read(self._out, {fix.id for fix in FIXES})
         journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)

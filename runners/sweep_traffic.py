@@ -14,6 +14,7 @@ from latfix.load_models import Burstiness
 from latfix.load_target import TAIL_REQUESTS, Target
 from latfix.traffic.model import Traffic
 from latfix.traffic.transform import MAX_REQUESTS, repeat, scale_time, slice_time
+from latfix.traffic.values import MAX_SECONDS
 
 #: The share of the budget that the first round over the loads asked for may take.
 _GRID_SHARE = 0.5
@@ -66,7 +67,8 @@ class Part:
 
     def _times(self, load: float) -> int:
         wanted = math.ceil(self.shortest_s * load * self.recorded / len(self.traffic))
-        return max(1, min(wanted, _MOST_REPEATED // len(self.traffic)))
+        fitting = int(MAX_SECONDS * self.rate / len(self.traffic))  # repeated at the recorded pace, then scaled
+        return max(1, min(wanted, _MOST_REPEATED // len(self.traffic), fitting))
 
 
 def recorded_rate(traffic: Traffic) -> float:
@@ -93,6 +95,7 @@ def plan_requests(
 
     :param rate: recorded requests a second.
     :param load_s: about what starting a process takes.
+    :raises InputError: arrivals are so dense that a point would need more requests than can be replayed.
     """
     pace = sum(1.0 / (load * rate) for load in loads) * settings
     beside = settings * (len(loads) * POINT_OVERHEAD_S + load_s)
@@ -100,7 +103,14 @@ def plan_requests(
     share = max(target.allowed, 1e-6)
     most = max(_PLENTY * TAIL_REQUESTS / share, _SHORTEST_S * rate)
     least = min(TAIL_REQUESTS / share, _POINT_SHARE * budget_s * rate)
-    return int(min(max(math.ceil(min(max(fitting, least), most) - 1e-6), _FEWEST), MAX_REQUESTS))
+    wanted = max(math.ceil(min(max(fitting, least), most) - 1e-6), _FEWEST)
+    if wanted > MAX_REQUESTS:
+        raise InputError(
+            f"traffic: found {rate:.3g} requests a second, too dense to sweep: the {wanted / rate:.3g} s of a "
+            f"point would be {wanted:.3g} requests; expected at most {MAX_REQUESTS:,}; check the arrivals' unit, "
+            "slow it down with latfix traffic convert --speed, or set --requests"
+        )
+    return wanted
 
 
 def budget_for(requests: int, rate: float) -> float:
@@ -117,12 +127,13 @@ def part_of(traffic: Traffic, requests: int, *, shortest_s: float = 0.0) -> Part
     """The stretch of so many requests that is most like the whole in rate and burstiness; repeated if it is short.
 
     :param shortest_s: see :class:`Part`.
-    :raises InputError: there is nothing to scale.
+    :raises InputError: there is nothing to scale, or it cannot be repeated so often.
     """
     rate = recorded_rate(traffic)
     n, times = len(traffic), 1
     if requests >= 1.5 * n:
-        times = round(requests / n)
+        times = min(round(requests / n), MAX_REQUESTS // n)
+        _check_repeated(traffic, times, rate)
         chosen = repeat(traffic, times)
     elif requests >= 0.9 * n:
         chosen = traffic
@@ -142,6 +153,16 @@ def part_of(traffic: Traffic, requests: int, *, shortest_s: float = 0.0) -> Part
         repeated=times,
         shortest_s=shortest_s,
     )
+
+
+def _check_repeated(traffic: Traffic, times: int, rate: float) -> None:
+    lasting = float(traffic.arrival_ns[0]) / 1e9 + times * len(traffic) / rate
+    if lasting > MAX_SECONDS:
+        raise InputError(
+            f"traffic: found {len(traffic):,} requests over {(len(traffic) - 1) / rate:.3g} s, too sparse to sweep: "
+            f"repeated to a point's {times * len(traffic):,} requests they last {lasting:.3g} s; expected at most "
+            f"{MAX_SECONDS:.0e} s; check the arrivals' unit, or shorten it with latfix traffic convert --to-duration"
+        )
 
 
 def burstiness(traffic: Traffic) -> Burstiness:

@@ -22,17 +22,21 @@ def parse_mapping(mapping: Mapping[str, str]) -> dict[str, Expression]:
 
     :raises InputError: a name that cannot be a feature, or a text that is no expression.
     """
-    parsed = {}
-    for name, source in mapping.items():
-        where = f"map {name}"
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise InputError(f"map: found feature name {shown(name)}; expected a name like input_tokens")
-        if name in REQUEST_FIELDS:
-            raise InputError(f"{where}: found a field of the request; expected the name of a feature")
-        if not isinstance(source, str):
-            raise InputError(f"{where}: found {shown(source)}; expected an expression in quotes")
-        parsed[name] = Expression.parse(source, where)
-    return parsed
+    return {name: parse_derived(name, source, "map") for name, source in mapping.items()}
+
+
+def parse_derived(name: str, source: str, where: str) -> Expression:
+    """The expression of one derived feature; ``where`` (option, or file, line and table) begins a message.
+
+    :raises InputError: a name that cannot be a feature, or a text that is no expression.
+    """
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise InputError(f"{where}: found feature name {shown(name)}; expected a name like input_tokens")
+    if name in REQUEST_FIELDS:
+        raise InputError(f"{where} {name}: found a field of the request; expected the name of a feature")
+    if not isinstance(source, str):
+        raise InputError(f"{where} {name}: found {shown(source)}; expected an expression in quotes")
+    return Expression.parse(source, f"{where} {name}")
 
 
 def parse_map_option(options: Sequence[str]) -> dict[str, str]:

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import input_error
+from latfix.errors import InputError, input_error
+from latfix.finite_json import read_json
+from latfix.regular_file import check_regular
+from latfix.traffic.values import shown
 
 SCHEMA = "latfix.traffic/1"
 _EXPECTED = f"a sidecar that latfix wrote ({SCHEMA})"
+_KINDS = ("int", "float", "text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +53,29 @@ def parse_sidecar(text: str, where: Path) -> Sidecar:
     :raises InputError: it is not one, or of a later schema.
     """
     try:
-        content = json.loads(text)
+        content = read_json(text)
     except (ValueError, RecursionError) as error:
-        raise input_error(where, None, "text that is not JSON", _EXPECTED, "delete or restore it") from error
+        raise _refusal(where, "text that is not JSON, or a number that it cannot hold") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise input_error(where, None, f"schema {found!r}", _EXPECTED, "delete or restore it")
+        raise _refusal(where, f"schema {shown(found)}")
     kinds, metadata, sha256 = content.get("features"), content.get("metadata"), content.get("sha256")
     if not isinstance(kinds, dict) or not isinstance(metadata, dict) or not isinstance(sha256, str | None):
-        raise input_error(where, None, "wrong types", "features and metadata as objects", "delete or restore it")
+        raise _refusal(where, "wrong types", "features and metadata as objects")
+    if not all(kind in _KINDS for kind in kinds.values()):
+        raise _refusal(where, "a feature of another kind", f"one of {', '.join(_KINDS)} for each feature")
+    transforms = metadata.get("transforms", [])
+    if not isinstance(transforms, list) or not all(_is_transform(entry) for entry in transforms):
+        raise _refusal(where, "transforms of another form", 'a list of objects, each with a text "transform"')
     return Sidecar(kinds=kinds, metadata=metadata, sha256=sha256)
+
+
+def _is_transform(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("transform"), str)
+
+
+def _refusal(where: Path, found: str, expected: str = _EXPECTED) -> InputError:
+    return input_error(where, None, found, expected, "delete or restore it")
 
 
 def read_sidecar(path: Path) -> Sidecar | None:
@@ -68,9 +85,10 @@ def read_sidecar(path: Path) -> Sidecar | None:
     """
     where = sidecar_path(path)
     try:
+        check_regular(where, _EXPECTED)
         text = where.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise input_error(where, None, "an unreadable file", _EXPECTED, "delete or restore it") from error
+        raise _refusal(where, "an unreadable file") from error
     return parse_sidecar(text, where)

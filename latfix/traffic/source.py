@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from latfix.errors import InputError, input_error
+from latfix.regular_file import check_regular
 
 #: More than this much text after unpacking is refused: it is a decompression bomb or no traffic file.
 MAX_UNPACKED_BYTES = 8 * 1024**3
@@ -74,8 +75,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise input_error(path, None, "a directory", _EXPECTED, "name the file inside it")
-        if path.exists() and not path.is_file():
-            raise input_error(path, None, "no regular file", _EXPECTED)
+        check_regular(path, _EXPECTED)
         return path.read_bytes()
     except FileNotFoundError as error:
         raise input_error(path, None, "no such file", _EXPECTED) from error

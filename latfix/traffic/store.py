@@ -21,7 +21,7 @@ from latfix.traffic.fields import NORMAL
 from latfix.traffic.formats import PARQUET_KEY
 from latfix.traffic.model import Traffic
 from latfix.traffic.sidecar import Sidecar, parse_sidecar, sidecar_path
-from latfix.traffic.values import NS_PER_S
+from latfix.traffic.values import NS_PER_S, shown
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _FEATURE_PREFIX = "feature."
@@ -60,9 +60,16 @@ def write_traffic(traffic: Traffic, path: Path) -> None:
     text = "".join(_json_lines(traffic)) if suffix == ".jsonl" else _csv_text(traffic)
     data = _encoded(text, path)
     digest = hashlib.sha256(data).hexdigest()
-    sidecar = Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata, sha256=digest)
+    sidecar = _sidecar(traffic, digest)  # before the first write: one file without the other is no output
     _write_atomically(path, data)
-    _write_atomically(sidecar_path(path), sidecar.to_json().encode())
+    _write_atomically(sidecar_path(path), sidecar)
+
+
+def _sidecar(traffic: Traffic, sha256: str | None = None) -> bytes:
+    try:
+        return Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata, sha256=sha256).to_json().encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"traffic: found metadata that JSON cannot hold ({error}); expected JSON values") from error
 
 
 def _encoded(text: str, path: Path) -> bytes:
@@ -143,6 +150,12 @@ def _json(value: Any) -> str:
 
 def _csv_text(traffic: Traffic) -> str:
     features = _plain_columns(traffic)
+    for name in features:
+        if name != name.strip():  # readers of CSV, latfix among them, take blanks off a header's names
+            raise InputError(
+                f"csv: found feature name {shown(name)}; expected one that neither begins nor ends with a blank; "
+                "write .jsonl or .parquet instead, or rename the feature"
+            )
     for name, column in [*features.items(), ("session", traffic.sessions)]:
         if "" in column:
             raise InputError(
@@ -179,7 +192,7 @@ def _parquet_bytes(traffic: Traffic) -> bytes:
 
 
 def _embedded(traffic: Traffic) -> dict[bytes, bytes]:
-    return {PARQUET_KEY: Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata).to_json().encode()}
+    return {PARQUET_KEY: _sidecar(traffic)}
 
 
 def _request_columns(traffic: Traffic) -> dict[str, Any]:

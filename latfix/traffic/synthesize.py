@@ -19,6 +19,8 @@ from latfix.traffic.values import MAX_SECONDS, NS_PER_S, shown
 Kind = Literal["poisson", "gamma", "bursts", "periodic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_REQUESTS = 20_000_000
+#: Gaps that vary by less differ in no digit that a float has; below 1e-154 the distribution's shape has no float.
+_CONSTANT_CV = 1e-16
 
 _FEATURE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(lognormal|uniform|constant)\s*\(([^()]*)\)\s*")
 _FEATURE_FORMS = "lognormal(mu,sigma,low,high), uniform(low,high) or constant(value)"
@@ -97,7 +99,8 @@ class Synthesis:
         rate follows a sine).
     :param rate: mean requests a second, over all of the traffic.
     :param duration_s: seconds; arrivals lie in ``[0, duration_s)``.
-    :param cv: ``gamma``: coefficient of variation of the gaps; 1 is Poisson, 0 a constant gap.
+    :param cv: ``gamma``: coefficient of variation of the gaps; 1 is Poisson, 0 (or below what a
+        float shows) a constant gap.
     :param burst_on_s: ``bursts``: mean length of a burst.
     :param burst_off_s: ``bursts``: mean time between bursts.
     :param burst_factor: ``bursts``: the rate within a burst as a multiple of ``rate``; at most
@@ -209,7 +212,7 @@ def _poisson(rate: float, duration_s: float, random: np.random.Generator) -> npt
 
 def _gamma(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np.float64]:
     mean = 1.0 / synthesis.rate
-    if synthesis.cv == 0:
+    if synthesis.cv < _CONSTANT_CV:
         return np.arange(0.0, synthesis.duration_s, mean)
     shape = synthesis.cv**-2
     parts: list[npt.NDArray[np.float64]] = []

@@ -61,6 +61,8 @@ def slice_time(traffic: Traffic, start_s: float = 0.0, end_s: float | None = Non
     end = math.inf if end_s is None else end_s
     if not (math.isfinite(start_s) and start_s >= 0) or math.isnan(end) or end <= start_s:
         raise InputError(f"slice: found {start_s:g} to {end:g} s; expected 0 <= start < end")
+    if end_s is not None and math.isinf(end_s):
+        raise InputError(f"slice: found an end at {end_s:g} s; expected a finite number; leave it out for no end")
     start_ns = _to_ns(start_s)
     first = int(np.searchsorted(traffic.arrival_ns, start_ns, side="left"))
     last = len(traffic) if end_s is None else int(np.searchsorted(traffic.arrival_ns, _to_ns(end), side="left"))

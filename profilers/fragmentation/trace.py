@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
+from latfix.regular_file import check_regular
 
-_MOST_BYTES = 1 << 50
+#: The most that one allocation may ask for.
+MOST_BYTES = 1 << 50
+#: Microseconds: what 64 bits hold, some 290,000 years.
+_MOST_US = 1 << 63
+_WANTED = "what torch.cuda.memory._dump_snapshot or latfix fragmentation --out wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ def read_trace(path: Path) -> AllocationTrace:
     from latfix.profilers.fragmentation.snapshot import is_snapshot, read_snapshot
 
     try:
+        check_regular(path, _WANTED)
         with path.open("rb") as file:
             head = file.read(2)
     except OSError as error:
@@ -92,10 +97,9 @@ def read_trace(path: Path) -> AllocationTrace:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: found neither JSON lines nor a pickled snapshot ({error}); expected what "
-            "torch.cuda.memory._dump_snapshot or latfix fragmentation --out wrote"
+            f"{path}: found neither JSON lines nor a pickled snapshot ({error}); expected {_WANTED}"
         ) from error
-    events = list(_checked(path, _lines(path, text.splitlines())))
+    events = list(_checked(path, _lines(path, text.split("\n"))))
     if not events:
         raise InputError(f"{path}: found no allocation; expected one JSON object a line")
     return AllocationTrace(events=events, source=path.name)
@@ -121,6 +125,8 @@ def _lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Event]]:
             entry = json.loads(line)
         except ValueError as error:
             raise input_error(path, number, f"no JSON ({error})", expected) from error
+        except RecursionError as error:
+            raise input_error(path, number, "values nested too deeply", expected) from error
         if not isinstance(entry, dict) or ("alloc" in entry) == ("free" in entry):
             raise input_error(path, number, _short(entry), expected)
         is_free = "free" in entry
@@ -129,9 +135,10 @@ def _lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Event]]:
         for name, value in (("free" if is_free else "alloc", key), ("stream", stream)):
             if not _is_whole(value):
                 raise input_error(path, number, f"{name} = {_short(value)}", "a whole number")
-        if not is_free and not (_is_whole(size) and 0 < size <= _MOST_BYTES):
+        if not is_free and not (_is_whole(size) and 0 < size <= MOST_BYTES):
             raise input_error(path, number, f"bytes = {_short(size)}", "a whole number above 0, at most 2^50")
-        if isinstance(t_us, bool) or not isinstance(t_us, int | float) or not math.isfinite(t_us):
+        # No number lies on either side of NaN, and a whole one may be beyond what a float holds.
+        if isinstance(t_us, bool) or not isinstance(t_us, int | float) or not abs(t_us) <= _MOST_US:
             raise input_error(path, number, f"t_us = {_short(t_us)}", "microseconds")
         yield number, Event(key=key, size=size, stream=stream, t_us=float(t_us))
 
@@ -155,5 +162,8 @@ def _is_whole(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:  # it was read with a little more room
+        return "values nested too deeply"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -89,6 +89,29 @@ def test_nothing_to_scale(make_traffic: MakeTraffic) -> None:
         part_of(at_once, 3)
 
 
+def _arriving(*nanoseconds: int) -> Traffic:
+    return Traffic.plain(np.array(nanoseconds, dtype=np.int64))
+
+
+def test_traffic_too_sparse_to_repeat_says_so() -> None:
+    """Nobody asked for the repetitions, so that a message about them would be about nothing that was typed."""
+    with pytest.raises(InputError, match=r"^traffic: found 2 requests over 9e\+08 s, too sparse to sweep"):
+        part_of(_arriving(0, 9 * 10**17), 50)
+
+
+def test_traffic_too_dense_to_sweep_says_so() -> None:
+    dense = _arriving(*range(30))
+    with pytest.raises(InputError, match=r"^traffic: found 1e\+09 requests a second, too dense to sweep"):
+        plan_requests(recorded_rate(dense), LOADS, 1, 300.0, P99)
+    assert len(part_of(dense, 60).traffic) == 60, "fewer may be asked for"
+
+
+def test_a_point_is_not_repeated_beyond_the_longest_schedule() -> None:
+    """Repetition is at the recorded pace, whatever the load: at this one a point needs thousands of them."""
+    part = part_of(_arriving(*range(0, 50 * 10**16, 10**16)), 50, shortest_s=4.0)
+    assert len(part.at(1e9)) == 100
+
+
 def test_requests_by_budget() -> None:
     few = plan_requests(40.0, LOADS, 9, 300.0, P99)
     some = plan_requests(40.0, LOADS, 1, 300.0, P99)

@@ -59,6 +59,42 @@ def test_a_trace_that_does_not_tell_what_memory_there_was(cli: Cli, tmp_path: Pa
     assert (code, out) == (2, "") and "--capacity: found none" in err and err.count("\n") == 1
 
 
+ALLOC = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 0}
+SEGMENT = {"device": 0, "address": 0, "blocks": [{"size": 512, "state": "active_allocated"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[" * 100_000, "trace:1: found values nested too deeply"),
+        (b'{"alloc": 1, "bytes": 5, "t_us": 1' + b"0" * 400 + b"}", "trace:1: found t_us = 1"),
+        ('{"alloc": 1, "bytes": 5, "by": "\u2028"}\n{}'.encode(), "trace:2: found {}"),
+        (pickle.dumps({"device_traces": [[ALLOC | {"time_us": "x"}]]}), "found entries of another shape"),
+        (pickle.dumps({"device_traces": [[ALLOC | {"time_us": float("nan")}]]}), "found entries of another shape"),
+        (pickle.dumps({"device_traces": [[ALLOC | {"time_us": 10**400}]]}), "found entries of another shape"),
+        (pickle.dumps({"device_traces": [[ALLOC | {"size": 10**400}]]}), "found entries of another shape"),
+        (pickle.dumps({"device_traces": [[ALLOC]], "segments": [SEGMENT | {"stream": "x"}]}), "of another shape"),
+        (pickle.dumps({"device_traces": [[5], None]}), "found entries of another shape"),
+        (pickle.dumps({"device_traces": [5]}), "found entries of another shape"),
+        (b"\x80\x04\x8d" + b"\xff" * 8, "found no readable snapshot"),  # a text longer than can be
+        (b"\x80\x04}]Ns.", "found no readable snapshot"),  # a list as a key
+    ],
+    ids=range(12),
+)
+def test_a_damaged_trace_is_one_line(cli: Cli, tmp_path: Path, content: bytes, said: str) -> None:
+    """Each of these raises another of Python's errors where it is read."""
+    (tmp_path / "trace").write_bytes(content)
+    code, out, err = cli("fragmentation", str(tmp_path / "trace"), "--capacity", "1GiB")
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1 and len(err) < len(str(tmp_path)) + 400
+
+
+def test_a_device_is_not_read(cli: Cli, tmp_path: Path) -> None:
+    """/dev/null would end at once, and be called empty; others never do."""
+    (tmp_path / "trace").symlink_to("/dev/null")
+    code, out, err = cli("fragmentation", str(tmp_path / "trace"))
+    assert (code, out) == (2, "") and "found no regular file" in err and err.count("\n") == 1
+
+
 def test_a_recorded_stall_is_answered_without_further_questions(cli: Cli, tmp_path: Path) -> None:
     """A segment that stays split: what is free in it is enough, and not in one piece."""
     mib = 1 << 20

@@ -90,6 +90,12 @@ def test_an_output_without_the_batch_is_refused(output: object) -> None:
         split_output(output, 2)
 
 
+def test_a_list_of_the_wrong_length_says_both() -> None:
+    """A list is as good as a tensor; asking for tensors instead would send its writer the wrong way."""
+    with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
+        split_output([1, 2, 3], 4)
+
+
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [(torch.tensor(2.0), 2.0), ((1.0, 2.0), 3.0), ([1.0, 2.0], 3.0), ({"a": 1.0, "b": 4.0}, 5.0)],

@@ -98,6 +98,7 @@ def test_synthesize_writes_what_inspect_recognizes(kind: str, tmp_path: Path) ->
         (["convert", "{in}", "{out}", "--speed", "2", "--to-duration", "5"], "one of the two"),
         (["convert", "{in}", "{out}", "--speed", "0"], "speed: found 0"),
         (["convert", "{in}", "{out}", "--start", "90"], "no request between"),
+        (["convert", "{in}", "{out}", "--end", "inf"], "slice: found an end at inf s"),
         (["convert", "{in}", "{out}", "--repeat", "0"], "repeat: found 0"),
         (["synthesize", "{out}", "--kind", "weekly", "--rate", "1", "--duration", "1"], "--kind: found 'weekly'"),
         (["synthesize", "{out}", "--kind", "poisson", "--rate", "-1", "--duration", "1"], "--rate: found"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from latfix.traffic.formats import read_traffic
 from latfix.traffic.model import Traffic
 from latfix.traffic.sidecar import sidecar_path
 from latfix.traffic.store import SUFFIXES, load_schedule, save_schedule, write_traffic
+from latfix.traffic.values import shown
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=8)
 JSON = st.recursive(
@@ -164,6 +166,57 @@ def test_a_damaged_sidecar_is_an_input_error(tmp_path: Path, content: str) -> No
     sidecar_path(path).write_text(content)
     with pytest.raises(InputError, match=r"meta\.json"):
         read_traffic(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ({"metadata": {"transforms": [1]}}, "transforms"),
+        ({"metadata": {"transforms": [{}]}}, "transforms"),
+        ({"metadata": {"transforms": "scale_time"}}, "transforms"),
+        ({"metadata": {"mean": float("nan")}}, "a number that it cannot hold"),
+        ({"metadata": {"mean": float("inf")}}, "a number that it cannot hold"),
+        ({"features": {"lang": ["text"]}}, "a feature of another kind"),
+    ],
+)
+def test_a_sidecar_of_the_right_file_with_wrong_values_is_an_input_error(
+    tmp_path: Path, content: dict[str, Any], found: str
+) -> None:
+    """They would be found where they are shown or written again, without their file's name."""
+    path = tmp_path / "t.jsonl"
+    write_traffic(small(), path)
+    whole = json.loads(sidecar_path(path).read_text())
+    sidecar_path(path).write_text(json.dumps(whole | content))
+    with pytest.raises(InputError, match=f"meta.json: found .*{found}.*delete or restore it"):
+        read_traffic(path)
+
+
+def test_a_sidecar_that_is_a_device_is_not_read(tmp_path: Path) -> None:
+    """/dev/null would end at once, and be called no JSON; others never do."""
+    write_traffic(small(), tmp_path / "t.jsonl")
+    sidecar_path(tmp_path / "t.jsonl").unlink()
+    sidecar_path(tmp_path / "t.jsonl").symlink_to("/dev/null")
+    with pytest.raises(InputError, match=r"meta\.json: found no regular file"):
+        read_traffic(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_metadata_that_json_cannot_hold_writes_nothing(tmp_path: Path, suffix: str) -> None:
+    """The sidecar comes second: refused only then, it would leave the rows without it."""
+    with pytest.raises(InputError, match="metadata that JSON cannot hold"):
+        write_traffic(replace(small(), features={}, metadata={"end_s": float("inf")}), tmp_path / f"t{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [" x", "x ", "priority ", " "])
+def test_a_name_that_a_header_cannot_hold_is_not_written_as_csv(tmp_path: Path, name: str) -> None:
+    """Readers take blanks off a header's names: the feature would come back as another, or twice."""
+    traffic = replace(small(), features={name: np.array([1, 2])})
+    with pytest.raises(InputError, match=r"csv: found feature name .*write \.jsonl or \.parquet") as caught:
+        write_traffic(traffic, tmp_path / "t.csv")
+    assert shown(name) in caught.value.message and not list(tmp_path.iterdir())
+    write_traffic(traffic, tmp_path / "t.jsonl")
+    assert list(read_traffic(tmp_path / "t.jsonl").features) == [name]
 
 
 @pytest.mark.parametrize("name", ["t.txt", "t", "missing/t.csv"])

@@ -40,6 +40,15 @@ def test_gamma_gaps_vary_as_asked(cv: float) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(cv, abs=0.02 + cv * 0.05)
 
 
+@pytest.mark.parametrize("cv", [1e-17, 1e-154, 1e-300, 5e-324])
+def test_gamma_gaps_that_vary_by_less_than_a_float_shows_are_constant(cv: float) -> None:
+    """The shape of their distribution, 1 / cv², is more than a float holds."""
+    constant = synthesize(Synthesis(kind="gamma", rate=40.0, duration_s=5.0, cv=0.0))
+    assert synthesize(Synthesis(kind="gamma", rate=40.0, duration_s=5.0, cv=cv)).arrival_ns.tolist() == (
+        constant.arrival_ns.tolist()
+    )
+
+
 def test_a_periodic_rate_swings_as_asked() -> None:
     process = Synthesis(kind="periodic", rate=200, duration_s=600, period_s=10, amplitude=0.6, seed=3)
     phase = synthesize(process).arrival_ns / 1e10 % 1

@@ -88,6 +88,63 @@ def test_a_folder_without_a_readable_journal_is_one_line(
         search(world.fix("A", 0.5), resume=True)
 
 
+KEPT = ("steps", 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ((*KEPT, "fix"), "gone.fix", "found fix 'gone.fix', which this version of latfix does not know"),
+        ((*KEPT, "fix"), ["a.A"], "which this version of latfix does not know"),
+        ((*KEPT, "status"), "keep", "status 'keep'"),
+        ((*KEPT, "settings"), {"worker": 2}, "unknown key 'worker'"),
+        ((*KEPT, "settings"), {"workers": "two"}, "workers = 'two'"),
+        ((*KEPT, "settings"), {"batch_window_ms": [1]}, "batch_window_ms = "),
+        ((*KEPT, "settings"), [], "for settings"),
+        ((*KEPT, "accuracy"), "nan", "'nan' for a number"),
+        ((*KEPT, "prediction"), {"ratio": {"p99": 0.5}, "compute": None}, "a prediction without mean"),
+        ((*KEPT, "prediction"), [], "an entry that is not a search's"),
+        ((*KEPT, "pairs"), [["none", "none"]], "found an entry that is not a search's"),
+        (("steps",), 7, "an entry that is not a search's"),
+        (("accuracy",), float("nan"), "NaN is no number"),
+        (("accuracy",), 10**400, "a number of 401 digits"),
+        (("load_s",), float("inf"), "Infinity is no number"),
+        (("load_s",), 1e300, "1e+300 for seconds"),
+        (("accuracy_s",), -1, "-1 for seconds"),
+        (("replays",), 1.5, "1.5 for a whole number"),
+        (("seed",), True, "True for a whole number"),
+        (("layers",), {"keep": {"encoder": "much"}}, "'much' for a number"),
+        (("layers",), {"keep": 3}, "an entry that is not a search's"),
+    ],
+    ids=range(21),
+)
+def test_a_journal_of_another_version_or_an_edited_one_is_one_line(
+    search: Any, world: Any, tmp_path: Path, where: tuple[Any, ...], value: object, said: str
+) -> None:
+    """Whatever is not seen here ends the search much later, within the ladder or when it is written again."""
+    search(world.fix("A", 0.5))
+    file = tmp_path / "out" / "search.json"
+    document = json.loads(file.read_text())
+    inner = document
+    for key in where[:-1]:
+        inner = inner[key]
+    assert where[-1] in inner, "an entry that a journal has"
+    inner[where[-1]] = value
+    file.write_text(json.dumps(document))
+    with pytest.raises(InputError) as caught:
+        search(world.fix("A", 0.5), resume=True)
+    message = caught.value.message
+    assert said in message and "\n" not in message and str(tmp_path / "out") in message
+    assert "this search cannot be gone on with: start anew without --resume" in message
+
+
+def test_a_journal_without_end_is_one_line(search: Any, world: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "search.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"search\.json: found"):
+        search(world.fix("A", 0.5), resume=True)
+
+
 def test_the_journal_is_written_after_every_step(search: Any, world: Any, tmp_path: Path) -> None:
     seen: list[list[str]] = []
 
