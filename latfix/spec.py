@@ -103,7 +103,8 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
     for name in _TABLES:
         if name in document and not isinstance(document[name], dict):
             raise input_error(file, find_line(text, "", name), f"{name} = {document[name]!r}", f"a table [{name}]")
-    document, replayed = overlaid(document, profile, file=file, text=text)
+    written = document
+    document, replayed = overlaid(written, profile, file=file, text=text)
     head = document.get("workload")
     if head is None:
         raise input_error(file, None, "no [workload] table", 'one with name, entry = "file:Class" and traffic')
@@ -121,7 +122,7 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
         folder=folder.resolve(),
         entry=_entry(head, folder, file, text),
         traffic=_traffic(head, traffic, folder, file, text),
-        traffic_map=_traffic_map(document.get("traffic", {}), file, text),
+        traffic_map=_traffic_map(document.get("traffic", {}), _map_table(written, profile), file, text),
         settings=RunnerSettings(**settings),
         objective=Objective(**objective),
         traffic_given=traffic is not None,
@@ -249,15 +250,21 @@ def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file:
     return path.resolve()
 
 
-def _traffic_map(table: Mapping[str, Any], file: Path, text: str) -> dict[str, str]:
+def _map_table(document: Mapping[str, Any], profile: str) -> str:
+    """The table that the map is written in: a profile's replaces the workload's own."""
+    own = document["profile"][profile].get("traffic", {}) if profile else {}
+    return f"profile.{profile}.traffic.map" if "map" in own else "traffic.map"
+
+
+def _traffic_map(table: Mapping[str, Any], written: str, file: Path, text: str) -> dict[str, str]:
     from latfix.traffic.mapping import parse_derived  # it loads numpy, which most of what reads a spec has no use for
 
     check_keys(table, ("map",), file=file, text=text, table_name="traffic")
     mapping = table.get("map", {})
     if not isinstance(mapping, dict):
-        raise input_error(file, find_line(text, "traffic", "map"), f"map = {mapping!r}", "a table [traffic.map]")
+        raise input_error(file, find_line(text, written), f"map = {mapping!r}", "a table [traffic.map]")
     for name, source in mapping.items():
-        line = find_line(text, "traffic.map", name)
+        line = find_line(text, written, name)
         if not isinstance(source, str):
             raise input_error(file, line, f"{name} = {source!r}", 'an expression as text, e.g. "min(tokens, 256)"')
         parse_derived(name, source, f"{file}:{line}: map" if line is not None else f"{file}: map")

@@ -113,3 +113,13 @@ def test_lines_are_those_of_editors(folder: Path, mark: str) -> None:
 def test_a_wrong_name_in_the_map_has_its_line(folder: Path, lines: str, line: int, says: str) -> None:
     (folder / "workload.toml").write_text(HEAD + lines)
     assert refusal(folder / "workload.toml").startswith(f"{folder / 'workload.toml'}:{line}: {says}")
+
+
+def test_a_wrong_name_in_the_map_of_a_profile_has_its_line(folder: Path) -> None:
+    """It is the profile's map that is read, and not the one that it replaces."""
+    (folder / "workload.toml").write_text(
+        HEAD + '[traffic.map]\na = "1"\n[profile.fast.traffic.map]\nb = "1"\narrival_s = "1"\n'
+    )
+    assert load_spec(str(folder)).traffic_map == {"a": "1"}
+    with pytest.raises(InputError, match=r"workload\.toml:8: map arrival_s: found a field"):
+        load_spec(str(folder), profile="fast")
