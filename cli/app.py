@@ -25,6 +25,7 @@ from latfix.cli.selftest import selftest
 from latfix.cli.sweep import sweep
 from latfix.cli.traffic import traffic_app
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
+from latfix.runners.claims import release_all
 
 #: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.
 _LONGEST_WORD = 400
@@ -90,6 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return EXIT_RUNNER
         return EXIT_INPUT
+    finally:
+        release_all()
     if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
         sys.stderr.write("latfix: interrupted\n")
     return code if isinstance(code, int) else 0
