@@ -17,9 +17,9 @@ from latfix.runners.device_room import FAILED, STALLED, DeviceRoom
 from latfix.runners.fixes import Fix
 from latfix.runners.journal import SEARCH_FOLDER
 from latfix.runners.pace import blend, compute_change, offered, typical_batches
+from latfix.runners.session import new_folder
 from latfix.runners.steps import Pairs
 from latfix.runners.windows import first_window, screening_windows
-from latfix.runners.session import new_folder
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
 from latfix.traffic.model import Traffic
@@ -328,9 +328,7 @@ class Bench:
 
     def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
         self.room.make(arm, self._arms)
-        return arm.replay(
-            self._window_folder(f"{self.replays:03d}-{arm.label}"), window, self.watch, seed=self.seed
-        )
+        return arm.replay(self._window_folder(f"{self.replays:03d}-{arm.label}"), window, self.watch, seed=self.seed)
 
     def _window_folder(self, name: str) -> Path:
         # A search that was killed and goes on counts from its journal: a window of that number may lie there, half.

@@ -7,7 +7,6 @@ at the folder. A file that only one process can make stands for the claim until 
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 CLAIM = ".latfix-claim"
@@ -32,7 +31,7 @@ def claim(folder: Path) -> bool:
         _give_up(file)
         raise
     # Between a look at the folder and the claim another process may have come, written and gone.
-    if os.listdir(folder) == [CLAIM]:
+    if [one.name for one in folder.iterdir()] == [CLAIM]:
         return True
     _give_up(file)
     return False

@@ -58,7 +58,8 @@ def test_a_folder_that_was_filled_since_it_was_looked_at_is_not_taken(
 ) -> None:
     # GIVEN another process that has written and ended between the look and the claim
     (tmp_path / "run.json").write_text("{}")
-    monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))
+    looks = iter([[], [tmp_path / "run.json", tmp_path / claims.CLAIM]])
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(next(looks)))
 
     with pytest.raises(InputError, match="not empty"):
         open_folder(tmp_path)
