@@ -27,6 +27,7 @@ from latfix.cli.streams import asked_to_end_is_interrupted, discard, mend_stream
 from latfix.cli.sweep import sweep
 from latfix.cli.traffic import traffic_app
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
+from latfix.runners.claims import release_all
 
 #: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.
 _LONGEST_WORD = 400
@@ -64,8 +65,11 @@ app.add_typer(traffic_app, name="traffic")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code of the contract."""
     mend_streams()
-    with asked_to_end_is_interrupted():
-        return _run(arguments)
+    try:
+        with asked_to_end_is_interrupted():
+            return _run(arguments)
+    finally:
+        release_all()
 
 
 def _run(arguments: list[str] | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -75,9 +76,9 @@ def _rounds(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
     if len(folders) % 2:
         raise InputError(f"{folders[-1]}: found a run without its counterpart; expected pairs: BASE NEW BASE NEW")
     rounds = list(zip(folders[::2], folders[1::2], strict=True))
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for pair in rounds:
-        used = {folder.resolve() for folder in pair}
+        used = {os.path.realpath(folder) for folder in pair}  # Path.resolve() raises at a loop of links
         if used & seen:
             raise InputError(f"{pair[0]} {pair[1]}: found a run that an earlier pair has; expected other runs")
         seen |= used

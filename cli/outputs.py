@@ -228,11 +228,11 @@ def see_that_they_differ(named: Mapping[str, str | None]) -> None:
     :param named: where each goes, by its option.
     :raises InputError: two go to the same place.
     """
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for option, where in named.items():
         if where is None:
             continue
-        path = Path(where).resolve() if where != "-" else Path(where)
+        path = os.path.realpath(where) if where != "-" else where  # Path.resolve() raises at a loop of links
         if path in seen and where != os.devnull:
             what = "standard output" if where == "-" else where
             raise InputError(f"{option}: found {what}, which {seen[path]} writes to as well; expected another file")

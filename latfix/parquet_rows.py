@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import InputError
+from latfix.regular_file import check_regular
 
 #: Rows in a row group that latfix writes: what a stretch of a record reads at least.
 ROW_GROUP = 65_536
+PARQUET = "Parquet written by latfix"
 _KEPT = 2
 
 
@@ -27,16 +29,18 @@ class ParquetRows:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        check_regular(path, PARQUET, folders=False)
         try:
             self._file = pq.ParquetFile(path)
         except (OSError, pa.ArrowException) as error:
             raise unreadable(path, error) from error
         self.path = path
+        self.schema = self._file.schema_arrow
         self.names: tuple[str, ...] = tuple(self._file.schema_arrow.names)
         missing = [name for name in needed if name not in self.names]
         if missing:
             raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of a run's record")
-        self._read = [name for name in self.names if wanted is None or name in wanted]
+        self.read = [name for name in self.names if wanted is None or name in wanted]
         self.metadata: dict[bytes, bytes] = dict(self._file.schema_arrow.metadata or {})
         meta = self._file.metadata
         sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
@@ -48,7 +52,7 @@ class ParquetRows:
 
     def read_only(self, names: Sequence[str]) -> None:
         """Leave all other columns unread from now on."""
-        self._read = [name for name in self.names if name in names]
+        self.read = [name for name in self.names if name in names]
 
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
         """All rows in order, some columns of them, as Arrow record batches."""
@@ -88,7 +92,7 @@ class ParquetRows:
         return self._range(k, name)[0]
 
     def _nothing(self) -> Any:
-        return self._file.schema_arrow.empty_table().select(self._read)
+        return self._file.schema_arrow.empty_table().select(self.read)
 
     def _range(self, k: int, name: str) -> tuple[int, int]:
         column = self._file.metadata.row_group(k).column(self.names.index(name))
@@ -106,7 +110,7 @@ class ParquetRows:
             self._groups.move_to_end(k)
             return self._groups[k]
         try:
-            found = self._file.read_row_group(k, columns=self._read, use_threads=False)
+            found = self._file.read_row_group(k, columns=self.read, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise unreadable(self.path, error) from error
         self._groups[k] = found
@@ -118,4 +122,4 @@ class ParquetRows:
 def unreadable(path: Path, error: Exception) -> InputError:
     """What to say of a Parquet file that cannot be read."""
     reason = " ".join(str(error).split())[:160]
-    return InputError(f"{path}: found an unreadable file ({reason}); expected Parquet written by latfix")
+    return InputError(f"{path}: found an unreadable file ({reason}); expected {PARQUET}")

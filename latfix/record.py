@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ import numpy.typing as npt
 
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.errors import InputError
-from latfix.parquet_rows import ROW_GROUP
+from latfix.parquet_columns import check_type, read_column
+from latfix.parquet_rows import PARQUET, ROW_GROUP, unreadable
+from latfix.record_checks import RequestCheck, check_batches, check_detail, check_document, damaged
+from latfix.regular_file import check_regular
 from latfix.segments import Segment, segment_lines, segment_names
 from latfix.settings_check import OBJECTIVE_RULES, RUNNER_RULES
 from latfix.stages import STAGES, STATUS_NAMES, Status
@@ -40,7 +43,6 @@ ESSENTIAL = (
     "batch_id",
     "error",
 )
-_LARGEST_BATCH = 4096
 #: Types of the values of ``run.json`` that readers rely on.
 _META_KINDS: Mapping[str, type] = {
     **dict.fromkeys(("state", "workload", "workload_folder", "device", "traffic_sha256"), str),
@@ -86,18 +88,12 @@ class RunRecord:
         :raises InputError: the folder is not a run's, or nothing readable is in it.
         """
         meta = read_meta(folder)
-        try:
+        with damaged(folder):
             record = cls._read(folder, meta)
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(
-                f"{folder}: found a damaged record ({type(error).__name__}: {error}); expected what latfix wrote"
-            ) from error
-        index, status, size = record.requests["index"], record.requests["status"], record.batches["size"]
-        if len(index) and not (index.max() < len(record.traffic) and 0 <= status.min() <= status.max() < 4):
-            raise InputError(f"{folder}: found requests that are not in {SCHEDULE}; expected what latfix wrote")
-        if len(size) and not 1 <= size.min() <= size.max() <= _LARGEST_BATCH:
-            raise InputError(f"{folder}: found a batch of {size.max()}; expected what latfix wrote")
-        return record
+        check = RequestCheck(folder, len(record.traffic))
+        check.see(record.requests)
+        check_batches(folder, record.batches)
+        return replace(record, partial=is_partial(meta, check.measured, len(record.traffic)))
 
     @classmethod
     def _read(cls, folder: Path, meta: dict[str, Any]) -> RunRecord:
@@ -106,7 +102,7 @@ class RunRecord:
             requests, errors = _read_requests_parquet(folder / "requests.parquet")
             batches = _read_parquet(folder / "batches.parquet", ("batch_id", "size"), BATCH_DTYPE.names or ())
             events = _read_parquet(folder / "events.parquet", EVENT_FIELDS)
-            events["detail"] = np.array([json.loads(text) for text in events["detail"]], dtype=object)
+            events["detail"] = parsed_details(folder / "events.parquet", events["detail"])
             samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
         elif segments.is_dir():
             names = segment_names(meta)
@@ -129,7 +125,6 @@ class RunRecord:
             samples=samples,
             traffic=load_schedule(folder / SCHEDULE),
             errors=errors,
-            partial=meta.get("state") != "complete",
         )
 
     @property
@@ -160,19 +155,29 @@ def read_meta(folder: Path) -> dict[str, Any]:
     :raises InputError: there is none, or it is not one of latfix.
     """
     path = folder / "run.json"
+    check_regular(path, "JSON written by latfix", folders=False)
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(
             f"{folder}: found no run.json; expected the folder of a run, as latfix diagnose --out writes it"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: found an unreadable file ({error}); expected JSON written by latfix") from error
     if not isinstance(meta, dict) or meta.get("schema") != RUN_SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
         raise InputError(f"{path}: found schema {found!r}; expected {RUN_SCHEMA!r}")
+    check_document(path, meta)
     _check_meta(path, meta)
     return meta
+
+
+def is_partial(meta: Mapping[str, Any], measured: int, scheduled: int) -> bool:
+    """Whether a run did not reach its end, or lost rows after it: a whole one has a row for every request.
+
+    :param measured: requests with a row, warm-up left out.
+    """
+    return meta.get("state") != "complete" or measured < scheduled
 
 
 def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
@@ -190,7 +195,7 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
     for key, rules in (("settings", RUNNER_RULES), ("objective", OBJECTIVE_RULES)):
         for name, value in meta[key].items() if isinstance(meta.get(key), dict) else ():
             known = rules.get(name)
-            unstated = value is None and objective is meta.get(key)
+            unstated = value is None and objective is meta.get(key) and name != "percentile"
             checks.append((f"{key}.{name}", value, known is None or unstated or known.check(value)))
     for key, value, sound in checks:
         if not sound:
@@ -308,16 +313,17 @@ def _requests_table(
 def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
     table = _open_parquet(path)
     _require(path, table, ESSENTIAL)
-    columns = request_columns(table, REQUEST_DTYPE.names or ())
-    return columns, request_errors(table, columns["index"])
+    columns = request_columns(path, table, REQUEST_DTYPE.names or ())
+    return columns, request_errors(path, table, columns["index"])
 
 
-def request_columns(table: Any, names: Sequence[str]) -> Columns:
+def request_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
     """Columns of requests as numbers, from an Arrow table or record batch of ``requests.parquet``.
 
     Those that another version of latfix did not write are zero.
 
-    :raises ValueError: a status is none of latfix.
+    :param path: the file, for messages.
+    :raises InputError: a column is not as latfix writes it.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -328,19 +334,24 @@ def request_columns(table: Any, names: Sequence[str]) -> Columns:
         if name not in present:
             columns[name] = np.zeros(table.num_rows, dtype=np.int64)
         elif name == "status":
-            codes = pc.index_in(table.column(name), value_set=pa.array(STATUS_NAMES))
+            check_type(path, name, table.column(name).type, rows=table.num_rows)
+            codes = pc.index_in(table.column(name).cast(pa.string()), value_set=pa.array(STATUS_NAMES))
             if codes.null_count:
-                raise ValueError(f"a status that is none of {', '.join(STATUS_NAMES)}")
+                raise InputError(f"{path}: found a status that is none of {', '.join(STATUS_NAMES)}")
             columns[name] = codes.to_numpy(zero_copy_only=False).astype(np.int64)
         else:
-            columns[name] = table.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+            columns[name] = read_column(path, table, name)
     return columns
 
 
-def request_errors(table: Any, index: npt.NDArray[np.int64]) -> dict[int, str]:
-    """Messages of failed requests by schedule index, from an Arrow table of ``requests.parquet``."""
+def request_errors(path: Path, table: Any, index: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Messages of failed requests by schedule index, from an Arrow table of ``requests.parquet``.
+
+    :raises InputError: they are no texts.
+    """
     import pyarrow.compute as pc
 
+    check_type(path, "error", table.column("error").type, rows=table.num_rows)
     failed = pc.is_valid(table.column("error"))
     which = np.flatnonzero(failed.to_numpy(zero_copy_only=False))
     if not len(which):
@@ -353,10 +364,11 @@ def _open_parquet(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path, PARQUET, folders=False)
     try:
         return pq.read_table(path, memory_map=True)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: found an unreadable file ({error}); expected Parquet written by latfix") from error
+        raise unreadable(path, error) from error
 
 
 def _require(path: Path, table: Any, names: tuple[str, ...]) -> None:
@@ -369,6 +381,31 @@ def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()
     """The columns ``names``, and ``more``, which are zero where another version of latfix did not write them."""
     table = _open_parquet(path)
     _require(path, table, names)
-    columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+    return plain_columns(path, table, tuple(dict.fromkeys((*names, *more))))
+
+
+def plain_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
+    """Columns of an Arrow table of batches, events or samples; zeros where it lacks one.
+
+    :param path: the file, for messages.
+    :raises InputError: a column is not as latfix writes it.
+    """
+    present = set(table.schema.names)
     absent = np.zeros(table.num_rows, dtype=np.int64)
-    return {name: columns.get(name, absent) for name in dict.fromkeys((*names, *more))}
+    return {name: read_column(path, table, name) if name in present else absent for name in names}
+
+
+def parsed_details(path: Path, texts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Details of events, each a JSON object.
+
+    :param path: the file, for messages.
+    :raises InputError: one is none.
+    """
+    details = np.empty(len(texts), dtype=object)
+    for k, text in enumerate(texts.tolist()):
+        try:
+            details[k] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: found {text[:40]!r} as detail of an event; expected JSON") from error
+        check_detail(path, details[k])
+    return details

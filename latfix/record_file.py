@@ -6,7 +6,6 @@ a stretch takes a few row groups of each file. Those read last are kept: going f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
-from latfix.parquet_rows import ParquetRows, unreadable
-from latfix.record import ESSENTIAL, SCHEDULE, RunRecord, read_meta, request_columns, request_errors
+from latfix.parquet_columns import check_type
+from latfix.parquet_rows import PARQUET, ParquetRows, unreadable
+from latfix.record import (
+    ESSENTIAL,
+    SCHEDULE,
+    RunRecord,
+    is_partial,
+    parsed_details,
+    plain_columns,
+    read_meta,
+    request_columns,
+    request_errors,
+)
+from latfix.record_checks import RequestCheck, check_batches, damaged
+from latfix.regular_file import check_regular
+from latfix.stages import STAGES
 from latfix.traffic.store import ScheduleFile
 
 Ints = npt.NDArray[np.int64]
@@ -65,30 +78,50 @@ class RecordFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.meta: Mapping[str, Any] = read_meta(folder)
-        self.partial = self.meta.get("state") != "complete"
         names = (*(REQUEST_DTYPE.names or ()), "error")
         self._requests = ParquetRows(folder / "requests.parquet", ESSENTIAL, names)
         self._batches = ParquetRows(folder / "batches.parquet", ("batch_id", "size"), BATCH_DTYPE.names)
         self._events = ParquetRows(folder / "events.parquet", EVENT_FIELDS, EVENT_FIELDS)
         self._samples = ParquetRows(folder / "samples.parquet", SAMPLE_FIELDS, SAMPLE_FIELDS)
-        self._schedule = ScheduleFile(folder / SCHEDULE)
-        self._event_ends = [self._latest_end(k) for k in range(len(self._events.bounds) - 1)]
-        opening = self._samples.rows(0, int(self._samples.bounds[:2][-1]))
-        self._opening = first_readings(_plain(opening, SAMPLE_FIELDS))
+        for file in (self._requests, self._batches, self._events, self._samples):
+            for name in file.read:
+                check_type(file.path, name, file.schema.field(name).type, rows=len(file))
+        with damaged(folder):
+            self._schedule = ScheduleFile(folder / SCHEDULE)
+            self._event_ends = [self._latest_end(k) for k in range(len(self._events.bounds) - 1)]
+            opening = self._samples.rows(0, int(self._samples.bounds[:2][-1]))
+            self._opening = first_readings(_plain(self._samples, opening, SAMPLE_FIELDS))
+            self.partial = is_partial(self.meta, self._check(), len(self._schedule))
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def _check(self) -> int:
+        """Look through all rows; how many are not warm-up."""
+        check = RequestCheck(self.folder, len(self._schedule))
+        for rows in self.scan(("index", "status", "latency_ns", *(f"{stage}_ns" for stage in STAGES))):
+            check.see(rows)
+        names = ("batch_id", "size", "worker")
+        parts = self._batches.batches([name for name in names if name in self._batches.names])
+        found = [_plain(self._batches, part, names) for part in parts]
+        if found:
+            check_batches(self.folder, {name: np.concatenate([part[name] for part in found]) for name in names})
+        return check.measured
 
     def scan(self, names: Sequence[str]) -> Iterator[Columns]:
         """All rows in order, some columns of them."""
         present = [name for name in names if name in self._requests.names]
         for batch in self._requests.batches(present):
-            yield request_columns(batch, names)
+            yield request_columns(self._requests.path, batch, names)
 
     def stretch(self, first: int, last: int) -> RunRecord:
         """Rows ``first`` up to ``last`` with their batches, events, samples and schedule; no payloads."""
-        table = self._requests.rows(first, last)
-        requests = request_columns(table, REQUEST_DTYPE.names or ())
+        with damaged(self.folder):
+            return self._stretch(first, last)
+
+    def _stretch(self, first: int, last: int) -> RunRecord:
+        path, table = self._requests.path, self._requests.rows(first, last)
+        requests = request_columns(path, table, REQUEST_DTYPE.names or ())
         begin, end = span_of(requests)
         low, high = scheduled_rows(requests, len(self._schedule))
         return RunRecord(
@@ -99,7 +132,7 @@ class RecordFile:
             events=self._events_in(begin, end),
             samples=self._samples_in(begin, end),
             traffic=self._schedule.part(low, high),
-            errors=request_errors(table, requests["index"]),
+            errors=request_errors(path, table, requests["index"]),
             partial=self.partial,
             first_index=low,
         )
@@ -108,7 +141,7 @@ class RecordFile:
         """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
         totals: dict[str, tuple[int, int]] = {}
         for k in range(len(self._events.bounds) - 1):
-            part = totals_of(_plain(self._events.group(k), ("kind", "duration_ns")))
+            part = totals_of(_plain(self._events, self._events.group(k), ("kind", "duration_ns")))
             for kind, (count, longest) in part.items():
                 known = totals.get(kind, (0, 0))
                 totals[kind] = known[0] + count, max(known[1], longest)
@@ -118,12 +151,12 @@ class RecordFile:
         names = BATCH_DTYPE.names or ()
         wanted = np.unique(ids[ids >= 0])
         if not len(wanted):
-            return _plain(self._batches.rows(0, 0), names)
+            return _plain(self._batches, self._batches.rows(0, 0), names)
         low, high = int(wanted[0]), int(wanted[-1])
         table = self._batches.between("batch_id", low, high)
         known = table.column("batch_id").to_numpy()
         first, last = np.searchsorted(known, [low, high + 1])
-        found = _plain(table.slice(int(first), int(last - first)), names)
+        found = _plain(self._batches, table.slice(int(first), int(last - first)), names)
         return kept(found, np.isin(found["batch_id"], wanted))
 
     def _events_in(self, begin: int, end: int) -> Columns:
@@ -131,19 +164,19 @@ class RecordFile:
         first = int(self._events.bounds[lasting[0]]) if lasting else len(self._events)
         groups = [k for k in lasting if self._events.least(k, "t_ns") < end]
         last = int(self._events.bounds[groups[-1] + 1]) if groups else first
-        found = _plain(self._events.rows(first, last), EVENT_FIELDS)
+        found = _plain(self._events, self._events.rows(first, last), EVENT_FIELDS)
         inside = (found["t_ns"] < end) & (found["t_ns"] + found["duration_ns"] > begin)
         found = kept(found, inside)
-        found["detail"] = np.array([json.loads(text) for text in found["detail"]], dtype=object)
+        found["detail"] = parsed_details(self._events.path, found["detail"])
         return found
 
     def _samples_in(self, begin: int, end: int) -> Columns:
         low, high = begin - SAMPLES_AROUND_NS, end + SAMPLES_AROUND_NS
-        found = _plain(self._samples.between("t_ns", low, high), SAMPLE_FIELDS)
+        found = _plain(self._samples, self._samples.between("t_ns", low, high), SAMPLE_FIELDS)
         return with_opening(kept(found, (found["t_ns"] >= low) & (found["t_ns"] <= high)), self._opening)
 
     def _latest_end(self, group: int) -> int:
-        rows = _plain(self._events.group(group), ("t_ns", "duration_ns"))
+        rows = _plain(self._events, self._events.group(group), ("t_ns", "duration_ns"))
         return int((rows["t_ns"] + rows["duration_ns"]).max(initial=_NEVER))
 
 
@@ -164,6 +197,7 @@ def is_large(folder: Path, limit: int) -> bool:
     import pyarrow.parquet as pq
 
     path = folder / "requests.parquet"
+    check_regular(path, PARQUET, folders=False)
     try:
         return path.exists() and pq.read_metadata(path).num_rows > limit
     except (OSError, pa.ArrowException) as error:
@@ -216,10 +250,6 @@ def with_opening(samples: Columns, opening: Columns) -> Columns:
     return {name: np.concatenate([opening[name][missing], values]) for name, values in samples.items()}
 
 
-def _plain(table: Any, names: Sequence[str] | None) -> Columns:
+def _plain(file: ParquetRows, table: Any, names: Sequence[str] | None) -> Columns:
     """Columns of an Arrow table; zeros where it lacks one."""
-    absent = np.zeros(table.num_rows, dtype=np.int64)
-    present = set(table.column_names)
-    return {
-        name: table.column(name).to_numpy(zero_copy_only=False) if name in present else absent for name in names or ()
-    }
+    return plain_columns(file.path, table, names or ())

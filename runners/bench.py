@@ -17,6 +17,7 @@ from latfix.runners.device_room import FAILED, STALLED, DeviceRoom
 from latfix.runners.fixes import Fix
 from latfix.runners.journal import SEARCH_FOLDER
 from latfix.runners.pace import blend, compute_change, offered, typical_batches
+from latfix.runners.session import new_folder
 from latfix.runners.steps import Pairs
 from latfix.runners.windows import first_window, screening_windows
 from latfix.settings import RunnerSettings
@@ -239,7 +240,7 @@ class Bench:
         if arm.settled:
             return
         for number, window in enumerate(self.windows):
-            folder = self.out / SEARCH_FOLDER / f"{self.replays:03d}-{arm.label}-settling-{number}"
+            folder = self._window_folder(f"{self.replays:03d}-{arm.label}-settling-{number}")
             arm.replay(folder, scale_time(window, _SETTLING_SPEED), self.watch, seed=self.seed)
         arm.settled = True
 
@@ -327,8 +328,11 @@ class Bench:
 
     def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
         self.room.make(arm, self._arms)
-        folder = self.out / SEARCH_FOLDER / f"{self.replays:03d}-{arm.label}"
-        return arm.replay(folder, window, self.watch, seed=self.seed)
+        return arm.replay(self._window_folder(f"{self.replays:03d}-{arm.label}"), window, self.watch, seed=self.seed)
+
+    def _window_folder(self, name: str) -> Path:
+        # A search that was killed and goes on counts from its journal: a window of that number may lie there, half.
+        return new_folder(self.out / SEARCH_FOLDER / name)
 
     def step_s(self, fixes: list[Fix]) -> float:
         """About how long it takes to try some fixes together."""

@@ -23,7 +23,7 @@ from latfix.runners.journal import Journal
 from latfix.runners.prediction import KEYS, Predictor
 from latfix.runners.proof import WANTED_ROUNDS, prove
 from latfix.runners.search import Search
-from latfix.runners.session import Interrupted, schedule_digest
+from latfix.runners.session import Interrupted, new_folder, schedule_digest
 from latfix.runners.steps import Step
 from latfix.settings import RunnerSettings
 from latfix.spec import WorkloadSpec
@@ -309,7 +309,7 @@ class Optimizer:
             bench.arm("before", self._first_settings, ()),
             bench.arm("after", outcome.settings, tuple(step.fix for step in kept)),
             self._traffic,
-            _new_folder(self._out / "final"),
+            new_folder(self._out / "final"),
             watch=self._watch,
             seed=self._options.seed,
             left_s=bench.left_s,
@@ -351,12 +351,3 @@ class Optimizer:
 def _wanted(options: Options) -> list[Fix]:
     wanted = [fix for fix in FIXES if fix.id not in options.exclude]
     return [fix for fix in wanted if fix.id in options.only] if options.only else wanted
-
-
-def _new_folder(path: Path) -> Path:
-    """The path, or the first numbered one beside it that is not there yet."""
-    new, k = path, 1
-    while new.exists():
-        k += 1
-        new = path.with_name(f"{path.name}-{k}")
-    return new

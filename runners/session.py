@@ -15,6 +15,7 @@ import latfix
 from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.errors import InputError, LatfixError
 from latfix.record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize, write_json
+from latfix.runners.claims import claim
 from latfix.runners.pace import typical_batches
 from latfix.runners.process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
@@ -66,18 +67,36 @@ class Interrupted(Exception):
 
 
 def default_folder(workload: str, command: str) -> Path:
-    """A new folder's name for a run, under ``latfix-runs/`` in the working directory."""
+    """A new, empty folder for a run, under ``latfix-runs/`` in the working directory; no other process has it.
+
+    :raises InputError: it cannot be made.
+    """
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     base = Path("latfix-runs") / f"{_plain(workload)}-{command}-{stamp}"
     path, k = base, 1
-    while path.exists():
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # looking first would let two runs of the same second find the same name free
+            k += 1
+            path = base.with_name(f"{base.name}-{k}")
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        else:
+            return path
+
+
+def new_folder(path: Path) -> Path:
+    """The path, or the first numbered one beside it that is not there yet."""
+    new, k = path, 1
+    while new.exists():
         k += 1
-        path = base.with_name(f"{base.name}-{k}")
-    return path
+        new = path.with_name(f"{path.name}-{k}")
+    return new
 
 
 def open_folder(path: Path) -> Path:
-    """Make a run's folder and see that it can be written, before anything is replayed.
+    """Make a run's folder, see that it can be written, and claim it for this command, before anything is replayed.
 
     :raises InputError: it exists and holds something else, cannot be written, or its disk is full.
     """
@@ -85,27 +104,40 @@ def open_folder(path: Path) -> Path:
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
         if path.is_dir() and any(path.iterdir()):
-            raise InputError(
-                f"{path}: found a folder that is not empty; name another with --out, nothing is overwritten"
-            )
+            raise _not_empty(path)
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
+        if not claim(path):
+            raise _not_empty(path)
         free = shutil.disk_usage(path).free
     except OSError as error:
-        raise InputError(f"{path}: cannot write there ({error.strerror}); name another folder with --out") from error
+        raise _unwritable(path, error) from error
     if free < _NEEDED_BYTES:
         raise InputError(f"{path}: found {free >> 20} MiB free; expected {_NEEDED_BYTES >> 20} MiB or more")
     return path
 
 
+def _not_empty(path: Path) -> InputError:
+    return InputError(f"{path}: found a folder that is not empty; name another with --out, nothing is overwritten")
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot write there ({error.strerror}); name another folder with --out")
+
+
 def prepare_folder(path: Path, replay: Replay) -> RunFolder:
-    """Write the schedule and the first ``run.json`` into a run's folder."""
+    """Write the schedule and the first ``run.json`` into a run's folder.
+
+    :raises InputError: another run writes its segments there, or left them: its rows and these would mix.
+    """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     try:
-        (path / SEGMENTS).mkdir(exist_ok=True)
+        (path / SEGMENTS).mkdir()
+    except FileExistsError as error:
+        raise _not_empty(path) from error
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    try:
         save_schedule(replay.traffic, path / SCHEDULE)
         folder.meta = _first_meta(replay)
         folder.write()

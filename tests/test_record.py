@@ -30,7 +30,7 @@ def _traffic(**features: Any) -> Traffic:
 def _rows(order: list[int]) -> Any:
     rows = np.zeros(len(order), dtype=REQUEST_DTYPE)
     rows["index"] = order
-    rows["latency_ns"] = np.abs(order) * 10
+    rows["latency_ns"] = rows["compute_ns"] = np.abs(order) * 10
     rows["arrival_ns"] = np.array(order) * 1000
     rows["warmup"] = np.array(order) < 0
     return rows
@@ -196,13 +196,96 @@ def test_columns_that_latfix_did_not_write_are_refused(tmp_path: Path, column: s
     table = pq.read_table(folder / "requests.parquet")
     position = table.column_names.index(column)
     pq.write_table(table.set_column(position, column, pa.array(["odd"] * N)), folder / "requests.parquet")
-    with pytest.raises(InputError, match="damaged record"):
+    with pytest.raises(InputError, match=f"in column '{column}'|a status that is none of"):
         RunRecord.load(folder)
 
 
 def test_requests_beyond_the_schedule_are_refused(tmp_path: Path) -> None:
     folder = _run(tmp_path / "run", [0, N])
     with pytest.raises(InputError, match=r"not in traffic\.parquet"):
+        RunRecord.load(folder)
+
+
+def test_rows_of_zeros_at_the_end_are_torn(tmp_path: Path) -> None:
+    # GIVEN what a loss of power leaves: files that had grown by rows whose data never came
+    folder = _run(tmp_path / "run", [3, 1, 2])
+    for name, dtype in (("requests.bin", REQUEST_DTYPE), ("batches.bin", BATCH_DTYPE)):
+        with (folder / "segments" / name).open("ab") as file:
+            file.write(bytes(5 * dtype.itemsize + 17))
+
+    record = RunRecord.load(folder)
+
+    assert record.requests["index"].tolist() == [1, 2, 3]
+    assert record.batches["batch_id"].tolist() == [0, 1, 2]
+    assert record.partial
+
+
+def test_a_row_that_ends_in_zeros_before_it_is_whole_is_torn(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "run", [3, 1, 2])
+    file = folder / "segments" / "requests.bin"
+    data = file.read_bytes()
+    kept = 2 * REQUEST_DTYPE.itemsize + 16  # of the last row, its index and arrival came
+    file.write_bytes(data[:kept] + bytes(len(data) - kept))
+    assert RunRecord.load(folder).requests["index"].tolist() == [1, 3]
+
+
+def test_a_run_that_lost_rows_is_partial_whatever_it_says(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "run", [*range(N), -1], state="complete")
+    assert not RunRecord.load(folder).partial
+    file = folder / "segments" / "requests.bin"
+    data = file.read_bytes()
+    lost = 3 * REQUEST_DTYPE.itemsize
+    file.write_bytes(data[:-lost] + bytes(lost))
+    assert RunRecord.load(folder).partial
+    finalize(folder)
+    assert RunRecord.load(folder).partial
+    assert RunRecord.load(folder).unrecorded() == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_request_that_is_there_twice_is_refused(tmp_path: Path, finished: bool) -> None:
+    folder = _run(tmp_path / "run", [4, 5, 4, 6])
+    if finished:
+        finalize(folder)
+    with pytest.raises(InputError, match="found request 4 twice; expected each request once"):
+        RunRecord.load(folder)
+
+
+def test_a_batch_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "run", [0, 1])
+    file = folder / "segments" / "batches.bin"
+    file.write_bytes(file.read_bytes() * 2)
+    with pytest.raises(InputError, match="found batch 0 twice"):
+        RunRecord.load(folder)
+
+
+def test_requests_out_of_order_are_refused(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "run", list(range(N)))
+    finalize(folder)
+    table = pq.read_table(folder / "requests.parquet")
+    pq.write_table(table.take([0, 2, 1]), folder / "requests.parquet")
+    with pytest.raises(InputError, match="found request 1 after request 2"):
+        RunRecord.load(folder)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("which", [-1, 0, 5])
+def test_a_latency_that_is_not_the_sum_of_its_stages_is_refused(tmp_path: Path, which: int, finished: bool) -> None:
+    order = [5, 0, -1, 3, 4]
+    folder = _run(tmp_path / "run", order)
+    rows = _rows(order)
+    rows["latency_ns"][order.index(which)] += 7
+    (folder / "segments" / "requests.bin").write_bytes(rows.tobytes())
+    if finished:
+        finalize(folder)
+    said = rf"request {which} with latency_ns {abs(which) * 10 + 7}; expected {abs(which) * 10}, the sum"
+    with pytest.raises(InputError, match=said):
+        RunRecord.load(folder)
+
+
+def test_more_warm_up_than_a_runner_can_be_set_to_is_refused(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "run", [0, -(10**7)])
+    with pytest.raises(InputError, match="found request -10000000"):
         RunRecord.load(folder)
 
 
@@ -222,7 +305,7 @@ def test_segments_of_another_version_are_read_by_their_own_columns(tmp_path: Pat
     names.insert(2, "of_another_version")
     rows = np.zeros(N, dtype=[(name, "<i8") for name in names])
     rows["index"] = np.arange(N)
-    rows["latency_ns"] = np.arange(N) * 10
+    rows["latency_ns"] = rows["compute_ns"] = np.arange(N) * 10
     rows["of_another_version"] = -1
     (folder / "segments" / "requests.bin").write_bytes(rows.tobytes())
     document = json.loads((folder / "run.json").read_text())

@@ -58,6 +58,7 @@ def write_run(folder: Path) -> Path:
     rows = np.zeros(len(index), REQUEST_DTYPE)
     rows["index"], rows["warmup"], rows["batch_id"] = index, index < 0, np.arange(len(index)) // 2
     rows["arrival_ns"], rows["latency_ns"] = index * 10 * MS, rng.integers(MS, 9 * MS, len(index))
+    rows["compute_ns"] = rows["latency_ns"]
     rows["status"] = np.where(index % 97 == 96, 1, 0)
     (segments / "requests.bin").write_bytes(rows[rng.permutation(len(rows))].tobytes())
     batches = np.zeros(len(index) // 2, BATCH_DTYPE)
@@ -202,3 +203,38 @@ def test_reading_a_schedule_in_parts_imports_no_pandas(folder: Path) -> None:
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def _rewrite(folder: Path, name: str, change: Any) -> None:
+    table = change(pq.read_table(folder / name))
+    pq.write_table(table, folder / name, row_group_size=64)
+
+
+def _in_excess(table: Any) -> Any:
+    latency = table.column("latency_ns").to_numpy().copy()
+    latency[700] += 1
+    position = table.column_names.index("latency_ns")
+    return table.set_column(position, "latency_ns", pa.array(latency))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("requests.parquet", lambda t: pa.concat_tables([t, t]), "found request -10 after request 999"),
+        ("requests.parquet", lambda t: pa.concat_tables([t[:64], t[63:]]), "found request 53 twice"),
+        ("requests.parquet", _in_excess, "found request 690 with latency_ns"),
+        ("batches.parquet", lambda t: pa.concat_tables([t[:64], t[63:]]), "found batch 63 twice"),
+        ("traffic.parquet", lambda t: t[:999], "found request 999, which is not in"),
+    ],
+)
+def test_what_no_run_holds_is_refused(folder: Path, name: str, change: Any, says: str) -> None:
+    _rewrite(folder, name, change)
+    with pytest.raises(InputError, match=says):
+        RecordFile(folder)
+
+
+def test_a_run_that_lost_rows_is_partial(folder: Path) -> None:
+    assert not RecordFile(folder).partial
+    _rewrite(folder, "requests.parquet", lambda table: table[:-3])
+    assert RecordFile(folder).partial
+    assert RecordFile(folder).stretch(0, 10).partial

@@ -22,7 +22,8 @@ def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
 def test_what_opening_tells_better_is_let_through(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    for path in (tmp_path, tmp_path / "file", tmp_path / "link"):
+    for path in (tmp_path, tmp_path / "file", tmp_path / "link", tmp_path / "none"):
         check_regular(path, "a plan")
-    with pytest.raises(FileNotFoundError):
-        check_regular(tmp_path / "none", "a plan")
+    with pytest.raises(InputError, match="found no regular file; expected rows"):
+        check_regular(tmp_path, "rows", folders=False)
+    check_regular(tmp_path / "none", "rows", folders=False)

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import InputError, input_error
+from latfix.parquet_columns import LARGEST
 from latfix.parquet_rows import ParquetRows
+from latfix.record_checks import MALFORMED
+from latfix.regular_file import check_regular
 from latfix.request import PRIORITIES
 from latfix.traffic.fields import NORMAL
 from latfix.traffic.formats import PARQUET_KEY
@@ -244,15 +247,15 @@ def load_schedule(path: Path) -> Traffic:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path, _SCHEDULE, folders=False)
     try:
         table = pq.ParquetFile(path).read(use_threads=False)
         sidecar = _stored(path, table.schema.metadata, table.column_names)
         return _traffic(table, sidecar, list(sidecar.kinds), payloads=True)
     except FileNotFoundError as error:
         raise input_error(path, None, "no such file", _SCHEDULE) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise input_error(path, None, f"a damaged file ({reason})", _SCHEDULE) from error
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
+        raise _damaged(path, error) from error
 
 
 class ScheduleFile:
@@ -274,7 +277,16 @@ class ScheduleFile:
 
     def part(self, first: int, last: int) -> Traffic:
         """Requests ``first`` up to ``last``, without payloads and deadlines."""
-        return _traffic(self._rows.rows(first, last), self._sidecar, self._features, payloads=False)
+        table = self._rows.rows(first, last)
+        try:
+            return _traffic(table, self._sidecar, self._features, payloads=False)
+        except MALFORMED as error:
+            raise _damaged(self._rows.path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())[:120]
+    return input_error(path, None, f"a damaged file ({type(error).__name__}: {reason})", _SCHEDULE)
 
 
 def _stored(path: Path, metadata: Mapping[bytes, bytes] | None, names: Sequence[str]) -> Sidecar:
@@ -287,6 +299,7 @@ def _stored(path: Path, metadata: Mapping[bytes, bytes] | None, names: Sequence[
 def _traffic(table: Any, sidecar: Sidecar, names: Sequence[str], *, payloads: bool) -> Traffic:
     count = table.num_rows
     columns = {name: table[name] for name in table.column_names}
+    _check(columns)
     features = {name: _feature(columns[_FEATURE_PREFIX + name], sidecar.kinds[name]) for name in names}
     texts = columns["payload"].to_pylist() if payloads else []
     return Traffic(
@@ -299,6 +312,29 @@ def _traffic(table: Any, sidecar: Sidecar, names: Sequence[str], *, payloads: bo
         payloads=[None if text is None else json.loads(text) for text in texts] if payloads else [None] * count,
         metadata=sidecar.metadata,
     )
+
+
+def _check(columns: Mapping[str, Any]) -> None:
+    """See that what is read as it lies in memory, or as text, is that.
+
+    :raises ValueError: a column has another type, a null, or an arrival out of order.
+    """
+    import pyarrow as pa
+
+    arrival = _whole(columns["arrival_ns"])
+    if len(arrival) and not (arrival[0] >= 0 and arrival[-1] <= LARGEST and (np.diff(arrival) >= 0).all()):
+        raise ValueError("arrivals out of order")
+    if columns["id"].null_count:
+        raise ValueError("a request without an id")
+    for name in ("id", "session", "payload"):
+        if name in columns and len(arrival) and not (_is_text(kind := columns[name].type) or pa.types.is_null(kind)):
+            raise ValueError(f"{kind} in column {name!r}")
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _priorities(column: Any) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -316,12 +352,16 @@ def _priorities(column: Any) -> np.ndarray[Any, np.dtype[np.int8]]:
 def _whole(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     from latfix.traffic import arrow
 
+    if len(column) and (str(column.type) != "int64" or column.null_count):
+        raise ValueError(f"{column.type}, or a null, where whole numbers belong")
     return np.asarray(arrow.read_numbers(column, np.int64), dtype=np.int64)
 
 
 def _floats(column: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     from latfix.traffic import arrow
 
+    if len(column) and str(column.type) != "double":
+        raise ValueError(f"{column.type} where numbers belong")
     return np.where(arrow.read_validity(column), arrow.read_numbers(column, np.float64), np.nan)
 
 
@@ -330,6 +370,8 @@ def _feature(column: Any, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
         return _whole(column)
     if kind == "float":
         return _floats(column)
+    if len(column) and not _is_text(column.type):
+        raise ValueError(f"{column.type} where texts belong")
     texts = np.empty(len(column), dtype=object)
     texts[:] = column.to_pylist()
     return texts

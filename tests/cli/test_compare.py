@@ -44,6 +44,7 @@ def _run(folder: Path, seed: int, scale: float = 1.0, *, complete: bool = True, 
     rows["arrival_ns"] = traffic.arrival_ns
     noise = np.random.default_rng(seed).lognormal(0, 0.1, N)
     rows["latency_ns"] = np.random.default_rng(0).lognormal(0, 0.7, N) * noise * scale * 1e7
+    rows["compute_ns"] = rows["latency_ns"]
     data = rows.tobytes()
     (segments / "requests.bin").write_bytes(data[: len(data) - cut])
     for name in ("batches.bin", "events.jsonl", "samples.jsonl"):

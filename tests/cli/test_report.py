@@ -206,3 +206,13 @@ def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli
     else:
         assert (code in (2, 4) and out.strip() in ("",)) or code == 4
         assert err.startswith("latfix: ") and err.count("\n") == 1
+
+
+def test_links_that_lead_in_a_circle(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:
+    loop, other = tmp_path / "loop", tmp_path / "other"
+    loop.symlink_to(other)
+    other.symlink_to(loop)
+    assert str(loop) in _refused(cli("report", loop))
+    assert str(loop) in _refused(cli("compare", runs[True], loop))
+    assert "--json" in _refused(cli("report", runs[True], "--json", loop))
+    assert "--markdown" in _refused(cli("report", runs[True], "--json", "-", "--markdown", loop))

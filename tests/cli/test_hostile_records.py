@@ -1,0 +1,259 @@
+"""``report`` on records whose files open well and hold what latfix never wrote: one line, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.profilers.attribution import diagnose as attribute
+from latfix.record import finalize
+from latfix.stages import STAGES
+from latfix.traffic.model import Traffic
+from latfix.traffic.store import save_schedule
+
+Cli = Callable[..., tuple[int, str, str]]
+N, MS = 40, 1_000_000
+PARQUET = ("requests", "batches", "events", "samples", "traffic")
+#: By name, a value that takes a column's place, in all rows.
+VALUES: dict[str, Any] = {
+    "text": pa.scalar("x"),
+    "list": pa.scalar([1]),
+    "bytes": pa.scalar(b"\xff"),
+    "null": pa.scalar(None),
+    "a null of the type": pa.scalar(None, pa.int64()),
+    "nan": pa.scalar(float("nan")),
+    "most": pa.scalar(2**63 - 1),
+    "least": pa.scalar(-(2**63)),
+    "unsigned": pa.scalar(2**64 - 1, pa.uint64()),
+    "large": pa.scalar(2**61),
+    "minus one": pa.scalar(-1),
+    "zero": pa.scalar(0),
+    "time": pa.scalar(1, pa.timestamp("s")),
+}
+
+
+def _write(folder: Path, *, finished: bool) -> Path:
+    segments = folder / "segments"
+    segments.mkdir(parents=True)
+    traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, features={"tokens": np.arange(N)})
+    traffic.sessions[:] = ["s" if k % 2 else None for k in range(N)]
+    save_schedule(traffic, folder / "traffic.parquet")
+    meta: dict[str, Any] = {
+        "schema": "latfix.run/1",
+        "state": "complete" if finished else "running",
+        "workload": "w",
+        "scheduled": N,
+    }
+    meta |= {
+        "device": "cpu",
+        "settings": {"workers": 1},
+        "objective": {"percentile": 99.0},
+        "overhead": {"a_us": 1.0},
+    }
+    (folder / "run.json").write_text(json.dumps({**meta, "calibration": {"minor_fault_ns": 500.0}}))
+    rows = np.zeros(N, dtype=REQUEST_DTYPE)
+    rows["index"], rows["arrival_ns"], rows["batch_id"] = np.arange(N), traffic.arrival_ns, np.arange(N)
+    for k, stage in enumerate(STAGES):
+        rows[f"{stage}_ns"] = 10_000 * (k + 1)
+    rows["compute_ns"][::9] += 5 * MS
+    rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
+    rows["status"][3] = 1
+    batches = np.zeros(N, dtype=BATCH_DTYPE)
+    batches["batch_id"], batches["size"] = np.arange(N), 1
+    ends = np.cumsum([rows[f"{stage}_ns"] for stage in STAGES], axis=0) + rows["arrival_ns"]
+    batches["open_ns"] = batches["close_ns"] = ends[2]
+    for name, k in (("collated_ns", 3), ("h2d_end_ns", 4), ("compute_end_ns", 5), ("d2h_end_ns", 6)):
+        batches[name] = ends[k]
+    batches["finish_end_ns"] = ends[7]
+    (segments / "requests.bin").write_bytes(rows.tobytes())
+    (segments / "batches.bin").write_bytes(batches.tobytes())
+    events: list[list[Any]] = [[10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}]]
+    events.append([30 * MS, 0, "error", 1, 3, 3, {"message": "bad", "stage": "compute"}])
+    (segments / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events))
+    (segments / "samples.jsonl").write_text('[20, "process.rss_bytes", 1.5]\n[90, "process.rss_bytes", 2]\n')
+    if finished:
+        finalize(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    base = tmp_path_factory.mktemp("runs")
+    return {finished: _write(base / str(finished), finished=finished) for finished in (True, False)}
+
+
+@pytest.fixture
+def run(originals: dict[bool, Path], tmp_path: Path) -> Path:
+    """A run that ended."""
+    return Path(shutil.copytree(originals[True], tmp_path / "run"))
+
+
+@pytest.fixture
+def killed(originals: dict[bool, Path], tmp_path: Path) -> Path:
+    """A run that was killed."""
+    return Path(shutil.copytree(originals[False], tmp_path / "killed"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latfix.profilers.attribution.diagnose", partial(attribute, bootstrap=10))
+
+
+def _refused(answer: tuple[int, str, str], *words: str) -> None:
+    code, out, err = answer
+    assert code == 2 and out == "", (code, err)
+    assert err.startswith("latfix: ") and err.count("\n") == 1, err
+    assert all(word in err for word in words), err
+
+
+def _answered(answer: tuple[int, str, str]) -> None:
+    if answer[0] != 0:
+        _refused(answer)
+
+
+def _change(file: Path, name: str, values: Any) -> None:
+    table = pq.read_table(file)
+    if values is None:
+        changed = table.drop_columns([name])
+    else:
+        changed = table.set_column(table.column_names.index(name), name, values)
+    pq.write_table(changed, file)
+
+
+@pytest.mark.parametrize("limit", [None, 10], ids=["small", "large"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_column_of_any_file(
+    originals: dict[bool, Path],
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    data: st.DataObject,
+) -> None:
+    if limit is not None:
+        monkeypatch.setattr("latfix.record_file.LARGE", limit)
+    folder = tmp_path / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(originals[True], folder)
+    file = folder / f"{data.draw(st.sampled_from(PARQUET))}.parquet"
+    table = pq.read_table(file)
+    name = data.draw(st.sampled_from(table.column_names))
+    way = data.draw(st.sampled_from(["gone", "one", *VALUES]))
+    values: Any = None
+    if way == "one":
+        one = data.draw(st.sampled_from([2**61, -(2**61), 2**63 - 1, -(2**63), 10**12, -1, None]))
+        values = table.column(name).to_pylist()
+        values[len(values) // 2] = one if table.schema.field(name).type == pa.int64() else None
+        values = pa.array(values, table.schema.field(name).type)
+    elif way != "gone":
+        values = pa.repeat(VALUES[way], table.num_rows)
+    _change(file, name, values)
+
+    _answered(cli("report", folder, "--json", "-"))
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value", "words"),
+    [
+        ("batches", "size", "text", "found string in column 'size'"),
+        ("batches", "open_ns", "most", "found 9223372036854775807 in column 'open_ns'"),
+        ("batches", "worker", "minus one", "found a batch of worker -1"),
+        ("events", "t_ns", "nan", "found double in column 't_ns'"),
+        ("events", "detail", "null", "found null in column 'detail'"),
+        ("events", "detail", "text", "found 'x' as detail of an event"),
+        ("samples", "value", "nan", "found nan in column 'value'"),
+        ("samples", "series", "list", "in column 'series'"),
+        ("requests", "error", "bytes", "found binary in column 'error'"),
+        ("requests", "arrival_ns", "a null of the type", "found a null in column 'arrival_ns'"),
+        ("requests", "index", "least", "found -9223372036854775808 in column 'index'"),
+        ("traffic", "session", "nan", "double in column 'session'"),
+        ("traffic", "id", "list", "in column 'id'"),
+        ("traffic", "arrival_ns", "text", "found a damaged file"),
+    ],
+)
+def test_what_a_column_holds_is_named(run: Path, cli: Cli, file: str, name: str, value: str, words: str) -> None:
+    path = run / f"{file}.parquet"
+    _change(path, name, pa.repeat(VALUES[value], pq.read_metadata(path).num_rows))
+    _refused(cli("report", run), str(run), words)
+
+
+@pytest.mark.parametrize("detail", ["null", "[]", "3", "[" * 5000 + "]" * 5000, '{"a": ' * 100 + "1" + "}" * 100])
+def test_details_that_are_no_objects(run: Path, killed: Path, cli: Cli, detail: str) -> None:
+    _change(run / "events.parquet", "detail", pa.array([detail] * 2))
+    _refused(cli("report", run), "events.parquet")
+    (killed / "segments" / "events.jsonl").write_text(f'[30, 0, "error", 1, 3, 3, {detail}]\n')
+    _refused(cli("report", killed), "events.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['["a", "a", 1]', "[null, 1, 1]", '[1, "a", "b"]', '[1e400, "a", 1]', f'[{10**30}, "a", 1]', '[1, "a", NaN]'],
+)
+def test_lines_that_latfix_did_not_write(killed: Path, cli: Cli, line: str) -> None:
+    (killed / "segments" / "samples.jsonl").write_text(f'[10, "a", 1]\n{line}\n')
+    _refused(cli("report", killed), "samples.jsonl:2: found")
+
+
+KEYS = ["calibration.minor_fault_ns", "overhead.a_us", "objective.percentile", "scheduled", "cores", "torch_threads"]
+STRANGE: list[Any] = [
+    10**29,
+    10**400,
+    -(10**29),
+    1e29,
+    float("nan"),
+    float("inf"),
+    [[[]]],
+    {"a": {"b": 1}},
+    None,
+    "x",
+    -1,
+]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=range(len(STRANGE)))
+@pytest.mark.parametrize("key", KEYS)
+def test_numbers_of_a_run_file(run: Path, cli: Cli, key: str, value: Any) -> None:
+    document = json.loads((run / "run.json").read_text())
+    table, _, name = key.rpartition(".")
+    (document[table] if table else document)[name] = value
+    (run / "run.json").write_text(json.dumps(document))
+    _answered(cli("report", run, "--json", "-"))
+
+
+@pytest.mark.parametrize("depth", [100, 5000])
+def test_a_run_file_that_is_too_deep(run: Path, cli: Cli, depth: int) -> None:
+    text = (run / "run.json").read_text().rstrip()[:-1]
+    (run / "run.json").write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
+    _refused(cli("report", run), "run.json")
+
+
+@pytest.mark.parametrize("name", ["run.json", *(f"{name}.parquet" for name in PARQUET)])
+@pytest.mark.parametrize("limit", [150_000, 10], ids=["small", "large"])
+def test_pipes_are_not_waited_for(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
+) -> None:
+    monkeypatch.setattr("latfix.record_file.LARGE", limit)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    _refused(cli("report", run), f"{name}: found no regular file")
+
+
+@pytest.mark.parametrize("name", ["requests.bin", "batches.bin", "events.jsonl", "samples.jsonl"])
+def test_pipes_of_a_killed_run_are_not_waited_for(killed: Path, cli: Cli, name: str) -> None:
+    (killed / "segments" / name).unlink()
+    os.mkfifo(killed / "segments" / name)
+    _refused(cli("report", killed), f"{name}: found no regular file")
