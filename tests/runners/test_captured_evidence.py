@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from latfix.runners.calls import Tally
+from latfix.runners.child import machine
 from latfix.runners.device.graphs import GraphedModel
 from latfix.runners.service import Service
 from latfix.settings import RunnerSettings
@@ -54,3 +55,31 @@ def test_weights_are_those_of_the_model_behind_the_graphs(
     service.release()
     assert found["weights"] == {"float32": weights}
     assert found["kept_weights"] == ({"float32": kept} if kept else {})
+
+
+def test_facts_take_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it there, and a profiler that crashes would end the search with the process."""
+    (tmp_path / "adapter.py").write_text(ADAPTER)
+    service = Service(tmp_path, "adapter:Plain", RunnerSettings(device="cpu"))
+    service.load()
+    profiled: list[object] = []
+
+    def profile(*arguments: object) -> dict[str, Any]:
+        profiled.append(arguments)
+        return {}
+
+    monkeypatch.setattr(Service, "device_profile", profile)
+    traffic = Traffic.plain(np.zeros(1, np.int64))
+    assert "modules" in service.facts(traffic) and not profiled
+    service.evidence(traffic)
+    service.release()
+    assert len(profiled) == 1
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_the_record_names_the_gpu_that_the_model_is_on(
+    device: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"GPU {number}")
+    assert machine(device)["gpu"] == f"GPU {asked}"
