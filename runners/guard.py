@@ -76,7 +76,9 @@ def original_loss(scored: Mapping[str, Any]) -> float:
 
 def _apart(scored: Mapping[str, Any]) -> str:
     parts = []
-    if scored.get("agreement") is not None:
+    # Where a workload has a score of its own, whole answers (a ranking of hundreds) need not be the same.
+    own = scored.get("kind") == "evaluate" and scored.get("deviation") is not None
+    if scored.get("agreement") is not None and not own:
         parts.append(f"{float(scored['agreement']):.1%} of the answers say the same")
     if scored.get("deviation") is not None:
         parts.append(f"largest deviation {float(scored['deviation']):.2g}")

@@ -57,6 +57,13 @@ def test_the_figures_are_told() -> None:
     )
 
 
+@pytest.mark.parametrize(("deviation", "told"), [(0.05, False), (None, True)])
+def test_beside_a_score_of_its_own_whole_answers_need_not_be_the_same(deviation: float | None, told: bool) -> None:
+    """Rankings of hundreds: "0.0% say the same" beside an equal score would only alarm."""
+    _, said = judge(scored(0.90, kind="evaluate", agreement=0.0, deviation=deviation), 0.90, 0.01)
+    assert ("of the answers" in said) is told and ("deviation" in said) is not told
+
+
 def mean(answers: list[Any]) -> float:
     return float(np.mean(answers))
 
