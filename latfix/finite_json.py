@@ -14,13 +14,17 @@ def read_json(text: str) -> Any:
     :raises ValueError: it is no JSON, or has such a number.
     :raises RecursionError: it is nested too deeply.
     """
-    return json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
+    return json.loads(text, parse_float=finite_number, parse_int=_whole, parse_constant=refuse_constant)
 
 
-def _finite(text: str) -> float:
+def finite_number(text: str) -> float:
+    """A number with a point or an exponent.
+
+    :raises ValueError: no float is as large.
+    """
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"number {text[:20]} is out of range")
+        raise ValueError(f"number {text[:30]} is out of range")
     return value
 
 
@@ -30,5 +34,9 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _refuse(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """``NaN`` and ``Infinity``, which only Python's reader takes.
+
+    :raises ValueError: always.
+    """
     raise ValueError(f"{name} is no number of JSON")

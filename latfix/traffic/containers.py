@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any
 
 from latfix.errors import input_error
+from latfix.finite_json import finite_number, refuse_constant
 from latfix.traffic.source import Source
 from latfix.traffic.table import Problems, RawTable
 from latfix.traffic.values import EXACT_FLOAT_LIMIT, shown
@@ -72,13 +73,6 @@ def _is_utf8(text: str) -> bool:
 # --- JSON Lines -------------------------------------------------------------------------------------------
 
 
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"number {shown(text, 30)} is out of range")
-    return value
-
-
 def _exact_decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
@@ -86,12 +80,8 @@ def _exact_decimal(text: str) -> Decimal:
         return Decimal(float(text))
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant)
-_EXACT_DECODER = json.JSONDecoder(parse_float=_exact_decimal, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_float=finite_number, parse_constant=refuse_constant)
+_EXACT_DECODER = json.JSONDecoder(parse_float=_exact_decimal, parse_constant=refuse_constant)
 
 
 def _read_jsonl(source: Source, text: str, skip_bad_lines: bool) -> RawTable:

@@ -21,6 +21,18 @@ from latfix.stages import STAGES
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_bytes": 8 << 30, "os": "Linux", "gpu": None}
 
 
+def batches_of(rows: Any) -> Any:
+    """A batch of its own for each request, with the times that the request's stages give it."""
+    batches = np.zeros(len(rows), dtype=BATCH_DTYPE)
+    batches["batch_id"], batches["size"] = rows["batch_id"], 1
+    ends = np.cumsum([rows[f"{stage}_ns"] for stage in STAGES], axis=0) + rows["arrival_ns"]
+    batches["open_ns"] = batches["close_ns"] = ends[2]
+    for name, k in (("collated_ns", 3), ("h2d_end_ns", 4), ("compute_end_ns", 5), ("d2h_end_ns", 6)):
+        batches[name] = ends[k]
+    batches["finish_end_ns"] = ends[7]
+    return batches
+
+
 @dataclass
 class Service:
     """The service that is replayed instead of a real one.
@@ -66,15 +78,8 @@ class Service:
         rows["compute_ns"] = compute.astype(np.int64)
         rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
         rows["status"][: self.failed] = 1
-        batches = np.zeros(n, dtype=BATCH_DTYPE)
-        batches["batch_id"], batches["size"] = np.arange(n), 1
-        ends = np.cumsum([rows[f"{stage}_ns"] for stage in STAGES], axis=0) + rows["arrival_ns"]
-        batches["open_ns"] = batches["close_ns"] = ends[2]
-        for name, k in (("collated_ns", 3), ("h2d_end_ns", 4), ("compute_end_ns", 5), ("d2h_end_ns", 6)):
-            batches[name] = ends[k]
-        batches["finish_end_ns"] = ends[7]
         (segments / "requests.bin").write_bytes(rows.tobytes())
-        (segments / "batches.bin").write_bytes(batches.tobytes())
+        (segments / "batches.bin").write_bytes(batches_of(rows).tobytes())
         (segments / "events.jsonl").write_text("")
         (segments / "samples.jsonl").write_text("")
 

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.columns import REQUEST_DTYPE
 from latfix.profilers.attribution import diagnose as attribute
 from latfix.record import finalize
 from latfix.stages import STAGES
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import save_schedule
+from tests.cli.conftest import batches_of
 
 Cli = Callable[..., tuple[int, str, str]]
 N, MS = 40, 1_000_000
@@ -71,15 +72,8 @@ def _write(folder: Path, *, finished: bool) -> Path:
     rows["compute_ns"][::9] += 5 * MS
     rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
     rows["status"][3] = 1
-    batches = np.zeros(N, dtype=BATCH_DTYPE)
-    batches["batch_id"], batches["size"] = np.arange(N), 1
-    ends = np.cumsum([rows[f"{stage}_ns"] for stage in STAGES], axis=0) + rows["arrival_ns"]
-    batches["open_ns"] = batches["close_ns"] = ends[2]
-    for name, k in (("collated_ns", 3), ("h2d_end_ns", 4), ("compute_end_ns", 5), ("d2h_end_ns", 6)):
-        batches[name] = ends[k]
-    batches["finish_end_ns"] = ends[7]
     (segments / "requests.bin").write_bytes(rows.tobytes())
-    (segments / "batches.bin").write_bytes(batches.tobytes())
+    (segments / "batches.bin").write_bytes(batches_of(rows).tobytes())
     events: list[list[Any]] = [[10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}]]
     events.append([30 * MS, 0, "error", 1, 3, 3, {"message": "bad", "stage": "compute"}])
     (segments / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events))

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.columns import REQUEST_DTYPE
 from latfix.record import finalize
 from latfix.stages import STAGES
 from latfix.traffic.model import Traffic
 from latfix.traffic.store import save_schedule
+from tests.cli.conftest import batches_of
 
 Cli = Callable[..., tuple[int, str, str]]
 N = 60
@@ -36,16 +37,7 @@ def _rows() -> Any:
 
 
 def _batches(rows: Any) -> Any:
-    batches = np.zeros(N, dtype=BATCH_DTYPE)
-    batches["batch_id"] = np.arange(N)
-    batches["size"] = 1
-    start = rows["arrival_ns"]
-    ends = np.cumsum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-    batches["open_ns"] = start + ends[2]
-    batches["close_ns"] = batches["open_ns"]
-    for name, k in (("collated_ns", 3), ("h2d_end_ns", 4), ("compute_end_ns", 5), ("d2h_end_ns", 6)):
-        batches[name] = start + ends[k]
-    batches["finish_end_ns"] = start + ends[7]
+    batches = batches_of(rows)
     batches["free_ns"][1:] = batches["finish_end_ns"][:-1]
     return batches
 
