@@ -21,20 +21,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from latfix.comparison import compare_rounds
+from latfix.config.plan import read_plan
+from latfix.config.workload_toml import load_spec
 from latfix.errors import LatfixError
-from latfix.plan import read_plan
-from latfix.record import RunRecord
-from latfix.runners.arms import Arm
-from latfix.runners.child import machine
-from latfix.runners.process import OnEvent
-from latfix.runners.steps import compare_windows
-from latfix.runners.windows import screening_windows
+from latfix.results.comparison import compare_rounds
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.optimize.screening_decision import compare_windows
+from latfix.runners.optimize.screening_windows import screening_windows
+from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.runner_main import machine
+from latfix.runners.replay.runner_process import OnEvent
 from latfix.settings import RunnerSettings
-from latfix.spec import load_spec
-from latfix.traffic.formats import read_traffic
-from latfix.traffic.model import Traffic
-from latfix.traffic.transform import scale_time, slice_time
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import scale_time, slice_time
 
 #: What people reach for first, alone.
 ALONE: dict[str, dict[str, Any]] = {

@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.distributions import wilson_interval
-from latfix.profilers.evidence import Evidence, gather
-from latfix.profilers.ledger import Books, make_books
-from latfix.profilers.queue_blame import waits_at
-from latfix.record import RunRecord
-from latfix.runners.selftest.collect import load_kept
-from latfix.runners.selftest.selftest import score_kept
-from latfix.scoreboard import CaseScore
+from latfix.profilers.attribution.ledger import Books, make_books
+from latfix.profilers.attribution.wait_attribution import waits_at
+from latfix.profilers.evidence.units import Evidence, gather
+from latfix.results.selftest_scoreboard import CaseScore
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.selftest.run import score_kept
+from latfix.runners.selftest.run_case import load_kept
 from latfix.stages import STAGES
-from latfix.statistics import percentile_ns
+from latfix.statistics.distributions import wilson_interval
+from latfix.statistics.latency_summary import percentile_ns
 
 Floats = npt.NDArray[np.float64]
 Answer = Mapping[str, float]

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.profilers.queue_replay import Policy, serve
-from latfix.record import RUN_SCHEMA, SCHEDULE
-from latfix.traffic.model import Traffic
-from latfix.traffic.store import save_schedule
+from latfix.queueing.differentiable_simulator import Policy, serve
+from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.schedule import Traffic
 
 _MS = 1_000_000
 _PIECE = 500_000
@@ -89,8 +89,8 @@ def main() -> None:
 
 
 def _diagnose(folder: Path, *, causes: bool) -> dict[str, object]:
-    from latfix.cli.conclude import diagnosed
-    from latfix.record_file import open_record
+    from latfix.cli.shared.diagnose_flow import diagnosed
+    from latfix.run_record.chunked_record import open_record
 
     start = time.perf_counter(), time.process_time()
     diagnosis = diagnosed(open_record(folder), folder=folder if causes else None)

@@ -34,14 +34,14 @@ import numpy as np
 from gate_worlds import PLANTED, WORLDS, Bench, Floats, World
 from real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
 
-from latfix.decision import FINAL, Rule
-from latfix.distributions import wilson_interval
-from latfix.profilers.unit_costs import cpu_model
-from latfix.ratios import paired_ratio
-from latfix.runners.proof import MOST_ROUNDS
-from latfix.runners.session import versions
-from latfix.scores import FREE_OF_ALLOWANCE, Rounds, allowance, between, decision_bounds
-from latfix.sequential import FIRST_LOOK, look_level
+from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.runners.optimize.final_replay import MOST_ROUNDS
+from latfix.runners.replay.run_session import versions
+from latfix.statistics.bootstrap_ratio import paired_ratio
+from latfix.statistics.decision import FINAL, Rule
+from latfix.statistics.distributions import wilson_interval
+from latfix.statistics.group_sequential import FIRST_LOOK, look_level
+from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, Rounds, allowance, between, decision_bounds
 
 KEYS: dict[str, float | None] = {"mean": None, "p95": 0.95, "p99": 0.99}
 FIXED = (1, 2, 3, 4, 5, 8, 12, 15)

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.profilers.attribution import diagnose
-from latfix.statistics import wilson_interval
+from latfix.profilers.diagnose import diagnose
+from latfix.statistics.latency_summary import wilson_interval
 
-_SIMULATOR = Path(__file__).resolve().parents[1] / "tests" / "profilers" / "attribution" / "conftest.py"
+_SIMULATOR = Path(__file__).resolve().parents[1] / "tests" / "profilers" / "conftest.py"
 _FIRST_SEED = 1000
 
 Rows = npt.NDArray[np.float64]

@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.decision import RatioEstimate
+from latfix.config.plan import Plan, read_plan
 from latfix.errors import InputError, LatfixError
-from latfix.plan import Plan, read_plan
-from latfix.profilers.recorder import StageRecorder
-from latfix.ratios import paired_ratios
+from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.request import Request
-from latfix.runners.child import machine
-from latfix.runners.live import WINDOW, Runner
-from latfix.runners.live_load import load_runner
-from latfix.runners.replay import replay
-from latfix.runners.service import Service
+from latfix.runners.live.load import load_runner
+from latfix.runners.live.runner import WINDOW, Runner
+from latfix.runners.replay.open_loop import replay
+from latfix.runners.replay.runner_main import machine
+from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
-from latfix.traffic.formats import read_traffic
-from latfix.traffic.model import Traffic
-from latfix.traffic.transform import slice_time
+from latfix.statistics.bootstrap_ratio import paired_ratios
+from latfix.statistics.decision import RatioEstimate
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import slice_time
 
 Latencies = npt.NDArray[np.float64]
 
@@ -155,7 +155,7 @@ def own_cost_us(runner: Runner, request: Request, n: int = 2000) -> float:
 
 
 def _traffic(workload: str) -> Traffic:
-    from latfix.spec import load_spec
+    from latfix.config.workload_toml import load_spec
 
     spec = load_spec(workload)
     return read_traffic(spec.traffic, mapping=spec.traffic_map)

@@ -31,22 +31,22 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from latfix.columns import PROCESS_ACCOUNT, THREAD_ACCOUNT
-from latfix.profilers.host import NO_ACCOUNT, NO_GROWTH
-from latfix.ratios import paired_ratios
-from latfix.runners.child import machine
-from latfix.runners.device import flights
-from latfix.runners.device.event_pool import EventPool
-from latfix.runners.device.lane import Lane
-from latfix.runners.recording import RecordedReplay
-from latfix.runners.service import Service
-from latfix.runners.session import Replay, prepare_folder
-from latfix.runners.starter import write_starter
-from latfix.spec import WorkloadSpec, load_spec
-from latfix.traffic.formats import read_traffic
-from latfix.traffic.model import Traffic
+from latfix.cli.shared.starter_workload import write_starter
+from latfix.config.workload_toml import WorkloadSpec, load_spec
+from latfix.profilers.probes.thread_counters import NO_ACCOUNT, NO_GROWTH
+from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
+from latfix.runners.gpu import async_batches as flights
+from latfix.runners.gpu.event_pool import EventPool
+from latfix.runners.gpu.worker_streams import Lane
+from latfix.runners.replay.recorded_replay import RecordedReplay
+from latfix.runners.replay.run_session import Replay, prepare_folder
+from latfix.runners.replay.runner_main import machine
+from latfix.runners.service.loaded_service import Service
+from latfix.statistics.bootstrap_ratio import paired_ratios
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.schedule import Traffic
 from latfix.traffic.synthesize import FeatureSpec, Synthesis, synthesize
-from latfix.traffic.transform import repeat, scale_time, slice_time
+from latfix.traffic.transforms import repeat, scale_time, slice_time
 
 _KEYS = ("mean", "p50", "p95", "p99")
 _UNTIMED_S = 2.0
@@ -183,17 +183,17 @@ def _without_probes(*, overlap: bool) -> Iterator[None]:
             "engine.cuda_counters": lambda _: None,
             "engine.time": clocks,
             "worker.time": clocks,
-            "engine.difference": lambda *_: NO_ACCOUNT,
-            "worker.difference": lambda *_: NO_ACCOUNT,
-            "recording.GcPauses": lambda *_: idle,
-            "recording.LockProbe": lambda *_: idle,
-            "recording.SegmentWriter": _NoWriter,
-            "device.lane.Lane.events": _events_of(waited),
-            "device.flights.Flights._read": _not_read,
+            "engine.engine.difference": lambda *_: NO_ACCOUNT,
+            "engine.worker.difference": lambda *_: NO_ACCOUNT,
+            "replay.recorded_replay.GcPauses": lambda *_: idle,
+            "replay.recorded_replay.LockProbe": lambda *_: idle,
+            "replay.recorded_replay.SegmentWriter": _NoWriter,
+            "gpu.worker_streams.Lane.events": _events_of(waited),
+            "gpu.async_batches.Flights._read": _not_read,
         }.items():
             stack.enter_context(mock.patch(f"latfix.runners.{name}", stand_in))
         for name in ("account", "batch_account", "batch_values"):
-            stack.enter_context(mock.patch(f"latfix.profilers.recorder.StageRecorder.{name}", _nothing))
+            stack.enter_context(mock.patch(f"latfix.profilers.probes.stage_recorder.StageRecorder.{name}", _nothing))
         yield
 
 

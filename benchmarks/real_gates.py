@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from latfix.fidelity import dispatch_lag
-from latfix.runners.arms import Arm
-from latfix.runners.process import OnEvent
-from latfix.spec import WorkloadSpec, read_spec
+from latfix.config.workload_toml import WorkloadSpec, read_spec
+from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.runner_process import OnEvent
 from latfix.stages import Status
-from latfix.traffic.formats import read_traffic
-from latfix.traffic.model import Traffic
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.schedule import Traffic
 
 Floats = npt.NDArray[np.float64]
 

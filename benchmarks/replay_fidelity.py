@@ -22,11 +22,11 @@ import numpy.typing as npt
 import torch
 
 from latfix import Request, Workload
-from latfix.profilers.recorder import EventLog, StageRecorder
-from latfix.runners.child import machine
-from latfix.runners.engine import Engine
-from latfix.runners.replay import give_priority_back, replay, take_priority
-from latfix.runners.worker import ModelInstance
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
+from latfix.runners.replay.runner_main import machine
 from latfix.settings import RunnerSettings
 
 RATES = (50, 200, 500, 1000, 5000)

@@ -24,17 +24,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.profilers.recorder import EventLog, StageRecorder
+from latfix.adapter_api import Workload
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.queueing.simulator import Offered
 from latfix.request import Request
-from latfix.runners.batcher import BatchQueue
-from latfix.runners.engine import Engine
-from latfix.runners.routed_queue import RoutedQueue
-from latfix.runners.routing import Router
-from latfix.runners.simulated_queue import Offered
-from latfix.runners.simulated_routing import SimulatedRouting
-from latfix.runners.worker import ModelInstance
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.scheduling.batch_queue import BatchQueue
+from latfix.runners.scheduling.replica_router import Router
+from latfix.runners.scheduling.routed_queue import RoutedQueue
+from latfix.runners.scheduling.simulated_routing import SimulatedRouting
 from latfix.settings import RunnerSettings
-from latfix.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 MS = 1_000_000

@@ -15,8 +15,8 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from latfix.load_target import Target, decide
-from latfix.queueing_models import relaxation_time
+from latfix.capacity.objective import Target, decide
+from latfix.capacity.queueing_models import relaxation_time
 
 LOADS, PERCENTILES, REQUESTS = (0.3, 0.5, 0.8), (90.0, 95.0, 99.0), (500, 1000, 2000, 4000)
 

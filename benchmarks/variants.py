@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from latfix.runners.accuracy import evaluate
-from latfix.runners.adapter import call_model, elements_and_length, move, tensors_of
-from latfix.runners.child import machine
-from latfix.runners.service import Service
-from latfix.runners.worker import ModelInstance
+from latfix.config.workload_toml import read_spec, samples
+from latfix.runners.calls.model_call import call_model, elements_and_length, move, tensors_of
+from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.measure.accuracy import evaluate
+from latfix.runners.replay.runner_main import machine
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import Precision, RunnerSettings
-from latfix.spec import read_spec, samples
-from latfix.traffic.formats import read_traffic
+from latfix.traffic.io.reader import read_traffic
 
 PRECISIONS: tuple[Precision, ...] = ("default", "int8_dynamic", "bf16")
 BATCH = 8

@@ -13,21 +13,21 @@ from typing import Annotated
 import typer
 
 import latfix
-from latfix.cli.backends import backends
-from latfix.cli.compare import compare
-from latfix.cli.diagnose import diagnose
-from latfix.cli.doctor import doctor
-from latfix.cli.fragmentation import fragmentation
-from latfix.cli.history import history
-from latfix.cli.init import init
-from latfix.cli.optimize import optimize
-from latfix.cli.report import report
-from latfix.cli.selftest import selftest
-from latfix.cli.streams import asked_to_end_is_interrupted, discard, mend_streams, tell
-from latfix.cli.sweep import sweep
-from latfix.cli.traffic import traffic_app
+from latfix.cli.commands.backends import backends
+from latfix.cli.commands.compare import compare
+from latfix.cli.commands.diagnose import diagnose
+from latfix.cli.commands.doctor import doctor
+from latfix.cli.commands.fragmentation import fragmentation
+from latfix.cli.commands.history import history
+from latfix.cli.commands.init import init
+from latfix.cli.commands.optimize import optimize
+from latfix.cli.commands.report import report
+from latfix.cli.commands.selftest import selftest
+from latfix.cli.commands.sweep import sweep
+from latfix.cli.commands.traffic import traffic_app
+from latfix.cli.shared.process_streams import asked_to_end_is_interrupted, discard, mend_streams, tell
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
-from latfix.runners.claims import release_all
+from latfix.runners.replay.folder_lock import release_all
 
 #: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.
 _LONGEST_WORD = 400

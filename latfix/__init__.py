@@ -9,21 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from latfix.adapter_api import Workload
 from latfix.errors import InputError, LatfixError
 from latfix.request import Request
 from latfix.spans import span
-from latfix.workload import Workload
 
 if TYPE_CHECKING:
-    from latfix.runners.live import Runner
-    from latfix.runners.live_load import load_runner
-    from latfix.runners.request_errors import (
+    from latfix.runners.live.errors import (
         RequestError,
         RequestFailed,
         RequestShed,
         RequestTimedOut,
         RunnerClosed,
     )
+    from latfix.runners.live.load import load_runner
+    from latfix.runners.live.runner import Runner
 
 __version__ = "0.1.0"
 
@@ -43,11 +43,11 @@ __all__ = [
     "span",
 ]
 
-_ERRORS = "latfix.runners.request_errors"
+_ERRORS = "latfix.runners.live.errors"
 #: Imported when first asked for: an adapter needs none of it, and this package stays light.
 _LATER = {
-    "load_runner": "latfix.runners.live_load",
-    "Runner": "latfix.runners.live",
+    "load_runner": "latfix.runners.live.load",
+    "Runner": "latfix.runners.live.runner",
     "RequestError": _ERRORS,
     "RequestFailed": _ERRORS,
     "RequestShed": _ERRORS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from latfix.diagnosis import Diagnosis
 from latfix.reports.escaping import visible
+from latfix.results.diagnosis import Diagnosis
 
 Severity = Literal["good", "warn", "bad", "calm"]
 

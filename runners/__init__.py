@@ -1,0 +1,1 @@
+"""The package file, and the documented `python -m latfix.runners.launch`."""

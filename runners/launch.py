@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from latfix.config.plan import read_plan
 from latfix.errors import EXIT_INPUT, EXIT_OK, InputError
-from latfix.plan import read_plan
-from latfix.runners.environment import command_line
-from latfix.runners.process_setup import process_environment
+from latfix.runners.host.process_setup import process_environment
+from latfix.runners.host.start_environment import command_line
 from latfix.settings import RunnerSettings
 
 _USAGE = "usage: python -m latfix.runners.launch PLAN [COMMAND ...]"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from latfix.profilers.fragmentation.blocks import Block
-from latfix.profilers.fragmentation.caching import parse_settings
-from latfix.profilers.fragmentation.laboratory import policy_of
-from latfix.profilers.fragmentation.policy import OutOfMemory
+from latfix.profilers.allocator_lab.compare_policies import policy_of
+from latfix.profilers.allocator_lab.free_blocks import Block
+from latfix.profilers.allocator_lab.policy import OutOfMemory
+from latfix.profilers.allocator_lab.torch_caching import parse_settings
 
 WriteWorkload = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]
@@ -23,20 +23,40 @@ Cli = Callable[..., tuple[int, str, str]]
 #: Folders and files of tests that measure no time, besides what lies at the top: they may share the machine with each
 #: other.
 _BESIDE_OTHERS = (
+    "benchmarks",
+    "capacity",
     "cli",
-    "reports",
-    "traffic",
-    "sample_workloads",
+    "config",
+    "files",
+    "gates",
+    "history",
+    "profilers/allocator_lab",
     "profilers/attribution",
-    "profilers/fragmentation",
-    "runners/checkup",
-    "runners/fixes",
-    "runners/optimizer",
-    "runners/tensorrt",
-    "runners/test_compiled.py",
-    "runners/test_converted.py",
-    "runners/test_model.py",
-    "runners/test_model_commands.py",
+    "profilers/causes",
+    "profilers/chunked",
+    "profilers/drilldown",
+    "profilers/evidence",
+    "profilers/forecast",
+    "profilers/gpu",
+    "profilers/over_time",
+    "queueing",
+    "reports",
+    "results",
+    "run_record",
+    "runners/backends",
+    "runners/doctor",
+    "runners/fixes/quantize",
+    "runners/fixes/test_applying.py",
+    "runners/fixes/test_catalogue.py",
+    "runners/fixes/test_device_memory.py",
+    "runners/fixes/test_effects.py",
+    "runners/model_files/test_model_commands.py",
+    "runners/model_transforms/test_torch_compile.py",
+    "runners/optimize",
+    "runners/service/test_load.py",
+    "sample_workloads",
+    "statistics",
+    "traffic",
     "e2e/test_failures.py",
     "e2e/test_kill.py",
 )
@@ -184,7 +204,7 @@ class FakeCuda:
         counters = self.model.counters
         self._peaks = [max(self._peaks[0], counters.reserved), max(self._peaks[1], counters.granted)]
 
-    # What latfix.runners.device_allocator.DeviceAllocator asks for:
+    # What latfix.runners.gpu_memory.caching_allocator.DeviceAllocator asks for:
 
     def stats(self) -> Mapping[str, Any]:
         counters = self.model.counters
@@ -231,7 +251,7 @@ class FakeCuda:
     def backend(self) -> str:
         return "native"
 
-    # What latfix.profilers.device_costs.DeviceCalls asks for; the allocator does not see it:
+    # What latfix.profilers.calibration.gpu_memory_calls.DeviceCalls asks for; the allocator does not see it:
 
     def free_bytes(self) -> int:
         return self.memory()[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.findings import Findings, lacks, no_time
 from benchmarks.gpu.judging import HOT_PATHS
-from latfix.runners.kernel_names import matrix_formats
+from latfix.profilers.gpu.kernel_names import matrix_formats
 
 #: Bytes of the tensors that are copied on the device: several times its caches.
 _COPIED = 4 << 30
@@ -97,12 +97,12 @@ def hot_path(workload: str, profile: str, reached: Mapping[str, Any]) -> dict[st
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from latfix.runners.adapter import call_model, tensors_of
-    from latfix.runners.device.profile import profile_batch
-    from latfix.runners.service import Service
-    from latfix.runners.warm_up import representative
-    from latfix.spec import load_spec
-    from latfix.traffic.formats import read_traffic
+    from latfix.config.workload_toml import load_spec
+    from latfix.runners.calls.model_call import call_model, tensors_of
+    from latfix.runners.gpu.kernel_profile import profile_batch
+    from latfix.runners.service.loaded_service import Service
+    from latfix.runners.service.warm_up import representative
+    from latfix.traffic.io.reader import read_traffic
 
     spec = load_spec(workload, profile=profile)
     service = Service(spec.folder, spec.entry, spec.settings)

@@ -33,8 +33,8 @@ def about(found: Findings) -> None:
     """Whether there is a device, what machine this is, and in which versions everything is there."""
     import torch
 
-    from latfix.runners.child import machine
-    from latfix.runners.session import versions
+    from latfix.runners.replay.run_session import versions
+    from latfix.runners.replay.runner_main import machine
 
     found.put("cuda", torch.cuda.is_available())
     found.put("machine", machine("cuda"))
@@ -52,7 +52,7 @@ def about(found: Findings) -> None:
 
 
 def _driver() -> str:
-    from latfix.profilers.nvml_calls import LiveNvml, NvmlRefused
+    from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlRefused
 
     try:
         calls = LiveNvml()

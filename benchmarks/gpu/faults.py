@@ -154,8 +154,8 @@ def _planted(fault: str, deadline: float) -> dict[str, Any]:
 
 
 def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
-    from latfix.record import RunRecord
-    from latfix.runners.pace import typical_batches
+    from latfix.run_record.run_record import RunRecord
+    from latfix.runners.measure.compute_pace import typical_batches
 
     write_workload(folder, fault)
     out = folder / "run"

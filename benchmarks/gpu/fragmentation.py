@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.gpu.commands import LATFIX, run
 from benchmarks.gpu.findings import Findings, lacks, no_time
 from benchmarks.gpu.judging import problems
-from latfix.profilers.fragmentation.generator import Traffic, generate
-from latfix.profilers.fragmentation.laboratory import ARENAS, compare
-from latfix.profilers.fragmentation.trace import AllocationTrace
-from latfix.record import RunRecord
-from latfix.runners.device_facts import calls, facts, worker_growth_mib
+from latfix.profilers.allocator_lab.compare_policies import ARENAS, compare
+from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
+from latfix.profilers.allocator_lab.trace import AllocationTrace
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.shared.device_memory_facts import calls, facts, worker_growth_mib
 
 _MIB = 1 << 20
 #: What caches and working memory may take together, and the limit in which they lie: a quarter more.
@@ -48,7 +48,7 @@ _BESIDE_S = 10.0
 ADAPTER = """
 import torch
 from latfix import Request, Workload
-from latfix.profilers.fragmentation.trace import read_trace
+from latfix.profilers.allocator_lab.trace import read_trace
 
 class Conversations(torch.nn.Module):
     def __init__(self, path, device, width):
@@ -98,7 +98,7 @@ def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: 
 
     :param share: of the device's memory that it may take.
     """
-    from latfix.profilers.fragmentation.trace import write_trace
+    from latfix.profilers.allocator_lab.trace import write_trace
 
     folder.mkdir(parents=True)
     write_trace(folder / "trace.jsonl", trace)

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.gpu.commands import LATFIX, run
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.parts import BEYOND_S, SAMPLES
-from latfix.profilers.nvml import Nvml
-from latfix.profilers.nvml_calls import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml
+from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml
 
 _DURATION_S = 6
 _KEPT = ("verdict", "before", "after", "ratio", "steps", "notes")

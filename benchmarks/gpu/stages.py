@@ -54,7 +54,7 @@ def measure(found: Findings, deadline: float) -> None:
 
     :param deadline: on the clock of ``time.monotonic``.
     """
-    from latfix.spec import load_spec
+    from latfix.config.workload_toml import load_spec
 
     with tempfile.TemporaryDirectory() as name:
         write_copies(Path(name))
@@ -85,12 +85,12 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    from latfix.profilers.recorder import StageRecorder
-    from latfix.runners.compute import Collated
-    from latfix.runners.device.clock import DeviceClock
-    from latfix.runners.device.flights import Flights
-    from latfix.runners.service import Service
-    from latfix.traffic.formats import read_traffic
+    from latfix.profilers.probes.stage_recorder import StageRecorder
+    from latfix.runners.calls.host_compute import Collated
+    from latfix.runners.gpu.async_batches import Flights
+    from latfix.runners.gpu.device_clock import DeviceClock
+    from latfix.runners.service.loaded_service import Service
+    from latfix.traffic.io.reader import read_traffic
 
     service = Service(spec.folder, spec.entry, spec.settings.with_overrides({"pinned_staging": True}))
     service.load()

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
-from latfix.traffic.fields import REQUEST_FIELDS
-from latfix.traffic.model import Traffic
-from latfix.traffic.values import MAX_SECONDS, NS_PER_S, shown
+from latfix.formatting import shown
+from latfix.traffic.parsed_fields import REQUEST_FIELDS
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
 Kind = Literal["poisson", "gamma", "bursts", "periodic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from latfix.profilers.cause import Cause
-from latfix.profilers.causes import (
-    batching_padding,
-    batching_size,
-    batching_window,
-    cold_compile,
-    cold_start,
-    dispatch_launch,
-    drift_cache,
-    drift_memory,
-    drift_sessions,
-    drift_unknown,
-    external_dependency,
-    gpu_clocks,
-    gpu_contention,
-    host_contention,
-    host_slowdown,
-    host_steal,
-    host_throttle,
-    input_size,
-    memory_allocator,
-    memory_fragmentation,
-    observer,
-    page_faults,
-    python_gc,
-    python_gil,
-    traffic_burst,
-    traffic_overload,
-    traffic_priority,
-    transfer_copy,
-    transfer_sync,
-    unexplained,
-)
+from latfix.profilers.causes import external_dependency, input_size, observer, unexplained
+from latfix.profilers.causes.batching import padding as batching_padding
+from latfix.profilers.causes.batching import size as batching_size
+from latfix.profilers.causes.batching import window as batching_window
+from latfix.profilers.causes.cause import Cause
+from latfix.profilers.causes.cold import compile as cold_compile
+from latfix.profilers.causes.cold import start as cold_start
+from latfix.profilers.causes.device import dispatch_launch, gpu_clocks, gpu_contention, transfer_copy, transfer_sync
+from latfix.profilers.causes.drift import drift_cache, drift_memory, drift_sessions, drift_unknown
+from latfix.profilers.causes.host import contention as host_contention
+from latfix.profilers.causes.host import slowdown as host_slowdown
+from latfix.profilers.causes.host import steal as host_steal
+from latfix.profilers.causes.host import throttle as host_throttle
+from latfix.profilers.causes.memory import allocator as memory_allocator
+from latfix.profilers.causes.memory import fragmentation as memory_fragmentation
+from latfix.profilers.causes.memory import page_faults
+from latfix.profilers.causes.python import gc as python_gc
+from latfix.profilers.causes.python import gil as python_gil
+from latfix.profilers.causes.traffic import burst as traffic_burst
+from latfix.profilers.causes.traffic import overload as traffic_overload
+from latfix.profilers.causes.traffic import priority as traffic_priority
 
 CAUSES: tuple[Cause, ...] = (
     cold_compile.CAUSE,  # known intervals

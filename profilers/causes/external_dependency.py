@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.evidence import Evidence, span_cpu
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.evidence.units import Evidence, span_cpu
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.device_work import UNIT_OF, needed_ns
-from latfix.profilers.evidence import Evidence
-from latfix.profilers.expected_work import jackknife_error
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.evidence.device_idle import UNIT_OF, needed_ns
+from latfix.profilers.evidence.expected_work import jackknife_error
+from latfix.profilers.evidence.units import Evidence
 
 
 def _claim(evidence: Evidence, _left: Left) -> Claim:

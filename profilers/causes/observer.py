@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.evidence import Evidence
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.evidence.units import Evidence
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:

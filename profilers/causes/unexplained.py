@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from latfix.profilers.cause import Cause, TailFigures, no_claim, own_and_behind, typical_and_p99
-from latfix.profilers.evidence import Evidence
+from latfix.profilers.causes.cause import Cause, TailFigures, no_claim, own_and_behind, typical_and_p99
+from latfix.profilers.evidence.units import Evidence
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

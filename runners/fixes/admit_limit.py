@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.queue_evidence import losses, said_losses, series_range
+from latfix.runners.fixes.shared.queue_evidence import losses, said_losses, series_range
 
 #: Losses below this part of the requests: what a limit turned away would be lost on top, more than a fix may cost.
 _LOST = 0.01

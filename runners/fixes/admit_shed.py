@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.queue_evidence import losses, said_losses, series_range
+from latfix.runners.fixes.shared.queue_evidence import losses, said_losses, series_range
 
 #: Timeouts below this part of the requests leave nothing to gain.
 _LATE = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.topology import allowed_cores, last_level_cache_bytes
+from latfix.runners.host.cpu_topology import allowed_cores, last_level_cache_bytes
 
 #: The share of the last-level cache that the rows may take: activations and weights need the rest.
 _OF_CACHE = 0.5

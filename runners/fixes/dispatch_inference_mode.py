@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.model_facts import COMPUTE
+from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 
 def _obstacle(context: Context) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from latfix.diagnosis import Diagnosis
-from latfix.profilers.forecast import Forecast, Serving
-from latfix.profilers.fragmentation.choice import Choice
-from latfix.record import RunRecord
-from latfix.runners.tuning import Proposal
+from latfix.profilers.allocator_lab.recommend import Choice
+from latfix.profilers.forecast.parameter_search import Proposal
+from latfix.profilers.forecast.settings_forecast import Forecast, Serving
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 
 
@@ -49,7 +49,7 @@ class Context:
 class Applied:
     """What is known of a service that ran with the fix, beside one that ran without.
 
-    :param evidence: of the service with the fix (:meth:`latfix.runners.service.Service.evidence`).
+    :param evidence: of the service with the fix (:meth:`latfix.runners.service.loaded_service.Service.evidence`).
     :param record: its replay.
     :param without: the replay of the service without the fix.
     """

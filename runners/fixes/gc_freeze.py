@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.record import RunRecord
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 
 

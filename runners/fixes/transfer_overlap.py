@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from latfix.figures import from_ns
+from latfix.formatting import from_ns
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.model_facts import on_cpu
+from latfix.runners.fixes.shared.model_facts import on_cpu
 
 
 def _obstacle(context: Context) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from latfix.figures import share
+from latfix.formatting import share
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.model_facts import on_cpu
+from latfix.runners.fixes.shared.model_facts import on_cpu
 
 #: What may still lie in pageable memory: answers that a model hands back in another form than tensors of its own.
 _MOST_PAGEABLE = 0.01

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.record import RunRecord
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.permissions import lockable_bytes
-from latfix.runners.tail_shares import refusals
+from latfix.runners.fixes.shared.tail_conditions import refusals
+from latfix.runners.host.privileges import lockable_bytes
 
 #: Lengths of a pause, in milliseconds, after which batches are compared with those after shorter ones.
 _PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)

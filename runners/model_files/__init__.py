@@ -1,6 +1,6 @@
 """Model files as workloads: one module a backend, and one adapter over all of them.
 
-A backend's ``open_file`` returns an :class:`~latfix.runners.model_files.opened.OpenedModel`: the inputs that the
+A backend's ``open_file`` returns an :class:`opened_model.OpenedModel`: the inputs that the
 file asks for, and a module that runs it. What turns requests into those inputs is the same for all.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latfix.model_content import check_model_file
+from latfix.config.model_file_kind import check_model_file
 
 if TYPE_CHECKING:
-    from latfix.runners.model_files.opened import OpenedModel
+    from latfix.runners.model_files.opened_model import OpenedModel
 
 
 def open_model(file: Path) -> OpenedModel:
@@ -23,11 +23,11 @@ def open_model(file: Path) -> OpenedModel:
     """
     kind = check_model_file(file)
     if kind == "torch.export":
-        from latfix.runners.model_files.exported import open_file
+        from latfix.runners.model_files.formats.pt2 import open_file
     elif kind == "TorchScript":
-        from latfix.runners.model_files.torchscript import open_file
+        from latfix.runners.model_files.formats.torchscript import open_file
     elif kind == "ONNX":
-        from latfix.runners.model_files.onnx_runtime import open_file
+        from latfix.runners.model_files.formats.onnx import open_file
     else:
-        from latfix.runners.model_files.tensorrt import open_file
+        from latfix.runners.model_files.formats.engine_file import open_file
     return open_file(file)

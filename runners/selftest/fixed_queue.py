@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.record import RunRecord
+from latfix.run_record.run_record import RunRecord
 
 Ints = npt.NDArray[np.int64]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from latfix.runners.selftest.background import Phases
-from latfix.runners.selftest.cases import CLEAN_START, INTENSITIES, ITEMS, Draft, steady_gaps
-from latfix.runners.selftest.injectors import supported
-from latfix.runners.selftest.quota import unavailable as no_quota
+from latfix.runners.selftest.case import CLEAN_START, INTENSITIES, ITEMS, Draft, steady_gaps
+from latfix.runners.selftest.faults.background import Phases
+from latfix.runners.selftest.faults.cpu_quota import unavailable as no_quota
+from latfix.runners.selftest.faults.injectors import supported
 
 #: Share of the requests that a pause strikes, by its intensity: rarer where it is longer.
 _SHARES = {"small": 0.03, "medium": 0.02, "large": 0.012}
@@ -171,7 +171,7 @@ def _collector(draft: Draft) -> None:
 
 def _hogs(draft: Draft) -> None:
     """Processes on the runner's own cores: one, two or three a core, all at once."""
-    from latfix.runners.selftest.hogs import cores
+    from latfix.runners.selftest.faults.cpu_hogs import cores
 
     phases = _phases(draft, 0.25, 1.6)
     draft.hogs += [phases] * ((level(draft) + 1) * len(cores()))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from latfix.diagnosis import UNEXPLAINED, Diagnosis
-from latfix.runners.selftest.cases import Case
+from latfix.results.diagnosis import UNEXPLAINED, Diagnosis
+from latfix.results.selftest_scoreboard import CaseScore, RequestErrors
+from latfix.runners.selftest.case import Case
+from latfix.runners.selftest.ground_truth import Truth
 from latfix.runners.selftest.recipes import RECIPES, Recipe
-from latfix.runners.selftest.truth import Truth
-from latfix.scoreboard import CaseScore, RequestErrors
 
 #: A fault counts as injected from this on, or from this share of a typical request.
 LEAST_MS, LEAST_SHARE = 1.0, 0.1

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.record import RUN_SCHEMA, RunRecord
+from latfix.run_record.run_record import RUN_SCHEMA, RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 MakeTraffic = Callable[..., Traffic]
 Simulate = Callable[..., RunRecord]

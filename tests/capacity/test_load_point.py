@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfix.load_cells import cell_of
-from latfix.load_point import backlog_grew, load_point
-from latfix.load_target import Target, decide, percentile_of
-from latfix.record import RunRecord
+from latfix.capacity.load_level import cell_of
+from latfix.capacity.load_point import backlog_grew, load_point
+from latfix.capacity.objective import Target, decide, percentile_of
+from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
-from latfix.statistics import summarize_ms
-from latfix.traffic.model import Traffic
+from latfix.statistics.latency_summary import summarize_ms
+from latfix.traffic.schedule import Traffic
 
 MakeTraffic = Callable[..., Traffic]
 Simulate = Callable[..., RunRecord]

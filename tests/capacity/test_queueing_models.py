@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from latfix.queueing_models import (
+from latfix.capacity.queueing_models import (
     Service,
     Wait,
     erlang_c,

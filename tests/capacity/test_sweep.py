@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.capacity.load_traffic import part_of, plan_requests
+from latfix.capacity.objective import Target
+from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
-from latfix.load_target import Target
-from latfix.record import RunRecord
-from latfix.runners import sweep as module
-from latfix.runners.arms import Watch
-from latfix.runners.session import Interrupted
-from latfix.runners.sweep import Sweep
-from latfix.runners.sweep_document import points_document, sweep_document
-from latfix.runners.sweep_outcome import Options, Outcome, Setting
-from latfix.runners.sweep_traffic import part_of, plan_requests
+from latfix.results.sweep_result import Options, Outcome, Setting
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.arm import Watch
+from latfix.runners.replay.run_session import Interrupted
+from latfix.runners.sweep import sweep as module
+from latfix.runners.sweep.document import points_document, sweep_document
+from latfix.runners.sweep.sweep import Sweep
 from latfix.settings import RunnerSettings
-from latfix.spec import WorkloadSpec
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 MakeTraffic = Callable[..., Traffic]
 Simulate = Callable[..., RunRecord]
@@ -50,7 +50,7 @@ class World:
 
 
 class FakeArm:
-    """As :class:`latfix.runners.arms.Arm`, without a process."""
+    """As :class:`latfix.runners.replay.arm.Arm`, without a process."""
 
     world: World
 
@@ -124,7 +124,7 @@ def world(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> World:
         return made.records[str(folder)]
 
     monkeypatch.setattr(
-        "latfix.runners.sweep_predictions.RunRecord", type("Loaded", (), {"load": staticmethod(load)})
+        "latfix.runners.sweep.predictions.RunRecord", type("Loaded", (), {"load": staticmethod(load)})
     )
     return made
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.sweep import parse_numbers, parse_variants
+from latfix.cli.commands.sweep import parse_numbers, parse_variants
 from latfix.errors import InputError
-from latfix.record import RunRecord
+from latfix.run_record.run_record import RunRecord
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]

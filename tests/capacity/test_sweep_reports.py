@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from latfix.reports.sweep import read_sweep
-from latfix.reports.sweep_html import write_sweep_report
-from latfix.reports.terminal_sweep import render_sweep
+from latfix.reports.html.sweep_page import write_sweep_report
+from latfix.reports.sweep_rows import read_sweep
+from latfix.reports.terminal.sweep import render_sweep
 
 HOSTILE = '<script>alert("1")</script>\x1b[31m[red]x[/red]\x00]]>&\u202egnp.exe\'"$\\x{1}$ {0} $title ${style}'
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.errors import LatfixError
-from latfix.profilers.attribution import diagnose as attribute
-from latfix.record import RunRecord, finalize
-from latfix.runners.session import Interrupted, Replay, prepare_folder
+from latfix.profilers.diagnose import diagnose as attribute
+from latfix.run_record.run_record import RunRecord, finalize
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.runners.replay.run_session import Interrupted, Replay, prepare_folder
 from latfix.stages import STAGES
 
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_bytes": 8 << 30, "os": "Linux", "gpu": None}
@@ -52,7 +52,7 @@ class Service:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def replay(self, folder: Path, replay: Replay) -> RunRecord:
-        """As :func:`latfix.cli.running.replay_with_progress`."""
+        """As :func:`latfix.cli.shared.replay_progress.replay_with_progress`."""
         self.runs += 1
         if self.fails is not None:
             raise self.fails
@@ -88,9 +88,11 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Service:
     """Replaces the replay of `diagnose`; no page is drawn, and the user's own data folder is one of the test."""
     stand_in = Service()
-    monkeypatch.setattr("latfix.cli.running.replay_with_progress", stand_in.replay)
-    monkeypatch.setattr("latfix.profilers.attribution.diagnose", partial(attribute, bootstrap=20))
-    monkeypatch.setattr("latfix.reports.html.write_run_report", lambda path, *_, **__: path.write_text("<html>"))
+    monkeypatch.setattr("latfix.cli.shared.replay_progress.replay_with_progress", stand_in.replay)
+    monkeypatch.setattr("latfix.profilers.diagnose.diagnose", partial(attribute, bootstrap=20))
+    monkeypatch.setattr(
+        "latfix.reports.html.pages.write_run_report", lambda path, *_, **__: path.write_text("<html>")
+    )
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for name in ("LATFIX_HISTORY", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)

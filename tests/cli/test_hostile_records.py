@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latfix.columns import REQUEST_DTYPE
-from latfix.profilers.attribution import diagnose as attribute
-from latfix.record import finalize
+from latfix.profilers.diagnose import diagnose as attribute
+from latfix.run_record.run_record import finalize
+from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES
-from latfix.traffic.model import Traffic
-from latfix.traffic.store import save_schedule
+from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import batches_of
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -103,7 +103,7 @@ def killed(originals: dict[bool, Path], tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latfix.profilers.attribution.diagnose", partial(attribute, bootstrap=10))
+    monkeypatch.setattr("latfix.profilers.diagnose.diagnose", partial(attribute, bootstrap=10))
 
 
 def _refused(answer: tuple[int, str, str], *words: str) -> None:
@@ -139,7 +139,7 @@ def test_any_column_of_any_file(
     data: st.DataObject,
 ) -> None:
     if limit is not None:
-        monkeypatch.setattr("latfix.record_file.LARGE", limit)
+        monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", limit)
     folder = tmp_path / "run"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(originals[True], folder)
@@ -240,7 +240,7 @@ def test_a_run_file_that_is_too_deep(run: Path, cli: Cli, depth: int) -> None:
 def test_pipes_are_not_waited_for(
     run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
-    monkeypatch.setattr("latfix.record_file.LARGE", limit)
+    monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", limit)
     (run / name).unlink()
     os.mkfifo(run / name)
     _refused(cli("report", run), f"{name}: found no regular file")

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from latfix.columns import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.record import finalize
-from latfix.traffic.model import Traffic
-from latfix.traffic.store import save_schedule
+from latfix.run_record.run_record import finalize
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.schedule import Traffic
 
 Cli = Callable[..., tuple[int, str, str]]
 N, MS = 400, 1_000_000
@@ -22,7 +22,7 @@ N, MS = 400, 1_000_000
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One worker, 5 ms a request every 10 ms; every fiftieth request's collection takes 60 ms."""
-    monkeypatch.setattr("latfix.record_file.LARGE", 100)
+    monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", 100)
     folder = tmp_path / "run"
     (folder / "segments").mkdir(parents=True)
     traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, ids=[f"r{k:03d}" for k in range(N)])
@@ -53,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_large_run_is_reported_from_its_files(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latfix.record.RunRecord.load", None)  # the whole record is never read at once
+    monkeypatch.setattr("latfix.run_record.run_record.RunRecord.load", None)  # the whole record is never read at once
     code, out, _ = cli("report", str(run))
     assert code == 0
     assert "python.gc" in out

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from latfix.record import RunRecord
+from latfix.run_record.run_record import RunRecord
 
 pytestmark = pytest.mark.e2e
 

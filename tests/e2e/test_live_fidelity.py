@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from latfix.decision import RatioEstimate
 from latfix.errors import InputError
+from latfix.statistics.decision import RatioEstimate
 
 pytestmark = pytest.mark.e2e
 

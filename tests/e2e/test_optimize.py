@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.optimizing import planned_fixes
-from latfix.plan import Plan, PlannedFix, read_plan, write_plan
+from latfix.cli.shared.optimize_flow import planned_fixes
+from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
+from latfix.results.optimization_step import Step
 from latfix.runners.fixes import FIXES
-from latfix.runners.steps import Step
 
 pytestmark = pytest.mark.e2e
 

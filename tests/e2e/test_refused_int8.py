@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from latfix.plan import read_plan
+from latfix.config.plan import read_plan
 
 pytestmark = pytest.mark.e2e
 

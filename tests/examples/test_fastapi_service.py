@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from latfix.plan import Plan, PlannedFix, write_plan
+from latfix.config.plan import Plan, PlannedFix, write_plan
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from latfix import Request, Workload
-from latfix.profilers.allocator import cuda_reader
-from latfix.profilers.nvml import Nvml
-from latfix.profilers.recorder import EventLog, StageRecorder
-from latfix.runners.device.accelerator import accelerator_of
-from latfix.runners.engine import Engine
-from latfix.runners.worker import ModelInstance, Outcome
+from latfix.profilers.gpu.allocator_counters import cuda_reader
+from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.gpu.accelerator import accelerator_of
 from latfix.settings import RunnerSettings
 from latfix.stages import STAGES, Status
 

@@ -20,13 +20,13 @@ import torch
 from benchmarks.gpu import fragmentation
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.judging import problems
-from latfix.profilers.device_blocks import free_blocks_reader
-from latfix.profilers.device_costs import CudaCalls, device_costs
-from latfix.profilers.device_counters import BatchCounters, cuda_counters
-from latfix.profilers.recorder import StageRecorder
-from latfix.runners.allocation_history import begin_history, end_history
-from latfix.runners.device_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
-from latfix.runners.memory_history import choice_of
+from latfix.profilers.calibration.gpu_memory_calls import CudaCalls, device_costs
+from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_counters
+from latfix.profilers.gpu.free_block_probe import free_blocks_reader
+from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
+from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
+from latfix.runners.optimize.allocation_replay import choice_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
@@ -128,7 +128,8 @@ def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
 def test_the_allocator_tells_its_settings_and_keeps_to_its_share() -> None:
     """In a process of its own: the environment acts from its start, and a limit stays."""
     code = (
-        "import json, torch; from latfix.runners.device_allocator import CudaAllocator; torch.cuda.init(); "
+        "import json, torch; from latfix.runners.gpu_memory.caching_allocator import CudaAllocator; "
+        "torch.cuda.init(); "
         "a = CudaAllocator('cuda:0'); total = a.memory()[1]; a.set_share((256 << 20) / total); refused = False\n"
         "try: torch.empty(400 << 20, dtype=torch.uint8, device='cuda')\n"
         "except torch.cuda.OutOfMemoryError: refused = True\n"

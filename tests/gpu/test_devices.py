@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from latfix import Request, Workload
-from latfix.profilers.recorder import EventLog, SampleLog, StageRecorder
-from latfix.profilers.sampler import Sampler
-from latfix.runners.device_probes import allocator_probes, nvml_probes, open_devices
-from latfix.runners.engine import Engine
-from latfix.runners.model import LoadedModels, load_models
-from latfix.runners.worker import Outcome
+from latfix.profilers.gpu.device_probes import allocator_probes, nvml_probes, open_devices
+from latfix.profilers.probes.sampler import Sampler
+from latfix.profilers.probes.stage_recorder import EventLog, SampleLog, StageRecorder
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import Outcome
+from latfix.runners.service.load import LoadedModels, load_models
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 

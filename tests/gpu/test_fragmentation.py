@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from latfix.profilers.fragmentation.generator import Traffic, generate
-from latfix.profilers.fragmentation.laboratory import policy_of, replay
-from latfix.profilers.fragmentation.trace import AllocationTrace, write_trace
-from latfix.runners.fragmentation_device import play_apart
+from latfix.profilers.allocator_lab.compare_policies import policy_of, replay
+from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
+from latfix.profilers.allocator_lab.trace import AllocationTrace, write_trace
+from latfix.runners.gpu_memory.allocator_playback import play_apart
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

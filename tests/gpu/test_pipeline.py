@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from latfix import Request, Workload
-from latfix.profilers.recorder import EventLog, StageRecorder
-from latfix.runners.device.accelerator import CudaAccelerator
-from latfix.runners.device.capture import capture_graphs
-from latfix.runners.device.copy_costs import copy_costs
-from latfix.runners.device.profile import profile_batch, waits_in
-from latfix.runners.device.staging import Staging
-from latfix.runners.engine import Engine
-from latfix.runners.model import LoadedModels
-from latfix.runners.worker import ModelInstance, Outcome
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.gpu.accelerator import CudaAccelerator
+from latfix.runners.gpu.copy_costs import copy_costs
+from latfix.runners.gpu.kernel_profile import profile_batch, waits_in
+from latfix.runners.gpu.pinned_staging import Staging
+from latfix.runners.service.graph_capture import capture_graphs
+from latfix.runners.service.load import LoadedModels
 from latfix.settings import RunnerSettings
 from latfix.stages import STAGES, Status
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

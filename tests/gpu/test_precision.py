@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from latfix.runners.calls import Tally
-from latfix.runners.compiled import Graphs, compiled
-from latfix.runners.kernel_names import Format, is_device_kernel, matrix_formats
-from latfix.runners.precision import activation_dtype, in_precision
-from latfix.runners.precision_support import by_torchao, device_capability, unsupported, uses_torchao
+from latfix.profilers.gpu.kernel_names import Format, is_device_kernel, matrix_formats
+from latfix.runners.calls.call_counters import Tally
+from latfix.runners.model_transforms.precision import activation_dtype, in_precision
+from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, unsupported, uses_torchao
+from latfix.runners.model_transforms.torch_compile import Graphs, compiled
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from latfix.profilers.device_counters import cuda_counters
-from latfix.profilers.recorder import StageRecorder
-from latfix.runners.service import Service
-from latfix.runners.worker import Outcome
+from latfix.profilers.gpu.allocator_counters import cuda_counters
+from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.runners.engine.worker import Outcome
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

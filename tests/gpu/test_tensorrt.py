@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.runners.backends import backend_missing
+from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.model_files import open_model
-from latfix.runners.service import Service
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
-from latfix.record import RUN_SCHEMA, RunRecord
+from latfix.results.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
+from latfix.run_record.run_record import RUN_SCHEMA, RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.stages import STAGES, Status
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 HOSTILE = (
     '<script>alert("1")</script>\x1b[31m[red]x[/red]\x00]]>&\u202egnp.exe\'"$\\x{1}$ -->\ud800 {0} $title ${style}'

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from latfix.reports.commands import optimize_command, replay_command, workload_argument
-from latfix.spec import load_spec, traffic_arguments
+from latfix.config.workload_toml import load_spec, traffic_arguments
+from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
 
 
 def meta_of(workload: Path, traffic: Path | None, mapping: dict[str, str]) -> dict[str, Any]:

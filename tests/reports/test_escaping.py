@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latfix.reports.elements import element, escaped
 from latfix.reports.escaping import visible
-from latfix.reports.markup import element, escaped
 
 
 @pytest.mark.parametrize(

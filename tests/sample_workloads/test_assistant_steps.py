@@ -13,7 +13,7 @@ import torch
 
 import latfix.sample_workloads
 from latfix import Request
-from latfix.runners.continuous import Steps
+from latfix.runners.engine.continuous_batching import Steps
 
 FOLDER = Path(latfix.sample_workloads.__file__).resolve().parent / "assistant"
 

@@ -1,7 +1,7 @@
 """A small model whose cost grows with its input's length, and which does what its traffic asks it to suffer.
 
 ``payload = {"items": n, "faults": [[where, kind, ms], ...]}``: ``where`` is ``prepare``, ``model`` or
-``finish``, ``kind`` one of :data:`latfix.runners.selftest.injectors.KINDS`. Faults of the model travel with
+``finish``, ``kind`` one of :data:`latfix.runners.selftest.faults.injectors.KINDS`. Faults of the model travel with
 the inputs as a tensor of their own, so that they strike in the batch that carries them.
 
 Faults that last longer than a request are configured by the environment, see ``OPTIONS``.
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from latfix import Request, Workload
-from latfix.runners.selftest.background import Phases, start_collector, start_spinner
-from latfix.runners.selftest.fault_log import Fault, FaultLog
-from latfix.runners.selftest.growth import Growth
-from latfix.runners.selftest.injectors import KINDS, ExtraWork, Injectors
-from latfix.runners.selftest.memory import Heap
-from latfix.runners.selftest.stopwatch import Done, Stopwatch
+from latfix.runners.selftest.faults.background import Phases, start_collector, start_spinner
+from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.growth import Growth
+from latfix.runners.selftest.faults.injectors import KINDS, ExtraWork, Injectors
+from latfix.runners.selftest.faults.memory import Heap
+from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
 
 WIDTH, HIDDEN = 256, 1024
 #: Faults that one request can bring into the model.
@@ -41,7 +41,7 @@ class Options:
     :param blocks: layers of the model, by which its speed is set.
     :param kinds: injectors that traffic will ask for: ``gc=20,sleep=5`` with the largest milliseconds.
     :param spinner: phases of a spinning thread; ``collector`` of one that collects ``collector_ms`` long.
-    :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.growth.Growth`.
+    :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.faults.growth.Growth`.
     :param lazy_ms: work at the first use of each input length.
     :param compiled: compile the model, anew for each shape.
     :param trim_bytes: free memory at the heap's top from which the C library gives it back.

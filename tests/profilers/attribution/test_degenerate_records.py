@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from latfix.diagnosis import Diagnosis
-from latfix.profilers.attribution import diagnose, write_causes
-from latfix.record import RunRecord
+from latfix.profilers.diagnose import diagnose, write_causes
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES
 
 Simulate = Callable[..., RunRecord]

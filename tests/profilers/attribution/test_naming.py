@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from latfix.profilers.attribution import diagnose
-from latfix.record import RunRecord
+from latfix.profilers.diagnose import diagnose
+from latfix.run_record.run_record import RunRecord
 
 Simulate = Callable[..., RunRecord]
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.diagnosis import Diagnosis, Ledger
-from latfix.record import RunRecord
+from latfix.results.diagnosis import Diagnosis, Ledger
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
-from latfix.runners.topology import Domain, Topology
+from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -200,7 +200,7 @@ def machine_that_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr("latfix.runners.precision_support.torchao_missing", lambda: "")
+    monkeypatch.setattr("latfix.runners.model_transforms.precision_support.torchao_missing", lambda: "")
     for where, what in {
         "quantize_bf16._native_bf16": lambda: True,
         "fuse_compile.compiler_missing": lambda: "",

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.diagnosis import CauseSummary
-from latfix.plan import Plan, PlannedFix, plan_text
+from latfix.config.plan import Plan, PlannedFix, plan_text
+from latfix.profilers.allocator_lab.recommend import Choice
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.fragmentation.choice import Choice
-from latfix.record import RunRecord
+from latfix.profilers.forecast.parameter_search import Numbers, Proposal
+from latfix.results.diagnosis import CauseSummary
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
-from latfix.runners.tuning import Numbers, Proposal
 from latfix.settings import RunnerSettings
-from latfix.settings_check import validate_settings
+from latfix.settings_rules import validate_settings
 from latfix.stages import Status
 
 Make = Callable[..., RunRecord]
@@ -260,9 +260,9 @@ def test_faults_that_other_fixes_have_ended_need_no_allocator(make_context: Any,
 def test_what_this_machine_cannot_do_is_no_fix(
     monkeypatch: pytest.MonkeyPatch, make_record: Make, make_context: MakeContext
 ) -> None:
-    monkeypatch.setattr("latfix.runners.fixes.quantize_bf16._native_bf16", lambda: False)
-    monkeypatch.setattr("latfix.runners.fixes.fuse_compile.compiler_missing", lambda: "no compiler")
-    monkeypatch.setattr("latfix.runners.fixes.memory_allocator.platform", SimpleNamespace(libc_ver=lambda: ("", "")))
+    monkeypatch.setattr("latfix.runners.fixes.quantize.bf16._native_bf16", lambda: False)
+    monkeypatch.setattr("latfix.runners.fixes.fuse.compile.compiler_missing", lambda: "no compiler")
+    monkeypatch.setattr("latfix.runners.fixes.memory.allocator.platform", SimpleNamespace(libc_ver=lambda: ("", "")))
     assert "bfloat16" in BY_ID["quantize.bf16"].obstacle(make_context())
     assert BY_ID["quantize.bf16"].obstacle(make_context(make_record(device="cuda:0"))) == ""
     assert BY_ID["fuse.compile"].obstacle(make_context()) == "no compiler"

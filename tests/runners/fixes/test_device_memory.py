@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.allocator_conf import merged_conf, read_conf
-from latfix.profilers.device_counters import BatchCounters, from_nested
-from latfix.profilers.fragmentation.choice import Choice, choose
-from latfix.profilers.fragmentation.generator import Traffic, generate
-from latfix.profilers.fragmentation.trace import AllocationTrace
-from latfix.profilers.recorder import StageRecorder
-from latfix.record import RunRecord
-from latfix.runners.allocation_history import begin_history, end_history
-from latfix.runners.device_allocator import (
+from latfix.profilers.allocator_lab.recommend import Choice, choose
+from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
+from latfix.profilers.allocator_lab.trace import AllocationTrace
+from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
+from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
+from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import FIXES, Applied, Context, Verified
+from latfix.runners.fixes.shared.device_memory_facts import calls, facts, room_bytes, worker_growth_mib
+from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
+from latfix.runners.gpu_memory.batch_memory import PeakMemory
+from latfix.runners.gpu_memory.caching_allocator import (
     ALLOC_CONF,
     OLDER_CONF,
     DeviceFacts,
@@ -31,10 +34,7 @@ from latfix.runners.device_allocator import (
     limit_memory,
     reserve,
 )
-from latfix.runners.device_facts import calls, facts, room_bytes, worker_growth_mib
-from latfix.runners.fixes import FIXES, Applied, Context, Verified
-from latfix.runners.memory_history import choice_of
-from latfix.runners.peak_memory import PeakMemory
+from latfix.runners.optimize.allocation_replay import choice_of
 from latfix.settings import RunnerSettings
 
 _MIB = 1 << 20

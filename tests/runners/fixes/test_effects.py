@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.record import RunRecord
-from latfix.runners.device_allocator import ALLOC_CONF
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Fix, Verified
-from latfix.runners.process_setup import KEEP_FREED, tunables_text
+from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF
+from latfix.runners.host.process_setup import KEEP_FREED, tunables_text
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 
@@ -23,7 +23,7 @@ Run = Mapping[str, Any]
 MIB = 1 << 20
 LINEAR = "torch.nn.modules.linear.Linear"
 INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
-PACKED = "latfix.runners.int8_linear.Int8WeightLinear"
+PACKED = "latfix.runners.model_transforms.int8_linear.Int8WeightLinear"
 FP8 = "torchao.quantization.Float8Tensor"
 BF16_KERNEL, FP16_KERNEL = "nvjet_tst_128x24_64x11_2x1_v_bz_TNT", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
 FP8_KERNEL = "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"

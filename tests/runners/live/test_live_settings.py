@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from latfix import Runner
-from latfix.runners import live
+from latfix.runners.live import runner as live
 from latfix.stages import STAGES
 
 MakeRunner = Callable[..., Runner]

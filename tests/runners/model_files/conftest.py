@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from latfix.request import Request
-from latfix.runners.model_files import candidates, loading
-from latfix.runners.model_files.opened import Axis, OpenedModel, TensorInput
-from latfix.traffic.model import Traffic
+from latfix.runners.backend_comparison import candidates
+from latfix.runners.backend_comparison import cold_load as loading
+from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
+from latfix.traffic.schedule import Traffic
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
 

@@ -14,11 +14,12 @@ import torch
 
 from latfix.errors import InputError, RunnerError
 from latfix.request import Request
-from latfix.runners.adapter import call_model, load_adapter
-from latfix.runners.model import load_models
+from latfix.runners.calls.model_call import call_model
 from latfix.runners.model_files import open_model
-from latfix.runners.model_files.opened import TensorInput
-from latfix.runners.service import Service
+from latfix.runners.model_files.opened_model import TensorInput
+from latfix.runners.service.adapter_file import load_adapter
+from latfix.runners.service.load import load_models
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 

@@ -12,12 +12,12 @@ import torch
 
 from latfix.errors import InputError, RunnerError
 from latfix.request import Request
-from latfix.runners.adapter import load_adapter
-from latfix.runners.model import load_models
+from latfix.runners.backend_comparison.candidates import Candidate, candidates
 from latfix.runners.model_files import open_model
-from latfix.runners.model_files.candidates import Candidate, candidates
-from latfix.runners.model_files.onnx_graph import looked_up_rows
-from latfix.runners.service import Service
+from latfix.runners.model_files.embedding_lookups import looked_up_rows
+from latfix.runners.service.adapter_file import load_adapter
+from latfix.runners.service.load import load_models
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 

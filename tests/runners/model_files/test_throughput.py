@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError, RunnerError
-from latfix.runners.adapter import load_adapter
-from latfix.runners.model_files.candidates import BACKENDS, Candidate, candidates, example_of
-from latfix.runners.model_files.loading import first_load_s
-from latfix.runners.model_files.table import job_of, measure_backends, measure_here
-from latfix.runners.model_files.throughput import Work, deviation, one_pass_s, rate, serve, speedup
-from latfix.spec import load_spec
-from latfix.traffic.formats import read_traffic
+from latfix.runners.backend_comparison.candidates import BACKENDS, Candidate, candidates, example_of
+from latfix.runners.backend_comparison.cold_load import first_load_s
+from latfix.runners.backend_comparison.comparison import job_of, measure_backends, measure_here
+from latfix.runners.backend_comparison.throughput import Work, deviation, one_pass_s, rate, serve, speedup
+from latfix.runners.service.adapter_file import load_adapter
+from latfix.traffic.io.reader import read_traffic
 
 WriteWorkload = Callable[..., Path]
 MS = 1_000_000

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
-from latfix.record import RunRecord
-from latfix.runners.simulated_queue import Offered, Simulated
+from latfix.queueing.simulator import Offered, Simulated
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
-from latfix.traffic.model import Traffic
+from latfix.traffic.schedule import Traffic
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]

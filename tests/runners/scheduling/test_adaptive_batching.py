@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.runners.adaptive_batching import EVERY, BatchController, Seen
-from latfix.runners.batcher import FixedLimits, Limits
-from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.backlog import FixedLimits, Limits
+from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.runners.scheduling.adaptive_batching import EVERY, BatchController, Seen
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]

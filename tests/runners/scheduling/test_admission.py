@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfix.runners.admission import ConcurrencyLimit, DeadlineCheck
-from latfix.runners.batcher import FixedLimits
-from latfix.runners.estimates import Batch, WorkEstimate
-from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.backlog import FixedLimits
+from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
+from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]

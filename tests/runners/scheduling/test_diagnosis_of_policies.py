@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.attribution import diagnose
-from latfix.record import RunRecord
-from latfix.runners.adaptive_batching import BatchController, Seen
-from latfix.runners.backlog import Backlog, Ordering
-from latfix.runners.batcher import FixedLimits, Limits
-from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.profilers.diagnose import diagnose
+from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Ordering
+from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.scheduling.adaptive_batching import BatchController, Seen
 from latfix.settings import RunnerSettings
 
 MS = 1_000_000

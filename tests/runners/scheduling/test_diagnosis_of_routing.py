@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.attribution import diagnose
-from latfix.profilers.evidence import gather
-from latfix.record import RunRecord
-from latfix.runners.simulated_queue import Offered, Simulated, SimulatedBatch
-from latfix.runners.simulated_routing import Routed, SimulatedRouting
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.units import gather
+from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch
+from latfix.results.worker_summary import worker_rows
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.scheduling.simulated_routing import Routed, SimulatedRouting
 from latfix.settings import RunnerSettings
-from latfix.workers import worker_rows
 
 MS = 1_000_000
 PAUSE = 60 * MS

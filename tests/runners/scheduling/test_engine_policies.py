@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
+from latfix.adapter_api import Workload
 from latfix.errors import InputError
-from latfix.profilers.recorder import EventLog, StageRecorder
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
-from latfix.runners.engine import Engine
-from latfix.runners.estimates import Batch
-from latfix.runners.operator_threads import limit_operator_threads
-from latfix.runners.service import Service as LoadedService
-from latfix.runners.steering import check_key, check_policies
-from latfix.runners.worker import ModelInstance, Outcome
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.scheduling.control import check_key, check_policies
+from latfix.runners.scheduling.work_estimates import Batch
+from latfix.runners.service.loaded_service import Service as LoadedService
 from latfix.settings import RunnerSettings
 from latfix.stages import STAGES
-from latfix.traffic.model import Traffic
-from latfix.workload import Workload
+from latfix.traffic.schedule import Traffic
 
 Model = Callable[[torch.Tensor], Any]
 

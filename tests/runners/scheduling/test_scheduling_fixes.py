@@ -11,28 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.diagnosis import Diagnosis, Ledger
-from latfix.plan import Plan, PlannedFix, plan_text
+from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.profilers.causes import CAUSES
-from latfix.record import RunRecord
-from latfix.runners.backlog import Backlog, Ordering
-from latfix.runners.batcher import FixedLimits
-from latfix.runners.fixes import (
-    admit_limit,
-    admit_shed,
-    batch_adaptive,
-    batch_bucket,
-    batch_continuous,
-    host_workers,
-    schedule_memory_aware,
-    schedule_priority,
-    schedule_shortest_expected,
-)
+from latfix.queueing.backlog import Backlog, FixedLimits, Ordering
+from latfix.queueing.simulator import Offered, Simulated, SimulatedQueue
+from latfix.results.diagnosis import Diagnosis, Ledger
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import admit_limit, admit_shed
+from latfix.runners.fixes.batch import adaptive as batch_adaptive
+from latfix.runners.fixes.batch import bucket as batch_bucket
+from latfix.runners.fixes.batch import continuous as batch_continuous
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.queue_evidence import Waits, choose_ageing_ms, learned, losses, overtaking
-from latfix.runners.simulated_queue import Offered, Simulated, SimulatedQueue
+from latfix.runners.fixes.host import workers as host_workers
+from latfix.runners.fixes.schedule import memory_aware as schedule_memory_aware
+from latfix.runners.fixes.schedule import priority as schedule_priority
+from latfix.runners.fixes.schedule import shortest_expected as schedule_shortest_expected
+from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, losses, overtaking
 from latfix.settings import RunnerSettings
-from latfix.settings_check import validate_settings
+from latfix.settings_rules import validate_settings
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]

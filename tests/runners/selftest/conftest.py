@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.columns import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
-from latfix.record import RunRecord
-from latfix.runners.selftest.fault_log import Fault
-from latfix.traffic.model import Traffic
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.runners.selftest.faults.fault_log import Fault
+from latfix.traffic.schedule import Traffic
 
 MS = 1_000_000
 T0 = 5_000 * MS

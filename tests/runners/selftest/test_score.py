@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
-from latfix.runners.selftest.aggregate import make_scoreboard
-from latfix.runners.selftest.matrix import make_case
+from latfix.results.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
+from latfix.results.selftest_scoreboard import CaseScore, Scoreboard, Share
+from latfix.runners.selftest.ground_truth import Truth
+from latfix.runners.selftest.plan import make_case
 from latfix.runners.selftest.score import least_ms, score_case
-from latfix.runners.selftest.truth import Truth
-from latfix.scoreboard import CaseScore, Scoreboard, Share
+from latfix.runners.selftest.scoreboard import make_scoreboard
 
 MS = 1_000_000
 N = 200

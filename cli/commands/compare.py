@@ -1,0 +1,85 @@
+"""``latfix compare``: recorded runs before and after, in pairs, and gates on the difference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, check_seed
+from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.errors import InputError
+
+
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The folder of the run before.", show_default=False)],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the run after.", show_default=False)],
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="BASE NEW", help="Further pairs, replayed in turns.", show_default=False),
+    ] = None,
+    gate: GateOption = None,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
+) -> int:
+    """Compare recorded runs, complete or not: percentiles, their ratios with intervals, and gates."""
+    from latfix.cli.shared.diagnose_flow import show_gates
+    from latfix.gates.evaluate import check_gates, evaluate, exit_code, parse_gate
+    from latfix.gates.percentile_ratios import with_percentile_ratios
+    from latfix.reports.html.pages import write_comparison_report
+    from latfix.reports.terminal.diagnosis import render_comparison
+    from latfix.results.comparison import compare_rounds
+    from latfix.run_record.run_record import RunRecord, write_json
+    from latfix.runners.replay.run_session import open_folder
+
+    check_seed(seed)
+    gates = [parse_gate(text) for text in gate or ()]
+    rounds = _rounds([base, new, *(more or ())])
+    befores, afters = ([RunRecord.load(pair[k]) for pair in rounds] for k in (0, 1))
+    before, after = befores[-1], afters[-1]
+    scored = all("accuracy" in record.meta for record in (*befores, *afters))
+    check_gates(gates, baseline=True, accuracy=scored, causes=False)
+    outputs = Outputs.open("compare", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    folder = open_folder(out) if out is not None else None
+    workload = str(after.meta.get("workload") or new.name)
+    with outputs.in_any_case(workload, [one.text for one in gates]):
+        comparison = compare_rounds(befores, afters, seed=seed)
+        metrics = [one.metric for one in gates]
+        subject, baseline = with_percentile_ratios(*comparison.gate_subjects(), (after, before), metrics)
+        results = [evaluate(one, subject, baseline) for one in gates]
+        document = comparison.to_json()
+        if results:
+            document["gates"] = [result.to_json() for result in results]
+        if folder is not None:
+            write_json(folder / "comparison.json", document)
+            write_comparison_report(folder / "report.html", comparison, before, after)
+        console = outputs.console()
+        if not outputs.to_stdout:
+            console.print(render_comparison(comparison))
+        show_gates(console, results)
+        outputs.write(document, workload=workload)
+    return exit_code(results)
+
+
+def _rounds(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """The pairs to compare, each a round.
+
+    :raises InputError: one lacks its second run, or a run is in two of them, which would count it twice.
+    """
+    if len(folders) % 2:
+        raise InputError(f"{folders[-1]}: found a run without its counterpart; expected pairs: BASE NEW BASE NEW")
+    rounds = list(zip(folders[::2], folders[1::2], strict=True))
+    seen: set[str] = set()
+    for pair in rounds:
+        used = {os.path.realpath(folder) for folder in pair}  # Path.resolve() raises at a loop of links
+        if used & seen:
+            raise InputError(f"{pair[0]} {pair[1]}: found a run that an earlier pair has; expected other runs")
+        seen |= used
+    return rounds

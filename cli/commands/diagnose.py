@@ -1,0 +1,127 @@
+"""``latfix diagnose``: replay recorded traffic, and say where the tail comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.cli.shared.history_option import HistoryOption
+from latfix.cli.shared.options import (
+    DeviceOption,
+    DurationOption,
+    GateOption,
+    JsonOption,
+    LimitOption,
+    MapOption,
+    OutOption,
+    ProfileOption,
+    RepeatOption,
+    SeedOption,
+    SkipOption,
+    SpeedOption,
+    ToDurationOption,
+    TrafficOption,
+    TrafficOptions,
+    WorkloadArgument,
+    check_device,
+    check_seed,
+    load_traffic,
+)
+from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
+
+
+def diagnose(
+    workload: WorkloadArgument,
+    traffic: TrafficOption = None,
+    profile: ProfileOption = "",
+    mapping: MapOption = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Apply a plan that latfix optimize wrote.")] = None,
+    speed: SpeedOption = 1.0,
+    to_duration: ToDurationOption = None,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    repeat: RepeatOption = 1,
+    seed: SeedOption = 0,
+    percentile: Annotated[
+        float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
+    ] = None,
+    device: DeviceOption = None,
+    gate: GateOption = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
+    ] = None,
+    history: HistoryOption = None,
+    skip_bad_lines: SkipOption = False,
+    request: RequestOption = None,
+    slowest: SlowestOption = None,
+    out: OutOption = None,
+    json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
+) -> int:
+    """Replay recorded traffic against a workload and attribute the latency of slow requests to causes."""
+    from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
+    from latfix.cli.shared.replay_progress import replay_with_progress
+    from latfix.config.plan import read_plan
+    from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.runners.replay.run_session import Interrupted, Replay, default_folder, open_folder
+
+    options = TrafficOptions(
+        mapping=tuple(mapping or ()),
+        skip_bad_lines=skip_bad_lines,
+        speed=speed,
+        to_duration=to_duration,
+        duration=duration,
+        limit=limit,
+        repeat=repeat,
+    )
+    options.check()
+    check_seed(seed)
+    check_percentile(percentile)
+    drill_down = DrillDown.parse(request, slowest)
+    spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
+    settings = spec.settings
+    fixes: tuple[str, ...] = ()
+    if plan is not None:
+        applied = read_plan(plan)
+        if strange := applied.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
+        settings = settings.with_overrides(applied.settings())
+        fixes = tuple(fix.id for fix in applied.fixes)
+    settings = settings.with_overrides(check_device(device))
+    schedule = load_traffic(spec, options)
+    drill_down.check_size(len(schedule))
+    drill_down.check(schedule)
+    gates = parse_gates(gate, baseline, history)
+    outputs = Outputs.open("diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    folder = open_folder(out or default_folder(spec.name, "diagnose"))
+    replay = Replay(
+        spec=spec,
+        traffic=schedule,
+        settings=settings,
+        plan=None if plan is None else str(plan),
+        seed=seed,
+        fixes=fixes,
+    )
+    interrupted = False
+    with outputs.in_any_case(spec.name, gates.texts):
+        try:
+            record = replay_with_progress(folder, replay)
+        except Interrupted as stopped:
+            record, interrupted = stopped.record, True
+        diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
+        return conclude(
+            record,
+            diagnosis,
+            outputs,
+            gates,
+            seed=seed,
+            workload=workload,
+            interrupted=interrupted,
+            drill_down=drill_down,
+        )

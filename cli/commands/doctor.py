@@ -1,0 +1,44 @@
+"""``latfix doctor``: what on this machine costs latency, what is missing, and the command that would change it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.cli.shared.options import JsonOption, JsonTarget
+from latfix.errors import EXIT_OK, InputError
+
+_DOCUMENT = "doctor.json"
+
+
+def doctor(
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Watch the machine stand still for so long; 0 leaves that out.")
+    ] = 2.0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="A new folder for doctor.json.")] = None,
+    json_file: JsonOption = None,
+) -> int:
+    """Look at processor, memory, limits, GPU and packages for what makes latency jitter. It changes nothing."""
+    from rich.console import Console
+
+    from latfix.reports.terminal.doctor import render_doctor
+    from latfix.run_record.run_record import write_json
+    from latfix.runners.doctor.examine import examine
+    from latfix.runners.replay.run_session import open_folder
+
+    if not 0 <= seconds <= 3600:
+        raise InputError(f"--seconds: found {seconds:g}; expected a number from 0 to 3600")
+    target = JsonTarget.open(json_file)
+    folder = None if out is None else open_folder(out)
+    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
+    with Console(stderr=True).status("looking …"):
+        document = examine(seconds)
+    if folder is not None:
+        write_json(folder / _DOCUMENT, document)
+    target.write(document)
+    if not target.to_stdout:
+        console.print(render_doctor(document))
+    return EXIT_OK

@@ -1,0 +1,90 @@
+"""``latfix history``: how a figure developed over the runs that were recorded, by workload and machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfix.cli.shared.options import JsonOption, JsonTarget, SeedOption, check_seed
+from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.history.store import History
+
+
+def history(
+    workload: Annotated[
+        str | None, typer.Argument(metavar="[WORKLOAD]", help="Name or folder of a workload; all by default.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--history", metavar="FILE", help="The history to read instead of the user's own."),
+    ] = None,
+    metric: Annotated[
+        str,
+        typer.Option("--metric", help="p99, another percentile, mean, max, throughput, error_rate, …, cause:ID."),
+    ] = "p99",
+    last: Annotated[int | None, typer.Option("--last", metavar="N", help="Show the last N runs of each.")] = None,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the trends as a page.")] = None,
+) -> int:
+    """Show how a figure developed over recorded runs: trend, usual level, and the runs that changed it."""
+    import os
+    import sys
+
+    from rich.console import Console
+
+    from latfix.cli.shared.history_option import history_file
+    from latfix.cli.shared.options import see_that_it_can_be_written
+    from latfix.cli.shared.output_options import see_that_they_differ
+    from latfix.gates.syntax import parse_metric
+    from latfix.history.store import VARIABLE, History
+    from latfix.history.trends import trends
+    from latfix.reports.html.history_page import write_history_page
+    from latfix.reports.terminal.history import history_document, render_history
+
+    check_seed(seed)
+    key = parse_metric(metric)
+    if last is not None and last < 1:
+        raise InputError(f"--last: found {last}; expected 1 or more runs")
+    chosen = file if file is not None else (os.environ.get(VARIABLE) or None)
+    if chosen == "off":
+        raise InputError(f"{VARIABLE if file is None else '--history'}: found off; name the history to read")
+    see_that_they_differ({"--json": json_file, "--html": None if html is None else str(html)})
+    target = JsonTarget.open(json_file)
+    if html is not None:
+        see_that_it_can_be_written("--html", str(html))
+    past = History.read(history_file(chosen))
+    name = None if workload is None else _name(past, workload)
+    found = trends(past.rows(workload=name), key, last=last, seed=seed)
+    if html is not None:
+        write_history_page(html, found, file=past.path, workload=name)
+    target.write(history_document(found, file=past.path, metric=key))
+    if not target.to_stdout:
+        Console(file=sys.stdout).print(render_history(found, file=past.path, workload=name))
+    return 0
+
+
+def _name(past: History, workload: str) -> str:
+    """The recorded name that a command line means: the name itself, or that of a workload's folder.
+
+    :raises InputError: no run of it is recorded.
+    """
+    import difflib
+
+    known = past.workloads()
+    if workload in known:
+        return workload
+    name = workload
+    if Path(workload).is_dir():
+        from latfix.config.workload_toml import load_spec
+
+        name = load_spec(workload).name
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known[:12]) or 'none yet'}"
+    raise InputError(f"{workload}: found no run of it in {past.path}; {advice}")

@@ -1,0 +1,27 @@
+"""``latfix init``: a commented workload to start from, which runs as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.errors import InputError
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
+) -> None:
+    """Write a commented workload to start from: workload.toml, adapter and a minute of traffic."""
+    from latfix.cli.shared.starter_workload import write_starter
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: found something there already; expected a new or empty folder")
+    try:
+        files = write_starter(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write there ({error.strerror}); name another folder") from error
+    for file in files:
+        typer.echo(f"wrote {file}")
+    typer.echo(f"next: latfix diagnose {folder}")

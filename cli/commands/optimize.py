@@ -1,0 +1,178 @@
+"""``latfix optimize``: diagnose, try fixes on the same traffic, keep what is proved, and write the plan."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from latfix.cli.shared.history_option import HistoryOption, Recording, is_off
+from latfix.cli.shared.options import (
+    DeviceOption,
+    DurationOption,
+    GateOption,
+    JsonOption,
+    LimitOption,
+    MapOption,
+    OutOption,
+    ProfileOption,
+    RepeatOption,
+    SeedOption,
+    SkipOption,
+    SpeedOption,
+    ToDurationOption,
+    TrafficOption,
+    TrafficOptions,
+    WorkloadArgument,
+    check_device,
+    check_seed,
+    load_traffic,
+)
+from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.errors import InputError
+
+
+def optimize(
+    workload: WorkloadArgument,
+    traffic: TrafficOption = None,
+    profile: ProfileOption = "",
+    mapping: MapOption = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
+    ] = "10m",
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Replay at most N candidates; no limit by default.")
+    ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option("--fix", metavar="ID", help="Try only this fix; may be repeated.")
+    ] = None,
+    no_fix: Annotated[
+        list[str] | None, typer.Option("--no-fix", metavar="ID", help="Do not try this fix; may be repeated.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),
+    ] = None,
+    speed: SpeedOption = 1.0,
+    to_duration: ToDurationOption = None,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    repeat: RepeatOption = 1,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    gate: GateOption = None,
+    history: HistoryOption = None,
+    skip_bad_lines: SkipOption = False,
+    out: OutOption = None,
+    json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
+) -> int:
+    """Replay recorded traffic with fixes applied, keep what is decisively better, and write plan and report."""
+    from latfix.cli.shared.diagnose_flow import Gates
+    from latfix.cli.shared.optimize_flow import optimize_into
+    from latfix.config.plan import PlannedFix, read_plan
+    from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.gates.evaluate import check_gates, parse_gate
+    from latfix.runners.optimize.optimizer import Options
+    from latfix.runners.replay.run_session import default_folder, open_folder
+
+    options = TrafficOptions(
+        mapping=tuple(mapping or ()),
+        skip_bad_lines=skip_bad_lines,
+        speed=speed,
+        to_duration=to_duration,
+        duration=duration,
+        limit=limit,
+        repeat=repeat,
+    )
+    options.check()
+    search = Options(
+        budget_s=parse_budget(budget),
+        trials=check_trials(trials),
+        only=_fix_ids("--fix", fix),
+        exclude=_fix_ids("--no-fix", no_fix),
+        seed=check_seed(seed),
+    )
+    parsed = tuple(parse_gate(text) for text in gate or ())
+    check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
+    check_resume(resume, out)
+    spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
+    settings = spec.settings
+    earlier: tuple[PlannedFix, ...] = ()
+    if plan is not None:
+        started = read_plan(plan)
+        if strange := started.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
+        earlier, settings = started.fixes, settings.with_overrides(started.settings())
+    settings = settings.with_overrides(check_device(device))
+    schedule = load_traffic(spec, options)
+    gates = Gates(parsed, recording=Recording.open(history, parsed))
+    outputs = Outputs.open("optimize", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    folder = resume or open_folder(out or default_folder(spec.name, "optimize"))
+    return optimize_into(
+        folder,
+        spec,
+        schedule,
+        settings,
+        search,
+        gates,
+        outputs,
+        started_from=earlier,
+        plan="" if plan is None else str(plan),
+        resume=resume,
+    )
+
+
+def check_trials(trials: int | None) -> int | None:
+    """``trials`` if it is a number of candidates, or none is given.
+
+    :raises InputError: it is below 1.
+    """
+    if trials is not None and trials < 1:
+        raise InputError(f"--trials: found {trials}; expected 1 or more candidates")
+    return trials
+
+
+def check_resume(resume: Path | None, out: Path | None) -> None:
+    """Refuse a folder that is none, and a second one.
+
+    :raises InputError: naming the option.
+    """
+    if resume is None:
+        return
+    if out is not None:
+        raise InputError(f"--resume: found --out {out} as well; expected one of them: it goes on in {resume}")
+    if not resume.is_dir():
+        raise InputError(f"--resume: found no folder {resume}; expected the one of an optimization (--out)")
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of ``90s``, ``5m``, ``1.5h`` or a bare number of seconds.
+
+    :raises InputError: it is none of these, or not above zero.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
+    seconds = float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if not 0 < seconds <= 7 * 86400:
+        raise InputError(f"--budget: found {text!r}; expected a time like 90s, 5m or 1h, at most a week")
+    return seconds
+
+
+def _fix_ids(option: str, ids: list[str] | None) -> tuple[str, ...]:
+    import difflib
+
+    from latfix.runners.fixes import FIXES
+
+    known = [fix.id for fix in FIXES]
+    for name in ids or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"fixes are {', '.join(known)}"
+            raise InputError(f"{option}: found {name!r}, which is no fix; {advice}")
+    return tuple(ids or ())

@@ -1,0 +1,109 @@
+"""``latfix selftest``: inject known faults on this machine, and see how far the diagnosis can be trusted here."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfix.cli.shared.options import JsonOption, JsonTarget, check_seed
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
+    from latfix.runners.selftest.case import Case
+
+
+def selftest(
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases in under three minutes.")] = False,
+    cause: Annotated[
+        list[str] | None, typer.Option("--cause", metavar="ID", help="Only cases that inject this cause; repeatable.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of traffic and faults; the held-out ones start at 1000.")
+    ] = 1000,
+    repeat: Annotated[
+        int, typer.Option("--repeat", help="Replay every case N times, each with a seed of its own.")
+    ] = 1,
+    rescore: Annotated[
+        Path | None, typer.Option("--rescore", metavar="DIR", help="Score again what --out kept; replays nothing.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new folder that keeps every record.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> int:
+    """Inject known faults into a small service on this machine and score the diagnosis of each run."""
+    from latfix.runners.selftest.plan import plan_cases
+    from latfix.runners.selftest.run import rescore as score_again
+    from latfix.runners.selftest.run import run_selftest
+
+    check_seed(seed)
+    if not 1 <= repeat <= 1000:
+        raise InputError(f"--repeat: found {repeat}; expected a whole number from 1 to 1000")
+    if rescore is not None:
+        if quick or cause or out is not None:
+            raise InputError("--rescore: found --quick, --cause or --out as well; expected --json at most")
+        target = JsonTarget.open(json_file)
+        return _conclude(score_again(rescore, on_case=_Progress().on_case), target)
+    cases = plan_cases(quick=quick, causes=tuple(cause or ()), seed=seed, repeat=repeat)
+    target = JsonTarget.open(json_file)
+    with _folder(out) as folder:
+        progress = _Progress()
+        progress.estimate(cases)
+        board = run_selftest(cases, folder, keep=out is not None, seed=seed, quick=quick, on_case=progress.on_case)
+    return _conclude(board, target)
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """Where the records go: the folder asked for, or one that is gone afterwards."""
+    from latfix.runners.replay.run_session import open_folder
+
+    if out is not None:
+        yield open_folder(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="latfix-selftest-") as folder:
+        yield Path(folder)
+
+
+class _Progress:
+    """A line on standard error for each case."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+
+    def estimate(self, cases: list[Case]) -> None:
+        """What is ahead."""
+        from latfix.reports.terminal.selftest import minutes
+        from latfix.runners.selftest.plan import by_group, estimate_s
+
+        groups = ", ".join(f"{number} {group}" for group, number in by_group(cases).items())
+        self._console.print(f"selftest: {len(cases)} runs ({groups}), about {minutes(estimate_s(cases))}")
+
+    def on_case(self, place: int, of: int, case: Case, score: CaseScore | None) -> None:
+        """A case begins, or has its score."""
+        from latfix.reports.terminal.selftest import case_line
+
+        if score is not None:
+            self._console.print(case_line(place, of, case.id, score), soft_wrap=True)
+        elif self._console.is_terminal:
+            self._console.print(case_line(place, of, case.id, None), end="\r", soft_wrap=True)
+
+
+def _conclude(board: Scoreboard, target: JsonTarget) -> int:
+    """Write the document and show the scoreboard."""
+    from rich.console import Console
+
+    from latfix.reports.terminal.selftest import render_scoreboard
+
+    target.write(board.to_json())
+    if not target.to_stdout:
+        Console(highlight=False).print(render_scoreboard(board))
+    return EXIT_INTERRUPTED if board.interrupted else EXIT_OK

@@ -1,0 +1,334 @@
+"""``latfix sweep``: how much load a service bears over settings, beside what queueing theory says."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfix.cli.shared.options import (
+    DeviceOption,
+    DurationOption,
+    JsonOption,
+    JsonTarget,
+    LimitOption,
+    MapOption,
+    OutOption,
+    ProfileOption,
+    SeedOption,
+    SkipOption,
+    TrafficOption,
+    TrafficOptions,
+    WorkloadArgument,
+    check_device,
+    check_seed,
+    load_traffic,
+)
+from latfix.errors import (
+    EXIT_GATE_FAILED,
+    EXIT_INCONCLUSIVE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    InputError,
+    RunnerError,
+)
+
+if TYPE_CHECKING:
+    from latfix.capacity.load_traffic import Part
+    from latfix.results.sweep_result import Outcome, Setting
+    from latfix.runners.replay.runner_process import OnEvent
+    from latfix.settings import RunnerSettings
+    from latfix.traffic.schedule import Traffic
+
+DEFAULT_LOADS = "0.25,0.5,0.75,1,1.25,1.5"
+_MOST_LOADS, _MOST_SETTINGS = 40, 64
+#: Settings that are no single value, and so cannot be listed.
+_NOT_SWEPT = ("env", "keep_precision")
+
+
+def sweep(
+    workload: WorkloadArgument,
+    loads: Annotated[
+        str | None, typer.Option("--loads", help=f"Multiples of the recorded rate; {DEFAULT_LOADS} if left out.")
+    ] = None,
+    rates: Annotated[str | None, typer.Option("--rates", help="The same in requests a second: 20,40,80.")] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=V1,V2", help="Values of a setting to try; all combinations are replayed."),
+    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")] = None,
+    budget: Annotated[str, typer.Option("--budget", help="Time for all replays: 90s, 5m, 1h.")] = "5m",
+    slo: Annotated[
+        float | None, typer.Option("--slo", metavar="MS", help="The limit; the workload's objective if left out.")
+    ] = None,
+    percentile: Annotated[
+        float | None, typer.Option("--percentile", help="That the limit is on; the workload's if left out.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", metavar="N", help="Requests a point; by budget if left out.")
+    ] = None,
+    at_least: Annotated[
+        float | None,
+        typer.Option("--at-least", metavar="RPS", help="Fail unless it bears so many requests a second."),
+    ] = None,
+    traffic: TrafficOption = None,
+    profile: ProfileOption = "",
+    mapping: MapOption = None,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    skip_bad_lines: SkipOption = False,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    json_file: JsonOption = None,
+) -> int:
+    """Replay recorded traffic at several loads and settings: the knee, the largest load, and why theory is off."""
+    from latfix.capacity.load_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
+    from latfix.capacity.objective import Target
+    from latfix.cli.commands.optimize import parse_budget
+    from latfix.cli.shared.diagnose_flow import check_percentile
+    from latfix.config.plan import read_plan
+    from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.results.sweep_result import Options
+    from latfix.runners.replay.run_session import default_folder, open_folder
+    from latfix.runners.sweep.document import points_document, sweep_document
+    from latfix.runners.sweep.sweep import Sweep
+
+    traffic_options = TrafficOptions(
+        mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, duration=duration, limit=limit
+    )
+    traffic_options.check()
+    budget_s, seed = parse_budget(budget), check_seed(seed)
+    check_percentile(percentile)
+    _check_positive("--slo", slo, "milliseconds")
+    _check_positive("--at-least", at_least, "requests a second")
+    if requests is not None and not 20 <= requests <= 1_000_000:
+        raise InputError(f"--requests: found {requests}; expected a whole number from 20 to 1000000")
+    wanted = _wanted(loads, rates)
+    combinations = parse_variants(variants or ())
+    spec = load_spec(workload, traffic=traffic, profile=profile)
+    check_runs(spec)
+    limit_ms = slo if slo is not None else spec.objective.slo_ms
+    target = Target(
+        percentile=percentile if percentile is not None else spec.objective.percentile,
+        limit=None if limit_ms is None else limit_ms / 1e3,
+    )
+    if at_least is not None and target.limit is None:
+        raise InputError("--at-least: found no objective to meet; expected slo_ms in workload.toml, or --slo MS")
+    base = spec.settings
+    fixes: tuple[str, ...] = ()
+    if plan is not None:
+        planned = read_plan(plan)
+        if strange := planned.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
+        base, fixes = base.with_overrides(planned.settings()), tuple(fix.id for fix in planned.fixes)
+    base = base.with_overrides(check_device(device))
+    settings = _settings(base, combinations)
+    schedule = load_traffic(spec, traffic_options)
+    rate = recorded_rate(schedule)
+    grid = _grid(wanted, rate, in_rates=rates is not None, at_least=at_least)
+    json_target = JsonTarget.open(json_file)
+    count = requests or plan_requests(rate, grid, len(settings), budget_s, target)
+    part = part_of(schedule, count, shortest_s=0.0 if requests else shortest_point_s(budget_s))
+    _check_that_a_point_fits(part, grid[-1], budget_s)
+    folder = open_folder(out or default_folder(spec.name, "sweep"))
+    shown = _Shown()
+    shown.plan(part, grid, settings, budget_s)
+    runner = Sweep(
+        spec,
+        part,
+        settings,
+        folder,
+        Options(loads=grid, budget_s=budget_s, target=target, seed=seed),
+        watch=shown.replay,
+        say=shown.say,
+        keep=lambda so_far: _write(folder, points_document(spec, so_far)),
+        fixes=fixes,
+    )
+    outcome = runner.run()
+    document = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
+    return _conclude(folder, document, outcome, json_target)
+
+
+def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: JsonTarget) -> int:
+    from rich.console import Console
+
+    from latfix.reports.html.sweep_page import write_sweep_report
+    from latfix.reports.terminal.sweep import render_sweep
+
+    _write(folder, document)
+    write_sweep_report(folder / "report.html", document)
+    target.write(document)
+    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
+    if not target.to_stdout:
+        console.print(render_sweep(document, folder=folder))
+    if outcome.interrupted:
+        return EXIT_INTERRUPTED
+    if outcome.measured and not any(one.point.requests["ok"] for one in outcome.measured):
+        first = next((one.point.error for one in outcome.measured if one.point.error), "none ended in time")
+        raise RunnerError(f"{document['workload']}: no request ended ok at any load; the first failure: {first}")
+    gate = document["gate"]
+    if gate is None or gate["passed"]:
+        return EXIT_OK
+    return EXIT_INCONCLUSIVE if gate["passed"] is None else EXIT_GATE_FAILED
+
+
+def _write(folder: Path, document: dict[str, Any]) -> None:
+    from latfix.run_record.run_record import write_json
+
+    try:
+        write_json(folder / "sweep.json", document)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
+        ) from error
+
+
+def parse_numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers above 0 of ``0.5,1,2``, ascending, each once.
+
+    :raises InputError: it is none of these, or too many.
+    """
+    try:
+        numbers = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(math.isfinite(number) and 0 < number <= 1e9 for number in numbers):
+        raise InputError(f"{option}: found {text!r}; expected numbers above 0 with commas between, as in 0.5,1,2")
+    if len(numbers) > _MOST_LOADS:
+        raise InputError(f"{option}: found {len(numbers)} numbers; expected at most {_MOST_LOADS}")
+    return tuple(numbers)
+
+
+def parse_variants(options: Sequence[str]) -> list[dict[str, Any]]:
+    """All combinations of ``--set KEY=V1,V2`` options; one empty combination for none.
+
+    :raises InputError: a key that is no setting, a value that it cannot have, or too many combinations.
+    """
+    lists: dict[str, list[Any]] = {}
+    for text in options:
+        key, values = _variant(text)
+        if key in lists:
+            raise InputError(f"--set {key}: found it twice; expected all of its values in one, as in {key}=1,2,4")
+        lists[key] = values
+    combinations = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    if len(combinations) > _MOST_SETTINGS:
+        raise InputError(f"--set: found {len(combinations)} combinations; expected at most {_MOST_SETTINGS}")
+    return combinations
+
+
+def _variant(text: str) -> tuple[str, list[Any]]:
+    import difflib
+
+    from latfix.settings_rules import RUNNER_RULES
+
+    key, equals, listed = text.partition("=")
+    key = key.strip()
+    known = [name for name in RUNNER_RULES if name not in _NOT_SWEPT]
+    if not equals or not listed.strip():
+        raise InputError(f"--set: found {text!r}; expected KEY=V1,V2, as in max_batch_size=1,4,8")
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(known)}"
+        found = f"{key!r}, which cannot be listed" if key in _NOT_SWEPT else f"{key!r}, which is no setting"
+        raise InputError(f"--set: found {found}; {advice}")
+    values: list[Any] = []
+    for part in listed.split(","):
+        value = _value(part.strip())
+        if not RUNNER_RULES[key].check(value):
+            raise InputError(f"--set {key}: found {part.strip()!r}; expected {RUNNER_RULES[key].describe()}")
+        if value not in values:
+            values.append(value)
+    return key, values
+
+
+def _value(text: str) -> Any:
+    """A value as TOML would have it, texts without quotes."""
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"[+-]?\d{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d{1,3})?", text):
+        return float(text)
+    return text.strip("\"'")
+
+
+def _settings(base: RunnerSettings, combinations: Sequence[dict[str, Any]]) -> list[Setting]:
+    from latfix.results.sweep_result import Setting
+
+    return [
+        Setting(number=number, values=values, settings=base.with_overrides(_typed(base, values)))
+        for number, values in enumerate(combinations)
+    ]
+
+
+def _typed(base: RunnerSettings, values: dict[str, Any]) -> dict[str, Any]:
+    """Whole numbers where a number with decimals is expected are accepted, and made one."""
+    return {key: float(value) if isinstance(getattr(base, key), float) else value for key, value in values.items()}
+
+
+def _wanted(loads: str | None, rates: str | None) -> tuple[float, ...]:
+    if loads is not None and rates is not None:
+        raise InputError("--rates: found --loads as well; expected one of them")
+    if rates is not None:
+        return parse_numbers("--rates", rates)
+    return parse_numbers("--loads", loads if loads is not None else DEFAULT_LOADS)
+
+
+def _grid(wanted: Sequence[float], rate: float, *, in_rates: bool, at_least: float | None) -> tuple[float, ...]:
+    """The loads to replay, as multiples of the recorded rate; the gate's own is one of them."""
+    grid = {number / rate if in_rates else number for number in wanted}
+    if at_least is not None:
+        grid.add(at_least / rate)
+    return tuple(sorted(grid))
+
+
+def _check_that_a_point_fits(part: Part, load: float, budget_s: float) -> None:
+    seconds = part.seconds(load)
+    if seconds > budget_s:
+        raise InputError(
+            f"--budget: found {budget_s:g} s; expected at least the {seconds:,.0f} s that the shortest point takes "
+            f"({len(part.traffic):,} requests at {load * part.recorded:.3g}/s), higher --loads, or fewer --requests"
+        )
+
+
+def _check_positive(option: str, value: float | None, unit: str) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise InputError(f"{option}: found {value}; expected {unit} above 0")
+
+
+class _Shown:
+    """Progress on standard error: what is ahead, each replay, and what went wrong."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def plan(self, part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> None:
+        points = len(grid) * len(settings)
+        seconds = len(settings) * sum(part.seconds(load) for load in grid)
+        line = (
+            f"sweep: {len(grid)} loads x {len(settings)} settings, {len(part.traffic):,} requests a point, about "
+            f"{seconds:.0f} s of replays of {budget_s:.0f} s"
+        )
+        if seconds > budget_s:
+            line += f"; not all of the {points} points will fit: those past saturation are left out"
+        self.say(line)
+
+    @contextlib.contextmanager
+    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
+        from latfix.cli.shared.replay_progress import progress_of
+
+        with progress_of(label, traffic, folder) as progress:
+            yield progress.on_event

@@ -1,0 +1,189 @@
+"""``latfix traffic``: look at recorded traffic, convert it, make it up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.traffic.schedule import Traffic
+
+traffic_app = typer.Typer(
+    name="traffic",
+    help="Look at recorded traffic, convert it, or make some up.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_MAP_HELP = 'Derive a feature from others, e.g. "tokens=min(input_tokens / 16, 256)". May be repeated.'
+_SKIP_HELP = "Leave malformed lines out, and count them, instead of stopping at the first."
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Recorded traffic, of any known format.")]
+MapOption = Annotated[list[str] | None, typer.Option("--map", metavar="FEATURE=EXPRESSION", help=_MAP_HELP)]
+SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help=_SKIP_HELP)]
+
+
+@traffic_app.command("inspect")
+def inspect_command(
+    file: FileArgument,
+    map_: MapOption = None,
+    skip_bad_lines: SkipOption = False,
+    json_out: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON; - for standard output.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw rate and gaps into an .svg or .png.")
+    ] = None,
+) -> None:
+    """Show what traffic looks like: rate over time, gaps, burstiness, features, and the kind of load."""
+    from rich.console import Console
+
+    from latfix.cli.shared.options import JsonTarget, see_that_it_can_be_written
+    from latfix.reports.terminal.traffic import check_picture, draw_shape, render_shape
+    from latfix.traffic.derived_features import parse_map_option
+    from latfix.traffic.io.reader import read_traffic
+    from latfix.traffic.summary import describe
+
+    figures = JsonTarget.open(json_out)
+    if picture is not None:
+        check_picture(picture)
+        see_that_it_can_be_written("--picture", str(picture))
+    traffic = read_traffic(file, mapping=parse_map_option(map_ or []), skip_bad_lines=skip_bad_lines)
+    shape = describe(traffic)
+    figures.write(shape.to_json())
+    if picture is not None:
+        draw_shape(shape, picture)
+    if figures.to_stdout:
+        return
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(render_shape(shape))
+    if picture is not None:
+        console.print(f"\npicture: {picture}", markup=False, soft_wrap=True)
+
+
+@traffic_app.command("convert")
+def convert_command(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Recorded traffic, of any known format.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet.")],
+    speed: Annotated[float | None, typer.Option(help="Replay this many times as fast.")] = None,
+    to_duration: Annotated[
+        float | None, typer.Option(metavar="S", help="Scale time so that the last request is at S seconds.")
+    ] = None,
+    start: Annotated[float | None, typer.Option(metavar="S", help="Leave out what arrives before.")] = None,
+    end: Annotated[float | None, typer.Option(metavar="S", help="Leave out what arrives then or later.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Take the first so many requests.")] = None,
+    repeat: Annotated[int | None, typer.Option(help="Play it so many times over.")] = None,
+    rate_factor: Annotated[
+        float | None, typer.Option(help="Thin (below 1) or densify (above 1) to so many times the requests.")
+    ] = None,
+    cap_gaps: Annotated[
+        float | None, typer.Option(metavar="S", help="Shorten idle gaps to at most S seconds.")
+    ] = None,
+    map_: MapOption = None,
+    seed: Annotated[int, typer.Option(help="Of the random choices of --rate-factor.")] = 0,
+    skip_bad_lines: SkipOption = False,
+) -> None:
+    """Write traffic in latfix's own format, changed as the options say.
+
+    In this order, whatever theirs on the command line: --map, --start/--end, --limit, --cap-gaps,
+    --rate-factor, --repeat, --speed or --to-duration. The output's metadata states each of them.
+    """
+    from latfix.traffic import transforms as transform
+    from latfix.traffic.derived_features import parse_map_option
+    from latfix.traffic.io.reader import read_traffic
+    from latfix.traffic.io.writer import check_output, write_traffic
+
+    if speed is not None and to_duration is not None:
+        raise InputError("--speed: found together with --to-duration; expected one of the two")
+    check_output(target)
+    mapping = parse_map_option(map_ or [])
+    traffic = read_traffic(source, mapping=mapping, skip_bad_lines=skip_bad_lines)
+    read = len(traffic)
+    if start is not None or end is not None:
+        traffic = transform.slice_time(traffic, 0.0 if start is None else start, end)
+    if limit is not None:
+        traffic = transform.limit(traffic, limit)
+    if cap_gaps is not None:
+        traffic = transform.cap_gaps(traffic, cap_gaps)
+    if rate_factor is not None:
+        traffic = transform.resample_rate(traffic, rate_factor, seed)
+    if repeat is not None:
+        traffic = transform.repeat(traffic, repeat)
+    if speed is not None:
+        traffic = transform.scale_time(traffic, speed)
+    if to_duration is not None:
+        traffic = transform.scale_to_duration(traffic, to_duration)
+    write_traffic(traffic, target)
+    skipped = traffic.metadata.get("skipped_lines", 0)
+    typer.echo(
+        f"read {read:,} requests from {source} ({traffic.metadata['format']})"
+        + (f", {skipped:,} malformed lines skipped" if skipped else "")
+    )
+    for entry in traffic.metadata["transforms"]:
+        typer.echo(_transform_line(entry))
+    typer.echo(_written_line(traffic, target))
+
+
+@traffic_app.command("synthesize")
+def synthesize_command(
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet.")],
+    kind: Annotated[str, typer.Option(help="poisson, gamma, bursts or periodic.")],
+    rate: Annotated[float, typer.Option(help="Mean requests a second.")],
+    duration: Annotated[float, typer.Option(metavar="S", help="Seconds.")],
+    seed: Annotated[int, typer.Option(help="The same seed gives the same traffic.")] = 0,
+    cv: Annotated[float, typer.Option(help="gamma: variation of the gaps; 0 constant, 1 Poisson.")] = 2.0,
+    burst_on: Annotated[float, typer.Option(metavar="S", help="bursts: mean length of a burst.")] = 1.0,
+    burst_off: Annotated[float, typer.Option(metavar="S", help="bursts: mean time between them.")] = 4.0,
+    burst_factor: Annotated[float, typer.Option(help="bursts: rate within one, over the mean rate.")] = 4.0,
+    period: Annotated[float, typer.Option(metavar="S", help="periodic: length of a period.")] = 10.0,
+    amplitude: Annotated[float, typer.Option(help="periodic: swing of the rate, above 0, at most 1.")] = 0.8,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DISTRIBUTION",
+            help='E.g. "input_tokens=lognormal(4.3,0.8,8,512)"; uniform(low,high), constant(value). May be repeated.',
+        ),
+    ] = None,
+) -> None:
+    """Write traffic drawn from a random process."""
+    from latfix.traffic.io.writer import check_output, write_traffic
+    from latfix.traffic.synthesize import KINDS, FeatureSpec, Synthesis, synthesize
+
+    known = next((name for name in KINDS if name == kind), None)
+    if known is None:
+        raise InputError(f"--kind: found {kind!r}; expected one of {', '.join(KINDS)}")
+    check_output(target)
+    synthesis = Synthesis(
+        kind=known,
+        rate=rate,
+        duration_s=duration,
+        seed=seed,
+        cv=cv,
+        burst_on_s=burst_on,
+        burst_off_s=burst_off,
+        burst_factor=burst_factor,
+        period_s=period,
+        amplitude=amplitude,
+    )
+    traffic = synthesize(synthesis, [FeatureSpec.parse(text) for text in feature or []])
+    write_traffic(traffic, target)
+    parameters = ", ".join(f"{name} {value}" for name, value in synthesis.parameters().items())
+    typer.echo(f"synthesized {parameters}")
+    typer.echo(_written_line(traffic, target))
+
+
+def _transform_line(entry: dict[str, object]) -> str:
+    rest = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in entry.items()
+        if name != "transform" and value is not None
+    )
+    return f"  {entry['transform']}: {rest}"
+
+
+def _written_line(traffic: Traffic, target: Path) -> str:
+    return f"wrote {len(traffic):,} requests over {traffic.duration_s:.6g} s to {target}"

@@ -1,0 +1,1 @@
+"""Options, outputs and flows that several commands share."""

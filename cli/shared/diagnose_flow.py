@@ -1,0 +1,263 @@
+"""What ``diagnose`` and ``report`` do once there is a record: attribute, write, show, judge the gates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.cli.shared.history_option import Recording, is_off
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+
+if TYPE_CHECKING:
+    from latfix.cli.shared.output_options import Outputs
+    from latfix.cli.shared.request_options import DrillDown
+    from latfix.gates.evaluate import Gate, GateResult, GateSubject
+    from latfix.gates.reference_level import Past
+    from latfix.history.rows import HistoryRow
+    from latfix.results.diagnosis import Diagnosis
+    from latfix.run_record.chunked_record import RecordFile
+    from latfix.run_record.run_record import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Parsed gates, and what they compare with.
+
+    :param baseline: what ``baseline`` means; ``None`` without ``--baseline``.
+    :param base: its record, where it fits into memory: gates on latencies then look at the ratio of the two runs.
+    """
+
+    gates: tuple[Gate, ...] = ()
+    baseline: GateSubject | None = None
+    base: RunRecord | None = None
+    recording: Recording = field(default_factory=Recording)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """As the user wrote them."""
+        return tuple(gate.text for gate in self.gates)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What they look at."""
+        return tuple(gate.metric for gate in self.gates)
+
+    def judge(
+        self, subject: GateSubject, record: RunRecord | RecordFile, past: Past, *, seed: int
+    ) -> list[GateResult]:
+        """Hold a run against them.
+
+        :param subject: its figures, with :attr:`metrics` among them.
+        :raises InputError: a figure that one needs was not measured.
+        """
+        from latfix.gates.evaluate import evaluate
+
+        pair = self._compared(record, seed)
+        results = []
+        for gate in self.gates:
+            if pair is not None and gate.needs_baseline and gate.is_latency:
+                results.append(evaluate(gate, *pair))
+            else:
+                results.append(evaluate(gate, subject, self.baseline, past=past))
+        return results
+
+    def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
+        """The run and the baseline as ``latfix compare`` sees them; ``None`` where no gate asks, or one is large."""
+        from latfix.gates.percentile_ratios import with_percentile_ratios
+        from latfix.results.comparison import compare_records
+        from latfix.run_record.run_record import RunRecord
+
+        asked = any(gate.needs_baseline and gate.is_latency for gate in self.gates)
+        if not asked or self.base is None or not isinstance(record, RunRecord):
+            return None
+        new, base = compare_records(self.base, record, seed=seed).gate_subjects()
+        return with_percentile_ratios(new, base, (record, self.base), self.metrics)
+
+
+def parse_gates(
+    expressions: Sequence[str] | None, baseline: Path | None, history: str | None = None, *, record: bool = True
+) -> Gates:
+    """Parse ``--gate`` options, read ``--baseline`` and open the history, before anything runs.
+
+    :param history: the value of ``--history``.
+    :param record: whether the run is recorded in it.
+    :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
+    """
+    from latfix.gates.evaluate import check_gates, parse_gate
+    from latfix.run_record.chunked_record import open_record
+    from latfix.run_record.run_record import RunRecord
+
+    gates = tuple(parse_gate(text) for text in expressions or ())
+    check_gates(gates, baseline=baseline is not None, accuracy=False, causes=True, history=not is_off(history))
+    if baseline is None:
+        return Gates(gates, recording=Recording.open(history, gates, record=record))
+    base = open_record(baseline)
+    subject = subject_of(base).with_percentiles([gate.metric for gate in gates], base)
+    recording = Recording.open(history, gates, record=record)
+    return Gates(gates, subject, base if isinstance(base, RunRecord) else None, recording)
+
+
+def subject_of(run: RunRecord | RecordFile) -> GateSubject:
+    """A recorded run as the baseline of gates."""
+    from latfix.gates.evaluate import GateSubject
+
+    return GateSubject.from_diagnosis(diagnosed(run).to_json())
+
+
+def check_percentile(percentile: float | None) -> None:
+    """Refuse a percentile that is none.
+
+    :raises InputError: it is not above 0 and below 100.
+    """
+    if percentile is not None and not (math.isfinite(percentile) and 0 < percentile < 100):
+        raise InputError(f"--percentile: found {percentile}; expected a number above 0 and below 100, e.g. 99")
+
+
+def diagnosed(
+    record: RunRecord | RecordFile, *, percentile: float | None = None, seed: int = 0, folder: Path | None = None
+) -> Diagnosis:
+    """The diagnosis of a record.
+
+    :param folder: where ``causes.parquet`` is to be written on the way; nowhere where ``None``.
+    :raises InputError: it cannot be written there.
+    """
+    from latfix.profilers.attribution.ledger_parquet import CausesFile
+    from latfix.profilers.diagnose import diagnose
+
+    if folder is None:
+        return diagnose(record, percentile=percentile, seed=seed)
+    try:
+        with CausesFile(folder / "causes.parquet") as file:
+            return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder}: cannot write there ({error.strerror}); name another folder with --out")
+
+
+def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
+    """What the report shows: all of a record, or a large one thinned out."""
+    from latfix.profilers.chunked.chunks import WholeRecord
+    from latfix.profilers.chunked.downsample import thinned
+    from latfix.run_record.chunked_record import LARGE
+    from latfix.run_record.run_record import RunRecord
+
+    if not isinstance(record, RunRecord):
+        return thinned(record, diagnosis)
+    if len(record.requests["index"]) > LARGE:
+        return thinned(WholeRecord(record), diagnosis)
+    return record, diagnosis
+
+
+def conclude(
+    record: RunRecord | RecordFile,
+    diagnosis: Diagnosis,
+    outputs: Outputs,
+    gates: Gates,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    workload: str | None = None,
+    interrupted: bool = False,
+    drill_down: DrillDown | None = None,
+) -> int:
+    """Write ``diagnosis.json`` and ``report.html``, judge the gates, record, print, and return the exit code.
+
+    :param workload: as the user named it, where it was replayed just now; ``None`` for an earlier run.
+    :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
+    :raises RunnerError: it was replayed just now, and no request ended ok.
+    """
+    from latfix.gates.evaluate import exit_code
+    from latfix.reports.html.pages import write_run_report
+    from latfix.reports.next_commands import workload_argument
+    from latfix.reports.terminal.diagnosis import render_diagnosis
+    from latfix.run_record.run_record import write_json
+
+    where = folder or record.folder
+    document = diagnosis.to_json()
+    results, row = _judged(record, document, gates, seed=seed, interrupted=interrupted)
+    if results:
+        document["gates"] = [result.to_json() for result in results]
+    try:
+        write_json(where / "diagnosis.json", document)
+        shown, in_report = _in_report(record, diagnosis)
+        write_run_report(where / "report.html", shown, in_report)
+    except OSError as error:
+        raise _unwritable(where, error) from error
+    told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
+    failure = _failure(diagnosis, shown) if workload is not None and not interrupted else ""
+    console = outputs.console()
+    if not outputs.to_stdout:
+        told_as = None if workload is None else workload_argument(record.meta, typed=workload)
+        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=told_as))
+        if told is not None:
+            console.print(told.render())
+    show_gates(console, results)
+    outputs.write(
+        document if told is None else {**document, "requests_explained": told.to_json()},
+        failure=failure,
+        interrupted=interrupted,
+    )
+    if row is not None:
+        gates.recording.add(row)
+    if interrupted:
+        console.print("Interrupted: what was recorded until then is kept and diagnosed above.", markup=False)
+        return EXIT_INTERRUPTED
+    if failure:
+        raise RunnerError(failure)
+    return exit_code(results) if results else EXIT_OK
+
+
+def _judged(
+    record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
+) -> tuple[list[GateResult], HistoryRow | None]:
+    """The gates' results, and the run's row where it is to be recorded."""
+    from latfix.gates.evaluate import GateSubject
+    from latfix.history.rows import row_of, run_name, series_of
+    from latfix.statistics.percentiles import latencies_of, percentile_grid
+
+    meta, recording = record.meta, gates.recording
+    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
+    series = series_of(meta, command="diagnose", plan=str(meta.get("plan") or ""))
+    past = recording.past(series, but=run_name(meta, record.folder))
+    results = gates.judge(subject, record, past, seed=seed)
+    if not recording.records:
+        return results, None
+    latency_ms = {**percentile_grid(latencies_of(record)), **subject.latency_ms}
+    row = row_of(
+        record,
+        replace(subject, latency_ms=latency_ms),
+        series,
+        verdict=str(document["verdict"]),
+        settings=meta.get("settings") or {},
+        gates=[result.to_json() for result in results],
+        against_history=[gate.text for gate in gates.gates if gate.needs_history],
+        folder=record.folder,
+        interrupted=interrupted,
+    )
+    return results, row
+
+
+def _failure(diagnosis: Diagnosis, shown: RunRecord) -> str:
+    """Why a replay is not to be relied on: no request ended ok; empty where one did."""
+    if diagnosis.requests.get("ok") or not any(diagnosis.requests.values()):
+        return ""
+    first = next(iter(shown.errors.values()), "none ended in time")
+    return f"{diagnosis.workload}: no request ended ok; the first failure: {first}"
+
+
+def show_gates(console: object, results: Sequence[GateResult]) -> None:
+    """Print one line a gate."""
+    from rich.console import Console
+    from rich.text import Text
+
+    assert isinstance(console, Console)
+    styles = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("UNDECIDED", "yellow")}
+    for result in results:
+        word, style = styles[result.passed]
+        console.print(Text.assemble("gate ", (f"{result.gate.text}  ", "bold"), (word, style), f"  {result.reason}"))

@@ -1,0 +1,337 @@
+"""What ``latfix optimize`` does once its options are checked: search, write, show, judge the gates."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.cli.shared.diagnose_flow import show_gates
+from latfix.cli.shared.replay_progress import progress_of
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+
+if TYPE_CHECKING:
+    from latfix.cli.shared.diagnose_flow import Gates
+    from latfix.cli.shared.output_options import Outputs
+    from latfix.config.plan import PlannedFix
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.gates.evaluate import GateResult, GateSubject
+    from latfix.history.rows import HistoryRow
+    from latfix.results.diagnosis import Diagnosis
+    from latfix.results.optimization_step import Step
+    from latfix.runners.optimize.optimizer import Options, Outcome
+    from latfix.runners.replay.runner_process import OnEvent
+    from latfix.settings import RunnerSettings
+    from latfix.traffic.schedule import Traffic
+
+SCHEMA = "latfix.optimization/1"
+
+
+def optimize_into(
+    folder: Path,
+    spec: WorkloadSpec,
+    traffic: Traffic,
+    settings: RunnerSettings,
+    options: Options,
+    gates: Gates,
+    outputs: Outputs,
+    *,
+    started_from: Sequence[PlannedFix] = (),
+    plan: str = "",
+    resume: Path | None = None,
+) -> int:
+    """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
+
+    :param started_from: fixes of an earlier plan that are in ``settings`` already; the new plan holds them, too.
+    :param plan: the path of that plan; empty without one.
+    :param resume: the folder of an optimization that goes on; ``folder`` itself.
+    """
+    from rich.console import Console
+
+    from latfix.reports.terminal.diagnosis import render_tail
+    from latfix.runners.optimize.optimizer import Optimizer
+    from latfix.runners.replay.run_session import Interrupted
+
+    aside = Console(file=sys.stderr)
+    console = outputs.console()
+    with outputs.in_any_case(spec.name, gates.texts):
+        with _Watching(aside) as watching:
+            optimizer = Optimizer(
+                spec,
+                traffic,
+                settings,
+                folder,
+                options,
+                watch=watching.replay,
+                say=watching.say,
+                show=lambda diagnosis: console.print(render_tail(diagnosis)),
+                resume=resume is not None,
+            )
+            try:
+                outcome = optimizer.run()
+            except Interrupted as stopped:
+                kept = stopped.record.folder
+                watching.say(
+                    f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it."
+                )
+                outputs.interrupted(spec.name, gates.texts)
+                return EXIT_INTERRUPTED
+        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
+
+
+def _conclude(
+    folder: Path,
+    spec: WorkloadSpec,
+    outcome: Outcome,
+    gates: Gates,
+    outputs: Outputs,
+    started_from: Sequence[PlannedFix],
+    plan: str,
+) -> int:
+    """Judge the gates, write, show, record, and return the exit code."""
+    from latfix.gates.evaluate import exit_code
+    from latfix.reports.html.pages import write_optimization_report
+    from latfix.reports.next_commands import workload_argument
+    from latfix.reports.terminal.diagnosis import render_optimization
+    from latfix.run_record.run_record import write_json
+
+    results, row = _judge(folder, gates, outcome, plan)
+    document = _document(spec, outcome, results)
+    try:
+        _write_baseline_diagnosis(outcome)
+        _write_plan(folder / "plan.toml", spec, outcome, started_from)
+        write_json(folder / "optimization.json", document)
+        write_optimization_report(
+            folder / "report.html",
+            document,
+            diagnosis=outcome.diagnosis,
+            before=outcome.before or outcome.baseline,
+            after=outcome.after,
+        )
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
+        ) from error
+    console = outputs.console()
+    if not outputs.to_stdout:
+        console.print(
+            render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
+        )
+    else:
+        show_gates(console, results)
+    outputs.write(
+        document,
+        beside={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},
+        failure=outcome.failure,
+        interrupted=outcome.interrupted,
+    )
+    if row is not None:
+        gates.recording.add(row)
+    if outcome.interrupted:
+        return EXIT_INTERRUPTED
+    if outcome.failure:
+        raise RunnerError(outcome.failure)
+    return exit_code(results) if results else EXIT_OK
+
+
+class _Watching:
+    """Progress of many replays: each its own line or bar, steps as lines."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+
+    def __enter__(self) -> _Watching:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+
+    @contextlib.contextmanager
+    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
+        with progress_of(label, traffic, folder) as progress:
+            yield progress.on_event
+
+
+def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[list[GateResult], HistoryRow | None]:
+    """The gates' results, and the optimization's row where it is to be recorded."""
+    from latfix.gates.evaluate import evaluate
+    from latfix.history.rows import row_of, run_name, series_of
+    from latfix.statistics.percentiles import latencies_of, percentile_grid
+
+    meta, recording = outcome.baseline.meta, gates.recording
+    after, before = _subjects(outcome, [gate.metric for gate in gates.gates])
+    series = series_of(meta, command="optimize", plan=plan)
+    past = recording.past(series, but=run_name(meta, folder))
+    results = [evaluate(gate, after, before, past=past) for gate in gates.gates]
+    if not recording.records:
+        return results, None
+    grid = percentile_grid(latencies_of(outcome.after or outcome.baseline))
+    row = row_of(
+        outcome.baseline,
+        replace(after, latency_ms={**grid, **after.latency_ms}),
+        series,
+        verdict=outcome.verdict,
+        settings=outcome.settings.as_dict(),
+        gates=[result.to_json() for result in results],
+        against_history=[gate.text for gate in gates.gates if gate.needs_history],
+        folder=folder,
+        interrupted=outcome.interrupted or bool(outcome.failure),
+    )
+    return results, row
+
+
+def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, GateSubject]:
+    """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
+    round alone."""
+    from latfix.gates.evaluate import GateSubject
+    from latfix.gates.percentile_ratios import with_percentile_ratios
+
+    if outcome.final is None:
+        same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
+        same = same.with_percentiles(metrics, outcome.baseline)
+        return same, same
+    after, before = outcome.final.gate_subjects()
+    # Shares of causes are in diagnoses alone: of the last replay with the fixes, and of the baseline.
+    after, before = _with_causes(after, outcome.after_diagnosis), _with_causes(before, outcome.diagnosis)
+    last = (outcome.after or outcome.baseline, outcome.before or outcome.baseline)
+    return with_percentile_ratios(after, before, last, metrics)
+
+
+def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubject:
+    from latfix.gates.evaluate import GateSubject
+
+    if diagnosis is None:
+        return subject
+    known = GateSubject.from_diagnosis(diagnosis.to_json())
+    return replace(
+        subject,
+        unexplained_share=known.unexplained_share,
+        cause_shares=known.cause_shares,
+        cause_shares_ci95=known.cause_shares_ci95,
+    )
+
+
+def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult]) -> dict[str, Any]:
+    """``optimization.json`` of the contract, with some keys more."""
+    from latfix.results.ablation import ablation
+
+    final = outcome.final
+    if final is not None:
+        before, after = final.before.to_json(), final.after.to_json()
+        ratio: Mapping[str, Any] = {key: estimate.to_json() for key, estimate in final.ratio.items()}
+    else:
+        before = after = _side(outcome)
+        ratio = {key: {"value": 1.0, "ci95": [1.0, 1.0]} for key in ("mean", "p50", "p90", "p95", "p99")}
+    notes = list(outcome.notes)
+    if final is not None:
+        notes += [note for note in final.notes if not note.startswith("settings:")]  # the plan says them
+        if not outcome.accurate:
+            notes.append(
+                f"The kept fixes together are not accurate enough ({outcome.accuracy_said}): the plan holds none of "
+                "them."
+            )
+        elif not outcome.planned:
+            notes.append("The final replay found the kept fixes together worse: the plan holds none of them.")
+    elif not outcome.interrupted:
+        notes.append("No fix was kept, so there was nothing to replay in the end: after is the baseline itself.")
+    return {
+        "schema": SCHEMA,
+        "workload": spec.name,
+        "device": outcome.baseline.meta["device"],
+        "verdict": outcome.verdict,
+        "objective": dict(outcome.baseline.meta["objective"]),
+        "before": before,
+        "after": after,
+        "ratio": dict(ratio),
+        "rounds": final.rounds if final is not None else 0,
+        "accuracy_kind": outcome.accuracy_kind,
+        "accuracy_limit": outcome.accuracy_limit,
+        "diagnosis": {"verdict": outcome.diagnosis.verdict, "sentence": outcome.diagnosis.sentence},
+        "steps": [step.to_json() for step in outcome.steps],
+        "ablation": ablation(outcome.kept, final),
+        "prediction_error": outcome.prediction_errors(),
+        "layers": dict(outcome.layers),
+        "gates": [result.to_json() for result in results],
+        "plan": "plan.toml",
+        "interrupted": outcome.interrupted,
+        "machine": outcome.baseline.meta.get("machine", {}),
+        "versions": outcome.baseline.meta.get("versions", {}),
+        "notes": notes,
+    }
+
+
+def _side(outcome: Outcome) -> dict[str, Any]:
+    diagnosis = outcome.diagnosis
+    return {
+        "latency_ms": dict(diagnosis.latency_ms),
+        "latency_ci95_ms": {key: list(bounds) for key, bounds in diagnosis.latency_ci95_ms.items()},
+        "throughput_rps": diagnosis.throughput_rps,
+        "requests": dict(diagnosis.requests),
+        "accuracy": outcome.accuracy,
+        "trustworthy": diagnosis.trustworthy,
+    }
+
+
+def _write_baseline_diagnosis(outcome: Outcome) -> None:
+    """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
+    from latfix.profilers.diagnose import write_causes
+    from latfix.reports.html.pages import write_run_report
+    from latfix.run_record.run_record import write_json
+
+    pairs = [(outcome.baseline, outcome.diagnosis)]
+    if outcome.after is not None and outcome.after_diagnosis is not None:
+        pairs.append((outcome.after, outcome.after_diagnosis))
+    for record, diagnosis in pairs:
+        write_json(record.folder / "diagnosis.json", diagnosis.to_json())
+        write_causes(diagnosis, record.folder / "causes.parquet")
+        write_run_report(record.folder / "report.html", record, diagnosis)
+
+
+def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> tuple[PlannedFix, ...]:
+    """Every fix once, those of ``steps`` last; one that was changed again holds what it changed first, too."""
+    from latfix.config.plan import PlannedFix
+
+    fixes = {fix.id: fix for fix in started_from}
+    for step in steps:
+        earlier = fixes.pop(step.fix, None)
+        settings = {**(earlier.settings if earlier else {}), **step.settings}
+        fixes[step.fix] = PlannedFix(id=step.fix, settings=settings, reason=step.reason, verified=step.verified)
+    return tuple(fixes.values())
+
+
+def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: Sequence[PlannedFix]) -> None:
+    import latfix
+    from latfix.config.plan import Plan, write_plan
+
+    measured: dict[str, float] = {}
+    final = outcome.final
+    if final is not None:
+        for key in ("mean", "p50", "p90", "p95", "p99", "p99_9", "max"):
+            measured[f"{key}_before_ms"] = final.before.latency_ms[key]
+            measured[f"{key}_after_ms"] = final.after.latency_ms[key]
+        for key, estimate in final.ratio.items():
+            if math.isfinite(estimate.value):
+                measured[f"{key}_ratio"] = estimate.value
+        measured["accuracy_before"] = outcome.accuracy
+        if outcome.final_accuracy is not None:
+            measured["accuracy_after"] = outcome.final_accuracy
+    machine = {key: value for key, value in outcome.baseline.meta.get("machine", {}).items() if value is not None}
+    write_plan(
+        Plan(
+            workload=spec.name,
+            fixes=planned_fixes(started_from, outcome.planned),
+            measured=measured,
+            machine=machine,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            latfix=latfix.__version__,
+        ),
+        path,
+    )

@@ -1,0 +1,248 @@
+"""Options that several commands share, and what they mean: traffic, settings and outputs of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.traffic.schedule import Traffic
+
+WorkloadArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="A workload's folder, a model file with --traffic, or the name of a sample.",
+        show_default=False,
+    ),
+]
+TrafficOption = Annotated[
+    Path | None, typer.Option("--traffic", help="Recorded traffic to replay instead of the workload's own.")
+]
+ProfileOption = Annotated[
+    str,
+    typer.Option("--profile", metavar="NAME", help="A profile of the workload: [profile.NAME] in its workload.toml."),
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="FEATURE=EXPR", help='Derive a feature: --map "tokens=min(input_tokens/16,256)".'),
+]
+SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help="Leave malformed lines out, and count them.")]
+SpeedOption = Annotated[float, typer.Option("--speed", help="Replay this many times as fast as recorded.")]
+ToDurationOption = Annotated[
+    float | None, typer.Option("--to-duration", metavar="SECONDS", help="Replay so fast that it takes SECONDS.")
+]
+DurationOption = Annotated[
+    float | None, typer.Option("--duration", help="Replay only the first SECONDS (after scaling).")
+]
+LimitOption = Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")]
+RepeatOption = Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random; recorded.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the record and the report.")
+]
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output, and nothing else."),
+]
+GateOption = Annotated[
+    list[str] | None,
+    typer.Option("--gate", metavar="EXPR", help='Fail unless it holds: "p99<200ms", "p99<=baseline*1.05".'),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, instead of the workload's.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficOptions:
+    """How the recorded traffic is to be replayed."""
+
+    mapping: tuple[str, ...] = ()
+    skip_bad_lines: bool = False
+    speed: float = 1.0
+    to_duration: float | None = None
+    duration: float | None = None
+    limit: int | None = None
+    repeat: int = 1
+
+    def check(self) -> None:
+        """Refuse values that mean nothing.
+
+        :raises InputError: naming the option.
+        """
+        if not (math.isfinite(self.speed) and self.speed > 0):
+            raise InputError(f"--speed: found {self.speed}; expected a number above 0")
+        if self.to_duration is not None:
+            if not (math.isfinite(self.to_duration) and self.to_duration > 0):
+                raise InputError(f"--to-duration: found {self.to_duration}; expected seconds above 0")
+            if self.speed != 1.0:
+                raise InputError("--to-duration: found --speed as well; expected one of them")
+        if self.duration is not None and not (math.isfinite(self.duration) and self.duration > 0):
+            raise InputError(f"--duration: found {self.duration}; expected seconds above 0")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"--limit: found {self.limit}; expected 1 or more requests")
+        if not 1 <= self.repeat <= 100_000:
+            raise InputError(f"--repeat: found {self.repeat}; expected a whole number from 1 to 100000")
+
+
+def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
+    """The schedule to replay: read, mapped, repeated, scaled and cut, in that order."""
+    from latfix.traffic.derived_features import parse_map_option
+    from latfix.traffic.io.reader import read_traffic
+    from latfix.traffic.transforms import limit, repeat, scale_time, scale_to_duration, slice_time
+
+    mapping = {**spec.traffic_map, **parse_map_option(options.mapping)}
+    traffic = read_traffic(spec.traffic, mapping=mapping, skip_bad_lines=options.skip_bad_lines)
+    if not len(traffic):
+        raise InputError(f"{spec.traffic}: found no request; expected at least one")
+    times, speed = options.repeat * spec.repeat, options.speed * spec.speed
+    if times > 1:
+        traffic = repeat(traffic, times)
+    if speed != 1.0:
+        traffic = scale_time(traffic, speed)
+    if options.to_duration is not None:
+        traffic = scale_to_duration(traffic, options.to_duration)
+    if options.duration is not None:
+        start, first = traffic.start_s, float(traffic.arrival_ns[0]) / 1e9
+        if start + options.duration <= first:
+            raise InputError(
+                f"--duration: found no request in the first {options.duration:g} s; the first one is at {first:g} s"
+            )
+        traffic = slice_time(traffic, start, start + options.duration)
+    if options.limit is not None:
+        traffic = limit(traffic, options.limit)
+    return traffic
+
+
+def check_seed(seed: int) -> int:
+    """``seed`` if it is one.
+
+    :raises InputError: it is negative or too large.
+    """
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed: found {seed}; expected a whole number from 0 to 2^63 - 1")
+    return seed
+
+
+def check_device(device: str | None) -> dict[str, str]:
+    """Overrides of the settings for ``--device``.
+
+    :raises InputError: it is no device.
+    """
+    if device is None:
+        return {}
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", device):
+        raise InputError(f"--device: found {device!r}; expected auto, cpu, cuda or cuda:N")
+    return {"device": device}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonTarget:
+    """Where ``--json`` goes: a file, standard output, or nowhere. A bad path fails before anything runs."""
+
+    where: str | None
+
+    @property
+    def to_stdout(self) -> bool:
+        """Standard output carries the document, and nothing else may."""
+        return self.where == "-"
+
+    @classmethod
+    def open(cls, where: str | None) -> JsonTarget:
+        """Check that the target can be written.
+
+        :raises InputError: it cannot.
+        """
+        if where is not None and where != "-":
+            see_that_it_can_be_written("--json", where)
+        return cls(where)
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Write the document."""
+        if self.where is None:
+            return
+        if self.to_stdout:
+            sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+            return
+        from latfix.run_record.run_record import write_json
+
+        path = Path(self.where)
+        try:
+            if is_device(path):  # a pipe or /dev/null takes the text; a new file must not take its place
+                path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            else:
+                write_json(path, document)
+        except OSError as error:
+            raise _refusal("--json", self.where, error) from error
+
+
+def see_that_it_can_be_written(option: str, where: str) -> None:
+    """Look whether a file can be written, and leave it as it was.
+
+    :raises InputError: it cannot, or it holds what somebody recorded: a database, such as a history, traffic, a run;
+        the line names the option.
+    """
+    path = Path(where)
+    try:
+        if not is_device(path):
+            existed = path.exists()
+            with path.open("ab"):
+                pass
+            if not existed:
+                path.unlink()
+            elif os.access(path, os.R_OK) and (found := _recorded_in(path)):
+                raise InputError(f"{option}: found {found} in {where}, which it would replace; name another file")
+    except OSError as error:
+        raise _refusal(option, where, error) from error
+
+
+#: Files whose names say that they are read, not reported into.
+_READ = (".toml", ".py", ".jsonl", ".csv", ".parquet", ".gz", ".pt", ".pth", ".pt2", ".onnx", ".engine")
+_LONGEST_LINE = 1 << 20
+#: By their first bytes, files that hold what no report can bring back.
+_SIGNATURES = {b"SQLite format 3\0": "a database", b"PAR1": "recorded rows", b"\x1f\x8b": "compressed rows"}
+_OF_A_RUN = re.compile(rb'"schema"\s*:\s*"latfix\.(?:run|search)/')
+
+
+def _recorded_in(path: Path) -> str:
+    """What a file holds that was recorded or written by somebody, in words; empty where it is a report, or empty."""
+    with path.open("rb") as file:
+        first = file.readline(_LONGEST_LINE)
+        begin = first + file.read(4096)
+    if not begin.strip():
+        return ""
+    for signature, words in _SIGNATURES.items():
+        if begin.startswith(signature):
+            return words
+    if path.suffix.lower() in _READ:
+        return f"a {path.suffix} file"
+    if _OF_A_RUN.search(begin):
+        return "a run's own record"
+    try:  # documents of latfix begin with a line that is a brace alone
+        alone = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        alone = False
+    several = len(begin) > len(first)
+    return "lines of JSON, as traffic is recorded" if alone and (several or b'"arrival_s"' in first) else ""
+
+
+def is_device(path: Path) -> bool:
+    """Whether a path is neither file nor folder: a pipe or ``/dev/null`` takes text, and is never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _refusal(option: str, where: str, error: OSError) -> InputError:
+    return InputError(f"{option}: cannot write {where} ({error.strerror}); name another file")

@@ -1,0 +1,239 @@
+"""Where a command's result goes: JSON, JUnit XML, Markdown, annotations. Checked before the run, written in any case.
+
+A bad path fails before anything is replayed; a run that fails or is interrupted still leaves its JUnit XML and
+Markdown, which say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfix.cli.shared.options import JsonTarget, is_device, see_that_it_can_be_written
+from latfix.errors import InputError, LatfixError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from latfix.reports.ci.ci_summary import Summary
+
+#: GitHub's runner names a file in it, whose Markdown it shows on the run's page; at most so many bytes a step.
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+_MOST_BYTES = 1_000_000
+
+JUnitOption = Annotated[
+    str | None, typer.Option("--junit", metavar="FILE", help="Write the gates as JUnit XML, one testcase each.")
+]
+MarkdownOption = Annotated[
+    str | None,
+    typer.Option("--markdown", metavar="FILE", help="Write a summary for a pull request; - for standard output."),
+]
+AnnotationsOption = Annotated[
+    bool,
+    typer.Option("--annotations", help="Annotate a GitHub Actions run, and add the summary to the step's page."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TextTarget:
+    """Where a text goes: a file, standard output, or nowhere.
+
+    :param option: that named it, for messages.
+    :param append: add to what is there already.
+    """
+
+    option: str
+    where: str | None
+    append: bool = False
+
+    @classmethod
+    def open(cls, option: str, where: str | None, *, append: bool = False) -> TextTarget:
+        """Check that the target can be written.
+
+        :raises InputError: it cannot.
+        """
+        if where is not None and where != "-":
+            see_that_it_can_be_written(option, where)
+        return cls(option, where, append)
+
+    def write(self, text: str) -> None:
+        """Write the text; a file is replaced whole or not at all."""
+        if self.where is None:
+            return
+        if self.where == "-":
+            sys.stdout.write(text)
+            return
+        path = Path(self.where)
+        try:
+            if self.append or is_device(path):
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(text)
+                return
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            try:
+                temporary.write_text(text, encoding="utf-8")
+                temporary.replace(path)
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{self.option}: cannot write {self.where} ({error.strerror}); name another file"
+            ) from error
+
+
+@dataclass(slots=True)
+class Outputs:
+    """All of a command's targets.
+
+    :param command: as the user typed it: ``diagnose``.
+    :param started: when the command began, UTC.
+    """
+
+    command: str
+    json: JsonTarget
+    junit: TextTarget
+    markdown: TextTarget
+    step_summary: TextTarget
+    annotations: bool = False
+    started: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    _written: bool = False
+
+    @classmethod
+    def open(
+        cls,
+        command: str,
+        *,
+        json_file: str | None = None,
+        junit: str | None = None,
+        markdown: str | None = None,
+        annotations: bool = False,
+    ) -> Outputs:
+        """Check that every target can be written.
+
+        :raises InputError: one cannot, or two are the same.
+        """
+        see_that_they_differ({"--json": json_file, "--junit": junit, "--markdown": markdown})
+        page = (os.environ.get(STEP_SUMMARY) or None) if annotations else None
+        return cls(
+            command=command,
+            json=JsonTarget.open(json_file),
+            junit=TextTarget.open("--junit", junit),
+            markdown=TextTarget.open("--markdown", markdown),
+            step_summary=TextTarget.open(f"--annotations: {STEP_SUMMARY}", page, append=True),
+            annotations=annotations,
+        )
+
+    @property
+    def to_stdout(self) -> bool:
+        """Standard output carries a document, and nothing else may."""
+        return self.json.to_stdout or "-" in (self.junit.where, self.markdown.where)
+
+    def console(self) -> Console:
+        """Where people read: standard output unless that carries a document."""
+        from rich.console import Console
+
+        return Console(file=sys.stderr if self.to_stdout else sys.stdout)
+
+    def write(
+        self,
+        document: Mapping[str, Any],
+        *,
+        beside: Mapping[str, Any] | None = None,
+        workload: str = "",
+        failure: str = "",
+        interrupted: bool = False,
+    ) -> None:
+        """Write the document, and what CI reads of it.
+
+        :param beside: what CI's reports show beside the document.
+        :param workload: its name where the document has none.
+        :param failure: why it is not to be relied on; empty where it is.
+        """
+        self.json.write(document)
+        if self._for_ci():
+            from latfix.reports.ci.ci_summary import read_summary
+
+            why = failure or (_INTERRUPTED if interrupted else "")
+            whole = {**document, **(beside or {})}
+            self._report(read_summary(whole, command=self.command, workload=workload, failure=why))
+
+    @contextlib.contextmanager
+    def in_any_case(self, workload: str, gates: Sequence[str]) -> Iterator[None]:
+        """What happens inside is reported even where it ends in an error before :meth:`write`."""
+        try:
+            yield
+        except LatfixError as error:
+            self._fail(workload, gates, error.message)
+            raise
+        except KeyboardInterrupt:
+            self._fail(workload, gates, _INTERRUPTED)
+            raise
+
+    def interrupted(self, workload: str, gates: Sequence[str]) -> None:
+        """The run was interrupted before there was a document to write."""
+        self._fail(workload, gates, _INTERRUPTED)
+
+    def _fail(self, workload: str, gates: Sequence[str], why: str) -> None:
+        if self._for_ci() and not self._written:
+            from latfix.reports.ci.ci_summary import Summary
+
+            self._report(Summary(command=self.command, workload=workload, failure=why, unjudged=tuple(gates)))
+
+    def _for_ci(self) -> bool:
+        return self.annotations or self.junit.where is not None or self.markdown.where is not None
+
+    def _report(self, summary: Summary) -> None:
+        self._written = True
+        if self.junit.where is not None:
+            self.junit.write(self._junit(summary))
+        if self.markdown.where is not None or self.step_summary.where is not None:
+            from latfix.reports.ci.markdown import markdown
+
+            text = markdown(summary)
+            self.markdown.write(text)
+            if len(text.encode()) <= _MOST_BYTES:
+                self.step_summary.write(f"{text}\n")
+        if self.annotations:
+            from latfix.reports.ci.github_annotations import annotation_lines
+
+            # GitHub's runner reads commands from both streams.
+            stream = sys.stderr if self.to_stdout else sys.stdout
+            stream.write("".join(f"{line}\n" for line in annotation_lines(summary)))
+
+    def _junit(self, summary: Summary) -> str:
+        import platform
+
+        from latfix.reports.ci.junit import junit_xml
+
+        seconds = (datetime.datetime.now(datetime.UTC) - self.started).total_seconds()
+        stamp = self.started.strftime("%Y-%m-%dT%H:%M:%S")
+        return junit_xml(summary, started=stamp, seconds=seconds, host=platform.node())
+
+
+_INTERRUPTED = "interrupted: what was recorded until then is kept"
+
+
+def see_that_they_differ(named: Mapping[str, str | None]) -> None:
+    """Refuse outputs that would overwrite each other.
+
+    :param named: where each goes, by its option.
+    :raises InputError: two go to the same place.
+    """
+    seen: dict[str, str] = {}
+    for option, where in named.items():
+        if where is None:
+            continue
+        path = os.path.realpath(where) if where != "-" else where  # Path.resolve() raises at a loop of links
+        if path in seen and where != os.devnull:
+            what = "standard output" if where == "-" else where
+            raise InputError(f"{option}: found {what}, which {seen[path]} writes to as well; expected another file")
+        seen[path] = option

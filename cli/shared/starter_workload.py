@@ -1,0 +1,107 @@
+"""What ``latfix init`` writes: a small workload that runs as it is, with every line that a user would change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_SETTINGS = """\
+# A workload: a model, how its service runs today, and recorded traffic.
+# Run it as it is:  latfix diagnose .      then:  latfix optimize .
+
+[workload]
+name = "{name}"
+entry = "workload:Example"        # file:Class of the adapter, relative to this folder
+traffic = "traffic.jsonl"         # recorded traffic; see: latfix traffic inspect traffic.jsonl
+
+[runner]                          # how the service runs today: the "before"
+device = "auto"                   # auto | cpu | cuda | cuda:N
+max_batch_size = 8                # most requests that share one call of the model
+batch_window_ms = 5.0             # how long the oldest request waits for company
+workers = 1                       # model instances, each on a thread of its own
+prepare_threads = 1               # threads that run prepare(); above 1 it must be thread-safe
+# intra_op_threads = 1            # threads of one operator; the framework's own default if left out
+# max_queue = 0                   # requests inside beyond which new ones are shed; 0 = no limit
+# timeout_ms = 0                  # deadline of requests that bring none; 0 = none
+warmup_requests = 0               # sent before the clock starts; recorded, marked, left out
+seed = 0
+
+[objective]
+percentile = 99
+slo_ms = 200.0
+max_accuracy_drop = 0.01          # the most that a fix may cost, in evaluate()'s own unit
+
+# Features derived from others, for traffic that names them differently:
+# [traffic.map]
+# length = "min(input_tokens / 16, 256)"
+"""
+
+_ADAPTER = '''\
+"""The adapter: how latfix loads the model and turns a recorded request into tensors and back."""
+
+import torch
+
+from latfix import Request, Workload
+
+
+class Encoder(torch.nn.Module):
+    """A stand-in for your model: attention over a sequence of variable length, then two scores."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(1000, width, padding_idx=0)
+        self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.score = torch.nn.Linear(width, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        real = tokens.ne(0)  # collate pads with zeros; padding must not change the answer
+        x = self.embed(tokens)
+        q, k, v = self.query(x).unsqueeze(1), self.key(x).unsqueeze(1), self.value(x).unsqueeze(1)
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=real[:, None, None, :])
+        x = x + seen.squeeze(1)
+        x = x + self.down(torch.relu(self.up(x)))
+        weight = real.unsqueeze(-1).to(x.dtype)
+        return self.score((x * weight).sum(1) / weight.sum(1)).float()
+
+
+class Example(Workload):
+    def load(self, device: str) -> torch.nn.Module:
+        """The model, on the device, in eval mode. self.folder is this folder, for weights."""
+        torch.manual_seed(0)
+        return Encoder().to(device).eval()
+
+    def prepare(self, request: Request) -> torch.Tensor:
+        """The tensors of ONE request on the host, without a batch dimension."""
+        length = max(1, int(request.features.get("length", 64)))
+        generator = torch.Generator().manual_seed(length)
+        # Time spent outside (a database, another service) is declared, so that it is not blamed on Python:
+        # with latfix.span("feature_store"):
+        #     rows = store.get(request.payload["user"])
+        return torch.randint(1, 1000, (length,), generator=generator)
+
+    # def collate(self, inputs):        # default: stack; pad dimension 0 with zeros to the longest
+    # def finish(self, output, request): # default: the output as it is
+
+    # Without evaluate, accuracy is the agreement of answers with the unmodified model.
+    # def evaluate(self, predict):
+    #     outputs = predict([Request(id="0", arrival_s=0.0, features={"length": 10})])
+    #     return score(outputs)           # higher is better
+'''
+
+
+def write_starter(folder: Path) -> list[Path]:
+    """Write the starting point into ``folder`` and return its files.
+
+    :raises OSError: the folder cannot be written.
+    """
+    from latfix.traffic.io.writer import write_traffic
+    from latfix.traffic.synthesize import FeatureSpec, Synthesis, synthesize
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings, adapter, traffic = (folder / name for name in ("workload.toml", "workload.py", "traffic.jsonl"))
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in folder.resolve().name) or "example"
+    settings.write_text(_SETTINGS.format(name=name), encoding="utf-8")
+    adapter.write_text(_ADAPTER, encoding="utf-8")
+    lengths = FeatureSpec.parse("length=lognormal(4.3,0.8,8,512)")
+    write_traffic(synthesize(Synthesis(kind="bursts", rate=40.0, duration_s=20.0), [lengths]), traffic)
+    return [settings, adapter, traffic]

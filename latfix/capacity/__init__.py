@@ -1,0 +1,1 @@
+"""How much load a service bears, measured and by queueing theory."""

@@ -1,0 +1,241 @@
+"""How much load a service bears: the largest load that meets an objective, the knee, and the front over settings.
+
+All of it is computed from *cells* (:mod:`latfix.capacity.load_level`). Nothing here knows of clocks or processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.capacity.load_level import Cell
+from latfix.capacity.objective import Target
+from latfix.statistics.distributions import normal_quantile
+
+Floats = npt.NDArray[np.float64]
+Status = Literal["found", "above", "below", "undecided"]
+
+#: The largest load is found where its interval's ends are within this factor.
+FOUND_RATIO = 1.25
+#: A load is far beyond the objective where its percentile surely exceeds the limit this many times.
+FAR = 4.0
+_REPLICATES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestLoad:
+    """The largest load that meets the objective, in requests a second.
+
+    :param value: where the percentile crosses the limit, interpolated; ``None`` where it does not.
+    :param lo: the largest load that surely meets it, with none below that surely misses it; ``None``: none does.
+    :param hi: the smallest load that surely misses it; ``None``: none does.
+    :param reason: one sentence.
+    """
+
+    status: Status
+    value: float | None
+    lo: float | None
+    hi: float | None
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """``ci95_rps`` has an open end (``null``) where nothing was measured there."""
+        return {"status": self.status, "rps": self.value, "ci95_rps": [self.lo, self.hi], "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """The load beyond which the percentile grows faster than the load, in requests a second.
+
+    :param bracketed: ``True`` where lower and higher loads were measured; otherwise it may lie beyond them.
+    """
+
+    value: float
+    lo: float
+    hi: float
+    bracketed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"rps": …, "ci95_rps": …, "bracketed": …}``."""
+        return {"rps": self.value, "ci95_rps": [self.lo, self.hi], "bracketed": self.bracketed}
+
+
+def largest_load(cells: Sequence[Cell], target: Target) -> LargestLoad | None:
+    """The largest load that meets the objective; ``None`` where there is no objective.
+
+    The interval runs from the largest load that surely meets it to the smallest that surely misses it: what lies
+    between was not measured, or is undecided. It is *found* where these are within a factor of 1.25.
+
+    :param cells: of one setting.
+    """
+    if target.limit is None or not cells:
+        return None
+    ordered = sorted(cells, key=lambda cell: cell.load)
+    meets = [cell.decision.meets if cell.decision is not None else None for cell in ordered]
+    missed = next((k for k, answer in enumerate(meets) if answer is False), None)
+    before = meets if missed is None else meets[:missed]
+    sure = next((k for k in reversed(range(len(before))) if before[k]), None)
+    lo = ordered[sure].offered if sure is not None else None
+    hi = ordered[missed].offered if missed is not None else None
+    crossing = _crossing(ordered, target.limit, lo, hi)
+    status, reason = _told(ordered, meets, sure, missed)
+    return LargestLoad(status=status, value=crossing if lo is not None else None, lo=lo, hi=hi, reason=reason)
+
+
+def _told(
+    cells: Sequence[Cell], meets: Sequence[bool | None], sure: int | None, missed: int | None
+) -> tuple[Status, str]:
+    above = missed is not None and any(meets[missed + 1 :])
+    if above:
+        assert missed is not None
+        return "undecided", (
+            f"{_rate(cells[missed])} misses it, though a higher load meets it: the replays contradict each other"
+        )
+    if missed is None and sure == len(cells) - 1:
+        return "above", f"the highest load that was replayed, {_rate(cells[-1])}, meets it; the limit lies above"
+    if sure is None and missed == 0:
+        return "below", f"the lowest load that was replayed, {_rate(cells[0])}, misses it"
+    first = 0 if sure is None else sure + 1
+    between = list(range(first, len(cells) if missed is None else missed))
+    unsure = [cells[k] for k in between if meets[k] is None]
+    if sure is None:
+        return "undecided", f"no load surely meets it; {_unsure(cells[first])}"
+    if missed is None:
+        return "undecided", f"{_rate(cells[sure])} meets it, none misses it; {_unsure(unsure[0])}"
+    if cells[missed].offered <= FOUND_RATIO * cells[sure].offered:
+        return "found", f"{_rate(cells[sure])} meets it and {_rate(cells[missed])} misses it"
+    why = _unsure(unsure[0]) if unsure else "nothing was replayed between them"
+    return "undecided", f"{_rate(cells[sure])} meets it and {_rate(cells[missed])} misses it; {why}"
+
+
+def _unsure(cell: Cell) -> str:
+    if cell.saturated:
+        return f"at {_rate(cell)} the backlog grew to the end of the replay, and the limit was not reached yet"
+    return f"at {_rate(cell)} the data cannot tell"
+
+
+def _rate(cell: Cell) -> str:
+    return f"{cell.offered:.3g}/s"
+
+
+def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float | None) -> float | None:
+    """Where the percentile, made to grow with load, crosses the limit: straight between cells, on logarithms."""
+    value = np.array([min(cell.percentile.value, 1e6 * limit) for cell in cells])
+    rate = np.log([cell.offered for cell in cells])
+    level = isotonic(np.log(np.maximum(value, 1e-12)))
+    goal = math.log(limit)
+    if level[0] > goal:
+        crossing = float(rate[0])
+    elif level[-1] <= goal:
+        crossing = float(rate[-1])
+    else:
+        k = int(np.argmax(level > goal))
+        open_end = cells[k].saturated or not math.isfinite(cells[k].percentile.value)
+        share = 0.5 if open_end else (goal - level[k - 1]) / (level[k] - level[k - 1])
+        crossing = float(rate[k - 1] + share * (rate[k] - rate[k - 1]))
+    found = math.exp(crossing)
+    return min(max(found, lo if lo is not None else found), hi if hi is not None else found)
+
+
+def isotonic(values: Floats) -> Floats:
+    """The nearest sequence that never falls (least squares), by pooling adjacent violators (Ayer et al., 1955)."""
+    level: list[float] = []
+    weight: list[int] = []
+    for value in values.tolist():
+        level.append(value)
+        weight.append(1)
+        while len(level) > 1 and level[-2] > level[-1]:
+            total = weight[-2] + weight[-1]
+            level[-2:] = [(level[-2] * weight[-2] + level[-1] * weight[-1]) / total]
+            weight[-2:] = [total]
+    return np.repeat(np.array(level), weight)
+
+
+def knee(cells: Sequence[Cell], *, seed: int) -> Knee | None:
+    """The load at which throughput over the percentile is largest: from there on the percentile grows faster.
+
+    Kleinrock's power (1979), with the objective's percentile as the latency. Where power is largest, one percent
+    more load brings one percent more latency; beyond, more than that. The interval is by resampling: every cell's
+    percentile is drawn from its own interval, and the knee taken anew; it reaches to the middle (on a logarithm)
+    between the outermost of these cells and their neighbors, because a knee can lie between two measured loads.
+
+    :param cells: of one setting; ``None`` comes back for fewer than three, or where no latency is finite.
+    """
+    ordered = sorted(cells, key=lambda cell: cell.load)
+    usable = [cell for cell in ordered if cell.power > 0]
+    if len(usable) < 3:
+        return None
+    rng = np.random.default_rng(seed)
+    power = np.log([cell.power for cell in usable])
+    best = int(np.argmax(power))
+    drawn = np.stack([_drawn(cell, rng) for cell in usable], axis=1)
+    picks = np.argmax(np.log([cell.achieved for cell in usable]) - drawn, axis=1)
+    low, high = (int(pick) for pick in np.quantile(picks, [0.025, 0.975], method="nearest"))
+    low, high = min(low, best), max(high, best)
+    rate = [cell.offered for cell in usable]
+    return Knee(
+        value=rate[best],
+        lo=math.sqrt(rate[low] * rate[low - 1]) if low > 0 else rate[0],
+        hi=math.sqrt(rate[high] * rate[high + 1]) if high + 1 < len(rate) else rate[-1],
+        bracketed=0 < best < len(usable) - 1,
+    )
+
+
+def _drawn(cell: Cell, rng: np.random.Generator) -> Floats:
+    """Logarithms of the percentile, drawn from its interval: normal on either side of the value."""
+    value, lo, hi = cell.percentile.value, cell.percentile.lo, cell.percentile.hi
+    z = rng.standard_normal(_REPLICATES) / normal_quantile(0.95)
+    down = math.log(value / lo) if lo > 0 else math.log(2.0)
+    up = math.log(hi / value) if math.isfinite(hi) else max(2 * down, math.log(1.5))
+    return np.asarray(math.log(value) + np.where(z < 0, z * down, z * up), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A cell on the front of throughput against the percentile, or possibly on it.
+
+    :param certain: no other cell is as good in both as far as the intervals tell, and some is worse in one.
+    """
+
+    setting: int
+    cell: Cell
+    certain: bool
+
+
+def pareto(cells: Sequence[tuple[int, Cell]]) -> list[FrontPoint]:
+    """Cells that no other one beats in both throughput and percentile, by rising throughput.
+
+    Saturated cells are left out: their latency depends on how long the replay lasted.
+
+    :param cells: with the number of their setting.
+    """
+    there = [
+        (setting, cell) for setting, cell in cells if not cell.saturated and math.isfinite(cell.percentile.value)
+    ]
+    front = []
+    for setting, cell in there:
+        others = [other for _, other in there if other is not cell]
+        if any(_beats(other, cell) for other in others):
+            continue
+        rivals = (o for o in others if o.achieved >= cell.achieved * 0.98)
+        certain = all(rival.percentile.lo > cell.percentile.hi for rival in rivals)
+        front.append(FrontPoint(setting=setting, cell=cell, certain=certain))
+    return sorted(front, key=lambda point: point.cell.achieved)
+
+
+def _beats(one: Cell, other: Cell) -> bool:
+    no_worse = one.achieved >= other.achieved and one.percentile.value <= other.percentile.value
+    return no_worse and (one.achieved > other.achieved or one.percentile.value < other.percentile.value)
+
+
+def at_least(largest: Sequence[LargestLoad], rps: float) -> bool | None:
+    """Whether some setting bears so many requests a second; ``None`` where the data cannot tell."""
+    if any(one.lo is not None and one.lo >= rps * (1 - 1e-3) for one in largest):
+        return True
+    below = [one.hi is not None and one.hi <= rps * (1 + 1e-3) for one in largest]
+    return False if below and all(below) else None

@@ -1,0 +1,190 @@
+"""Why a measured load departs from what queueing models say of it: one sentence with figures for each reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latfix.capacity.load_point import LoadPoint
+from latfix.capacity.model_predictions import Modelled, ServiceModel
+from latfix.settings import RunnerSettings
+
+#: A queue that is watched for fewer relaxation times than this has not settled.
+_SETTLED = 20.0
+#: Smaller departures, as a share, are no reason.
+_TOLD = 0.05
+#: A mean wait that is off by this factor wants a reason.
+_FAR_OFF = 1.5
+#: Reasons that Kingman's formula, or the queue of batches, knows of already.
+_MODELLED = ("bursts", "window")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why reality departs from a model, in a sentence and in figures."""
+
+    id: str
+    text: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"reason": self.id, "text": self.text, "figures": dict(self.figures)}
+
+
+def reasons(
+    point: LoadPoint, load: float, service: ServiceModel, low: LoadPoint, modelled: Modelled, settings: RunnerSettings
+) -> list[Reason]:
+    """Why a point departs from what textbooks say of its rate, each reason with what it amounts to.
+
+    :param service: measured at low load, where ``low`` is the point of the lowest.
+    """
+    found = [
+        _overload(point, modelled),
+        _bursts(modelled, point),
+        _growth(point, load, service, low, modelled),
+        _window(point, settings),
+        _unsettled(point, modelled),
+        _prepare(point),
+        _lag(point),
+        _lost(point),
+    ]
+    told = [reason for reason in found if reason is not None]
+    if not any(reason.id not in _MODELLED for reason in told):
+        told += _unexplained(point, modelled)
+    return told
+
+
+def _unexplained(point: LoadPoint, modelled: Modelled) -> list[Reason]:
+    """Nothing that is looked for shows, and still the model is far off: that is said, too."""
+    predicted = modelled.predictions["kingman"].wait
+    measured = float(point.wait.mean()) if len(point.wait) else 0.0
+    if not predicted or measured <= 0 or max(measured / predicted, predicted / measured) < _FAR_OFF:
+        return []
+    text = (
+        f"the mean wait is {_ms(measured)} where Kingman has {_ms(predicted)}, and nothing that is looked for tells "
+        "why: threads may wake late, long services may follow each other, or the formula may be a poor one here"
+    )
+    return [Reason(id="unexplained", text=text, figures={"wait_ms": measured * 1e3, "kingman_ms": predicted * 1e3})]
+
+
+def _overload(point: LoadPoint, modelled: Modelled) -> Reason | None:
+    if point.offered < modelled.capacity:
+        return None
+    text = (
+        f"{point.offered:.3g}/s is more than full batches can serve ({modelled.capacity:.3g}/s): no model has a "
+        "steady state, and what is measured grows with the length of the replay"
+    )
+    return Reason(id="overload", text=text, figures={"offered_rps": point.offered, "capacity_rps": modelled.capacity})
+
+
+def _bursts(modelled: Modelled, point: LoadPoint) -> Reason | None:
+    if 0.8 <= modelled.index <= 1.25:
+        return None
+    plain, bursty = (modelled.predictions[name].wait for name in ("mg1", "kingman"))
+    more = "burstier" if modelled.index > 1 else "more even"
+    text = (
+        f"arrivals are {more} than independent ones: index of dispersion {modelled.index:.3g} instead of 1 over "
+        f"{_seconds(modelled.window)}, the time scale of this queue at {point.offered:.3g}/s"
+    )
+    figures = {"index_of_dispersion": modelled.index, "window_s": modelled.window}
+    if plain is not None and bursty is not None:
+        text += f"; that takes the mean wait from {_ms(plain)} (M/G/1) to {_ms(bursty)} (Kingman)"
+        figures |= {"mg1_wait_ms": plain * 1e3, "kingman_wait_ms": bursty * 1e3}
+    return Reason(id="bursts", text=text, figures=figures)
+
+
+def _growth(
+    point: LoadPoint, load: float, service: ServiceModel, low: LoadPoint, modelled: Modelled
+) -> Reason | None:
+    """Batches of the same size take longer, or shorter, than at low load, and waits are off in the same direction."""
+    here, there = point.batches, low.batches
+    if point is low or len(here.size) < 5 or not len(there.size):
+        return None
+    took, expected = float(here.service.mean()), float(service.batch.mean(here.size).mean())
+    ratio = took / expected if expected > 0 else 1.0
+    predicted = modelled.predictions["kingman"].wait
+    longer = predicted is None or (len(point.wait) > 0 and float(point.wait.mean()) > predicted)
+    if abs(ratio - 1) <= _TOLD or (ratio > 1) != longer:
+        return None
+    verb = "longer" if ratio > 1 else "shorter"
+    text = (
+        f"service changes with load: batches of the same size take {abs(ratio - 1):.0%} {verb} here than at load "
+        f"{', '.join(f'{each:.3g}' for each in service.loads)} ({_ms(expected)} became {_ms(took)})"
+    )
+    figures = {"ratio": ratio, "expected_ms": expected * 1e3, "measured_ms": took * 1e3, "load": load}
+    beside = []
+    padding = float(there.padding.mean()), float(here.padding.mean())
+    if abs(padding[1] - padding[0]) > 0.01:
+        beside.append(f"padding {padding[0]:.1%} of the elements then, {padding[1]:.1%} here")
+        figures |= {"padding_low": padding[0], "padding": padding[1]}
+    delay = float(there.run_delay.mean()), float(here.run_delay.mean())
+    if abs(delay[1] - delay[0]) > 0.02 * expected:
+        beside.append(f"waiting for a core {_ms(delay[0])} a batch then, {_ms(delay[1])} here")
+        figures |= {"run_delay_low_ms": delay[0] * 1e3, "run_delay_ms": delay[1] * 1e3}
+    if not beside:
+        beside.append("neither padding nor waiting for a core: on-CPU time itself, as of shared caches and clocks")
+    return Reason(id="service", text=f"{text}; {'; '.join(beside)}", figures=figures)
+
+
+def _window(point: LoadPoint, settings: RunnerSettings) -> Reason | None:
+    served = point.latency[np.isfinite(point.latency)]
+    if not settings.batch_window_ms or not len(point.batches.held) or not len(served):
+        return None
+    held = float((point.batches.held * point.batches.size).sum() / point.batches.size.sum())
+    if held <= _TOLD * float(served.mean()):
+        return None
+    text = (
+        f"the batch window of {settings.batch_window_ms:g} ms holds a request's batch open for {_ms(held)} on "
+        f"average at this load, and fills it to {point.mean_size:.3g}: queues without batches "
+        "know no such wait"
+    )
+    return Reason(id="window", text=text, figures={"held_ms": held * 1e3, "mean_batch": point.mean_size})
+
+
+def _unsettled(point: LoadPoint, modelled: Modelled) -> Reason | None:
+    if not math.isfinite(modelled.relaxation) or point.span >= _SETTLED * modelled.relaxation:
+        return None
+    times = point.span / modelled.relaxation
+    text = (
+        f"the queue started empty and was watched for {_seconds(point.span)}, {times:.2g} times what it takes to "
+        f"settle ({_seconds(modelled.relaxation)}): a steady state's waits are longer than the measured ones, or "
+        "rest on few bursts"
+    )
+    return Reason(id="unsettled", text=text, figures={"span_s": point.span, "relaxation_s": modelled.relaxation})
+
+
+def _prepare(point: LoadPoint) -> Reason | None:
+    if point.prepare_share < 0.6:
+        return None
+    text = f"prepare threads are busy {point.prepare_share:.0%} of the time (workers {point.worker_share:.0%})"
+    return Reason(id="prepare", text=text, figures={"prepare": point.prepare_share, "workers": point.worker_share})
+
+
+def _lag(point: LoadPoint) -> Reason | None:
+    if point.trustworthy:
+        return None
+    text = f"the replay itself was late: {_ms(point.lag_p99)} at p99, part of every latency here"
+    return Reason(id="lag", text=text, figures={"lag_p99_ms": point.lag_p99 * 1e3})
+
+
+def _lost(point: LoadPoint) -> Reason | None:
+    if not point.lost:
+        return None
+    total = sum(point.requests.values())
+    text = f"{point.lost:,} of {total:,} requests were lost (error, timeout, shed)"
+    if point.lost < total:
+        text += "; the models are of a service that loses none"
+    return Reason(id="lost", text=text, figures={"lost": float(point.lost), "requests": float(total)})
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

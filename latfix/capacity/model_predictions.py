@@ -1,0 +1,244 @@
+"""What queueing models say of a measured service at each load, and why reality departs from them.
+
+The models are given what was measured at a low load: moments of the service, batches' time by their size. What they
+then miss at a higher load is shown with its reasons, in figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.capacity.batch_queue_model import BatchService, batch_wait, fit_batch_service
+from latfix.capacity.load_point import LoadPoint
+from latfix.capacity.objective import Target
+from latfix.capacity.queueing_models import Service, Wait, ggc_wait, percentile_of_sum, relaxation_time
+from latfix.settings import RunnerSettings
+
+Floats = npt.NDArray[np.float64]
+
+#: A point rests on at least so many batches where another one can be had.
+_ENOUGH_BATCHES = 20
+#: Draws of the batch's size and service that a percentile is read from.
+_SERVICE_DRAWS = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceModel:
+    """A service as it was measured, for the models.
+
+    :param prepare: samples of the prepare pool's service, in seconds, and ``batch`` the batches'.
+    :param noise: ``(m,)`` measured over fitted service of each batch.
+    :param loads: of the points that it was measured at.
+    """
+
+    prepare: Floats
+    batch: BatchService
+    noise: Floats
+    loads: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Moments in milliseconds."""
+        pool = Service.of(self.prepare)
+        return {
+            "batch_fixed_ms": self.batch.fixed * 1e3,
+            "batch_each_ms": self.batch.each * 1e3,
+            "batch_scv": self.batch.scv,
+            "prepare_mean_ms": pool.mean * 1e3,
+            "prepare_scv": pool.scv,
+            "measured_at_loads": list(self.loads),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burstiness:
+    """How arrivals vary.
+
+    :param gap_scv: squared coefficient of variation of the gaps.
+    :param windows: in mean gaps, ascending, and ``index`` the index of dispersion of counts in them. Both stay what
+        they are when the schedule is stretched.
+    """
+
+    gap_scv: float
+    windows: tuple[float, ...]
+    index: tuple[float, ...]
+
+    def over(self, gaps: float) -> float:
+        """The index of dispersion over so many mean gaps; at the longest window that was counted at most."""
+        if not self.windows:
+            return self.gap_scv
+        return float(np.interp(math.log(max(gaps, 1e-9)), np.log(self.windows), self.index))
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"gap_scv": …, "index_of_dispersion": [[gaps, index], …]}``."""
+        pairs = [list(pair) for pair in zip(self.windows, self.index, strict=True)]
+        return {"gap_scv": self.gap_scv, "index_of_dispersion": pairs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a model says of a load, in seconds; all ``None`` where it says that the service cannot keep up.
+
+    :param wait: mean before service, in both queues and an open batch.
+    :param latency: mean, and ``percentile`` the objective's.
+    :param fitted: the model was given what was measured at this very load.
+    :param why_not: why it says nothing.
+    """
+
+    wait: float | None = None
+    latency: float | None = None
+    percentile: float | None = None
+    fitted: bool = False
+    why_not: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Milliseconds."""
+        figures = {"mean_wait_ms": self.wait, "mean_ms": self.latency, "percentile_ms": self.percentile}
+        return {
+            **{key: None if value is None else value * 1e3 for key, value in figures.items()},
+            "fitted": self.fitted,
+            "why_not": self.why_not or None,
+        }
+
+
+def service_model(points: Sequence[tuple[float, LoadPoint]], settings: RunnerSettings) -> ServiceModel | None:
+    """The service as measured at the lowest loads; ``None`` where no batch ran.
+
+    One load where batches of one are served. Where the batch size varies, loads are added from below until half of
+    the largest size was seen: a service whose larger batches were never measured cannot be told what they take.
+
+    :param points: load and replay.
+    """
+    ordered = sorted((pair for pair in points if len(pair[1].batches.size)), key=lambda pair: (pair[1].grew, pair[0]))
+    if not ordered:
+        return None
+    used: list[tuple[float, LoadPoint]] = []
+    for pair in ordered:
+        used.append(pair)
+        sizes = np.concatenate([point.batches.size for _, point in used])
+        if len(sizes) >= _ENOUGH_BATCHES and 2 * sizes.max() >= settings.max_batch_size:
+            break
+    size = np.concatenate([point.batches.size for _, point in used])
+    took = np.concatenate([point.batches.service for _, point in used])
+    batch = fit_batch_service(size, took)
+    return ServiceModel(
+        prepare=np.concatenate([point.prepare for _, point in used]),
+        batch=batch,
+        noise=took / np.maximum(batch.mean(size), 1e-12),
+        loads=tuple(sorted({load for load, _ in used})),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modelled:
+    """The models' answers at one load.
+
+    :param index: of dispersion that arrivals have over the queue's time scale, ``window`` seconds.
+    :param capacity: requests a second that full batches could serve.
+    """
+
+    predictions: Mapping[str, Prediction]
+    index: float
+    window: float
+    relaxation: float
+    capacity: float
+
+
+def model_load(
+    rate: float,
+    service: ServiceModel,
+    bursts: Burstiness,
+    settings: RunnerSettings,
+    target: Target,
+    *,
+    lag: Floats,
+    fitted: bool = False,
+    seed: int = 0,
+) -> Modelled:
+    """``mm1``, ``mg1`` and ``kingman`` at a rate; with more than one worker or thread their extensions.
+
+    Both stations, prepare pool and workers, are taken for queues of their own, one behind the other and independent
+    (Jackson, 1957). Batches are served as :mod:`latfix.capacity.batch_queue_model` describes.
+
+    :param lag: the replay's own lag, part of every latency.
+    """
+    capacity = service.batch.capacity(settings.max_batch_size, settings.workers)
+    pool = Service.of(service.prepare)
+    if pool.mean > 0:
+        capacity = min(capacity, settings.prepare_threads / pool.mean)
+    each = float(service.batch.mean(settings.max_batch_size)) / settings.max_batch_size
+    relaxation = relaxation_time(rate, each, settings.workers)
+    longest = (bursts.windows[-1] if bursts.windows else 1.0) / rate
+    window = min(max(relaxation, 1.0 / rate), longest)
+    index = bursts.over(window * rate)
+    one, exponential = (
+        Service(mean=pool.mean, scv=1.0),
+        BatchService(fixed=service.batch.fixed, each=service.batch.each, scv=1.0),
+    )
+    variants = {
+        "mm1": (one, exponential, 1.0),
+        "mg1": (pool, service.batch, 1.0),
+        "kingman": (pool, service.batch, index),
+    }
+    return Modelled(
+        predictions={
+            name: _prediction(rate, *variant, service, settings, target, lag, fitted, seed, memoryless=name == "mm1")
+            for name, variant in variants.items()
+        },
+        index=index,
+        window=window,
+        relaxation=relaxation,
+        capacity=capacity,
+    )
+
+
+def _prediction(
+    rate: float,
+    pool: Service,
+    batch: BatchService,
+    arrival_scv: float,
+    measured: ServiceModel,
+    settings: RunnerSettings,
+    target: Target,
+    lag: Floats,
+    fitted: bool,
+    seed: int,
+    *,
+    memoryless: bool,
+) -> Prediction:
+    if settings.batching != "fixed":
+        return Prediction(why_not=f"the models do not know batching = {settings.batching!r}")
+    prepare = ggc_wait(rate, pool, arrival_scv=arrival_scv, servers=settings.prepare_threads)
+    queue = batch_wait(
+        rate,
+        batch,
+        most=settings.max_batch_size,
+        window=settings.batch_window_ms / 1e3 if settings.max_batch_size > 1 else 0.0,
+        arrival_scv=arrival_scv,
+        workers=settings.workers,
+    )
+    if prepare is None or queue is None:
+        return Prediction(fitted=fitted, why_not="it cannot keep up with this rate")
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice(len(queue.size_share), size=_SERVICE_DRAWS, p=queue.size_share)
+    if memoryless:
+        even = -np.log1p(-(np.arange(_SERVICE_DRAWS) + 0.5) / _SERVICE_DRAWS)
+        served = batch.mean(sizes) * rng.permutation(even)
+        prepared = pool.mean * even
+    else:
+        served = batch.mean(sizes) * rng.choice(measured.noise, size=_SERVICE_DRAWS)
+        prepared = measured.prepare
+    waits: list[Wait] = [prepare, queue.wait]
+    parts = [prepared, served, lag]
+    wait = prepare.total_mean + queue.wait.total_mean
+    return Prediction(
+        wait=wait,
+        latency=wait + sum(float(np.mean(part)) for part in parts if len(part)),
+        percentile=percentile_of_sum(waits, parts, target.percentile, seed=seed),
+        fitted=fitted,
+    )

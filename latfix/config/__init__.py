@@ -1,0 +1,1 @@
+"""What people write: workload.toml, its profiles and model files, plan.toml; parsed and checked once."""

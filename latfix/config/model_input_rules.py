@@ -1,0 +1,124 @@
+"""``[inputs]`` of ``workload.toml``: what a model file's inputs are made of where its signature does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.settings_rules import check_keys, find_line
+from latfix.traffic.feature_expressions import Expression
+
+#: The name of the dimension that latfix fills with the requests of a batch.
+BATCH = "batch"
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+#: Types of whole numbers: the least value, and the end of the values, which is left out.
+WHOLE: Mapping[str, tuple[int, int]] = {
+    "int64": (-(2**63), 2**63),
+    "int32": (-(2**31), 2**31),
+    "int16": (-(2**15), 2**15),
+    "int8": (-128, 128),
+    "uint8": (0, 256),
+    "bool": (0, 2),
+}
+DTYPES = (*FLOATS, *WHOLE)
+_KEYS = ("shape", "dtype", "low", "high", "pad")
+_EXAMPLE = 'a list like ["batch", "length", 64]: whole numbers, features or expressions over them'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRule:
+    """What ``[inputs]`` says of one input; ``None`` leaves it to the model's signature.
+
+    :param shape: for each dimension its size, or an expression over a request's features; ``"batch"`` once at
+        most.
+    :param dtype: one of :data:`DTYPES`.
+    :param low: values are drawn evenly from here on.
+    :param high: values are drawn evenly below it.
+    :param pad: fills what is added where inputs of one batch differ in size.
+    :param where: file and line, for messages.
+    """
+
+    shape: tuple[int | Expression, ...] | None = None
+    dtype: str | None = None
+    low: float | None = None
+    high: float | None = None
+    pad: float = 0.0
+    where: str = ""
+
+
+def is_batch(size: int | Expression) -> bool:
+    """Whether a dimension of a rule is the one of the batch."""
+    return isinstance(size, Expression) and size.source.strip() == BATCH
+
+
+def parse_inputs(table: Any, *, file: Path, text: str) -> dict[str, InputRule]:
+    """``[inputs]`` by the name of the input.
+
+    :param text: the file's content, to find the line of a mistake.
+    :raises InputError: an unknown key, a wrong type or a value out of range.
+    """
+    if not isinstance(table, dict):
+        raise input_error(file, find_line(text, "", "inputs"), f"inputs = {table!r}", "a table [inputs]")
+    return {name: _rule(name, entry, file, text) for name, entry in table.items()}
+
+
+def _rule(name: str, entry: Any, file: Path, text: str) -> InputRule:
+    line = find_line(text, "inputs", name)
+    if not isinstance(entry, dict):
+        raise input_error(file, line, f"{name} = {entry!r}", 'a table like { shape = ["batch", "length"] }')
+    check_keys(entry, _KEYS, file=file, text=text, table_name=f"inputs.{name}")
+    where = f"{file}:{line}" if line is not None else str(file)
+    dtype = entry.get("dtype")
+    if dtype is not None and dtype not in DTYPES:
+        raise input_error(file, line, f"{name} with dtype = {dtype!r}", f"one of {', '.join(DTYPES)}")
+    low, high = (_number(entry, key, name, file, line) for key in ("low", "high"))
+    if low is not None and high is None:
+        raise input_error(file, line, f"{name} with low = {low:g} and no high", "both")
+    if high is not None and not (low or 0.0) < high:
+        raise input_error(file, line, f"{name} with low = {low or 0:g} and high = {high:g}", "a low below the high")
+    pad = _number(entry, "pad", name, file, line)
+    return InputRule(
+        shape=_shape(name, entry["shape"], file, line, where) if "shape" in entry else None,
+        dtype=dtype,
+        low=low,
+        high=high,
+        pad=0.0 if pad is None else pad,
+        where=where,
+    )
+
+
+def _number(entry: Mapping[str, Any], key: str, name: str, file: Path, line: int | None) -> float | None:
+    value = entry.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise input_error(file, line, f"{name} with {key} = {value!r}", "a finite number")
+    if abs(value) >= 2**63:
+        raise input_error(file, line, f"{name} with {key} = {value!r}", "a number that fits into 64 bits")
+    return float(value)
+
+
+def _shape(name: str, value: Any, file: Path, line: int | None, where: str) -> tuple[int | Expression, ...]:
+    if not isinstance(value, list):
+        raise input_error(file, line, f"{name} with shape = {value!r}", _EXAMPLE)
+    shape: list[int | Expression] = []
+    for size in value:
+        if isinstance(size, str):
+            shape.append(Expression.parse(size, f"{where}: {name}"))
+        elif isinstance(size, int) and not isinstance(size, bool) and 1 <= size < 2**31:
+            shape.append(size)
+        else:
+            raise input_error(file, line, f"{name} with the size {size!r}", _EXAMPLE)
+    batches = sum(is_batch(size) for size in shape)
+    if batches > 1:
+        raise input_error(file, line, f'{name} with "{BATCH}" twice', _EXAMPLE)
+    for size in shape:
+        if isinstance(size, Expression) and BATCH in size.names and not is_batch(size):
+            raise InputError(
+                f'{where}: {name}: found "{BATCH}" in {size.source!r}; expected it alone, as a dimension'
+            )
+    return tuple(shape)

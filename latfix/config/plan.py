@@ -1,0 +1,250 @@
+"""The plan: the fixes that were kept, as a file that can be read, edited, and replayed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.files.toml_reader import read_toml
+from latfix.files.toml_writer import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
+from latfix.settings_rules import check_keys, find_line, validate_settings
+from latfix.statistics.latency_summary import LATENCY_KEYS
+
+PLAN_SCHEMA = "latfix.plan/1"
+PLAN_FILE = "plan.toml"
+
+#: What ``[measured]`` may hold, from the final interleaved replay.
+MEASURED_KEYS: tuple[str, ...] = (
+    *(f"{key}_{side}_ms" for key in LATENCY_KEYS for side in ("before", "after")),
+    *(f"{key}_ratio" for key in LATENCY_KEYS),
+    *(f"{name}_{side}" for name in ("throughput_rps", "accuracy") for side in ("before", "after")),
+)
+_TOP = ("schema", "workload", "latfix", "created", "machine", "measured", "fix")
+_FIX = ("id", "reason", "verified", "settings")
+_FIX_ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFix:
+    """One fix of a plan.
+
+    :param id: as in the catalogue of fixes, e.g. ``quantize.int8_dynamic``.
+    :param settings: fields of :class:`latfix.settings.RunnerSettings` that it changes.
+    :param reason: why it was kept, with figures.
+    :param verified: the evidence that it took effect.
+    """
+
+    id: str
+    settings: Mapping[str, Any]
+    reason: str = ""
+    verified: str = ""
+
+    def __post_init__(self) -> None:
+        # As a plan file has them: TOML knows lists only.
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
+        object.__setattr__(self, "settings", plain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The fixes that were kept, in the order in which they are applied.
+
+    :param machine: where it was measured, plain values.
+    :param measured: before and after, by :data:`MEASURED_KEYS`.
+    :param created: ISO 8601.
+    :param latfix: the version that wrote it.
+    """
+
+    workload: str
+    fixes: tuple[PlannedFix, ...]
+    machine: Mapping[str, TomlValue] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    created: str = ""
+    latfix: str = ""
+
+    def strange_to(self, workload: str) -> str:
+        """That the plan was made for another workload, in a sentence; empty where it was not."""
+        if self.workload == workload:
+            return ""
+        return f"The plan was made for {self.workload!r}, not for {workload!r}: what it promises was measured there."
+
+    def settings(self) -> dict[str, Any]:
+        """All changes together, for :meth:`latfix.settings.RunnerSettings.with_overrides`; later ones win."""
+        merged: dict[str, Any] = {}
+        for fix in self.fixes:
+            merged.update(fix.settings)
+        if "env" in merged:
+            merged["env"] = self.environment()
+        return merged
+
+    def environment(self) -> dict[str, str]:
+        """Variables that a process must be started with for the plan to act whole; later fixes win."""
+        return {name: text for fix in self.fixes for name, text in fix.settings.get("env", {}).items()}
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as TOML, with comments for its reader.
+
+    :raises ValueError: a value that TOML cannot hold.
+    """
+    lines = [
+        toml_comment(f"A plan for {plan.workload}: settings that latfix changed, measured and kept."),
+        "# latfix diagnose WORKLOAD --plan plan.toml replays it. Remove a [[fix]] to undo it.",
+        '# In a service: latfix.load_runner("WORKLOAD", plan="plan.toml").',
+        f"schema = {toml_text(PLAN_SCHEMA)}",
+        f"workload = {toml_text(plan.workload)}",
+        f"latfix = {toml_text(plan.latfix)}",
+        f"created = {toml_text(plan.created)}",
+    ]
+    if plan.machine:
+        lines += ["", "# Where it was measured; elsewhere, measure again.", "[machine]", *toml_lines(plan.machine)]
+    if plan.measured:
+        lines += ["", "# Before and after, from the final interleaved replay.", "[measured]"]
+        lines += toml_lines({key: float(value) for key, value in plan.measured.items()})
+    for fix in plan.fixes:
+        lines += ["", "[[fix]]", f"id = {toml_text(fix.id)}"]
+        lines += [f"{name} = {toml_text(text)}" for name, text in _texts(fix) if text]
+        plain = {key: value for key, value in fix.settings.items() if key != "env"}
+        if fix.settings:
+            lines += ["[fix.settings]", *toml_lines(plain)]
+        if "env" in fix.settings:
+            pairs = [f"{toml_key(name)} = {toml_value(text)}" for name, text in fix.settings["env"].items()]
+            lines += ["# Acts in a process started with it: python -m latfix.runners.launch plan.toml COMMAND"]
+            lines += [f"env = {{ {', '.join(pairs)} }}" if pairs else "env = {}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan so that a reader sees either the old file or the whole new one.
+
+    :raises InputError: the file cannot be written.
+    """
+    data = plan_text(plan).encode("utf-8", "replace")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write the plan ({error.strerror}); name another file or folder") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a plan; a folder means the ``plan.toml`` in it.
+
+    :raises InputError: there is none, or something in it is wrong; with the line.
+    """
+    try:
+        file = path / PLAN_FILE if path.is_dir() else path
+        there = file.exists()
+    except OSError as error:
+        raise InputError(f"{path}: found a path that cannot be read ({error.strerror}); expected a plan") from error
+    if not there:
+        raise InputError(
+            f"{file}: found no such file; expected a plan; latfix optimize WORKLOAD --out DIR writes one"
+        )
+    document, text = read_toml(file)
+    schema = document.get("schema")
+    if schema != PLAN_SCHEMA:
+        found = f"schema = {schema!r}" if "schema" in document else "no schema"
+        raise input_error(
+            file, find_line(text, "", "schema"), found, repr(PLAN_SCHEMA), "pass a plan of latfix optimize"
+        )
+    check_keys(document, _TOP, file=file, text=text, table_name="")
+    return Plan(
+        workload=_text(document, "workload", file, text, required=True),
+        fixes=_fixes(document.get("fix", []), file, text),
+        machine=_machine(document.get("machine", {}), file, text),
+        measured=_measured(document.get("measured", {}), file, text),
+        created=_text(document, "created", file, text),
+        latfix=_text(document, "latfix", file, text),
+    )
+
+
+def _texts(fix: PlannedFix) -> tuple[tuple[str, str], ...]:
+    return (("reason", fix.reason), ("verified", fix.verified))
+
+
+def _text(
+    table: Mapping[str, Any], key: str, file: Path, text: str, *, name: str = "", required: bool = False
+) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str) or (required and not value.strip()):
+        found = f"{key} = {value!r}" if key in table else f"no {key}"
+        raise input_error(file, find_line(text, name, key) or find_line(text, name), found, "a text")
+    return value
+
+
+def _fixes(value: object, file: Path, text: str) -> tuple[PlannedFix, ...]:
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise input_error(file, find_line(text, "", "fix"), f"fix = {_short(value)}", "[[fix]] tables")
+    fixes: list[PlannedFix] = []
+    for k, row in enumerate(value):
+        fix = _fix(row, file, _only_fix(text, k))
+        if any(fix.id == other.id for other in fixes):
+            line = find_line(_only_fix(text, k), "fix", "id")
+            raise input_error(file, line, f"a second [[fix]] with id {fix.id!r}", "each fix once")
+        fixes.append(fix)
+    return tuple(fixes)
+
+
+def _fix(row: Mapping[str, Any], file: Path, text: str) -> PlannedFix:
+    check_keys(row, _FIX, file=file, text=text, table_name="fix")
+    name = _text(row, "id", file, text, name="fix", required=True)
+    if not _FIX_ID.fullmatch(name):
+        raise input_error(file, find_line(text, "fix", "id"), f"id = {name!r}", "a fix's id, as in 'gc.freeze'")
+    return PlannedFix(
+        id=name,
+        settings=validate_settings(row.get("settings", {}), file=file, text=text, table_name="fix.settings"),
+        reason=_text(row, "reason", file, text, name="fix"),
+        verified=_text(row, "verified", file, text, name="fix"),
+    )
+
+
+def _only_fix(text: str, k: int) -> str:
+    """The text with all lines emptied but those of the ``k``-th ``[[fix]]``, so that line numbers stay."""
+    seen, inside, kept = -1, False, []
+    for line in text.split("\n"):
+        header = "".join(line.split("#")[0].split())
+        if header == "[[fix]]":
+            seen += 1
+            inside = seen == k
+        elif header.startswith("[") and not header.startswith("[fix."):
+            inside = False
+        kept.append(line if inside else "")
+    return "\n".join(kept)
+
+
+def _machine(value: object, file: Path, text: str) -> dict[str, TomlValue]:
+    if not isinstance(value, dict):
+        raise input_error(file, find_line(text, "", "machine"), f"machine = {_short(value)}", "a table [machine]")
+    for key, item in value.items():
+        if not isinstance(item, str | int | float) or (isinstance(item, float) and not math.isfinite(item)):
+            line = find_line(text, "machine", key)
+            raise input_error(file, line, f"{key} = {_short(item)}", "a text, a finite number or a truth value")
+    return value
+
+
+def _measured(value: object, file: Path, text: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise input_error(file, find_line(text, "", "measured"), f"measured = {_short(value)}", "a table [measured]")
+    check_keys(value, MEASURED_KEYS, file=file, text=text, table_name="measured")
+    for key, item in value.items():
+        if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
+            line = find_line(text, "measured", key)
+            raise input_error(file, line, f"{key} = {_short(item)}", "a finite number")
+    return {key: float(item) for key, item in value.items()}
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

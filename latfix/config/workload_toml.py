@@ -1,0 +1,273 @@
+"""``workload.toml``: what a workload is, how its service runs today, and what it is meant to reach."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.config.model_file_kind import MODEL_SUFFIXES, check_model_file, is_model_file
+from latfix.config.model_input_rules import InputRule, parse_inputs
+from latfix.config.tensorrt_requirements import check_engine_runs
+from latfix.config.workload_profiles import overlaid
+from latfix.errors import InputError, input_error
+from latfix.files.toml_reader import read_toml
+from latfix.settings import Objective, RunnerSettings
+from latfix.settings_rules import check_keys, find_line, validate_objective, validate_settings
+
+SPEC_FILE = "workload.toml"
+_TABLES = ("workload", "runner", "objective", "traffic", "inputs", "profile")
+_ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """A workload as its folder describes it.
+
+    :param folder: absolute path.
+    :param entry: ``file:Class`` of the adapter, or a model file (:func:`model_file_kind.is_model_file`),
+        relative to the folder or absolute.
+    :param traffic: absolute path of its recorded traffic.
+    :param traffic_map: features derived from others, by name.
+    :param settings: how the service runs today.
+    :param traffic_given: whether that traffic was named on the command line, and not by the workload.
+    :param profile: of the workload that this is; empty for none.
+    :param speed: how many times as fast as recorded the profile replays; ``repeat`` how often in a row.
+    """
+
+    name: str
+    folder: Path
+    entry: str
+    traffic: Path
+    traffic_map: Mapping[str, str] = field(default_factory=dict)
+    settings: RunnerSettings = field(default_factory=RunnerSettings)
+    objective: Objective = field(default_factory=Objective)
+    traffic_given: bool = False
+    profile: str = ""
+    speed: float = 1.0
+    repeat: int = 1
+
+
+def samples() -> dict[str, Path]:
+    """Folders of the sample workloads, by name."""
+    import latfix.sample_workloads
+
+    root = Path(latfix.sample_workloads.__file__ or "").resolve().parent
+    return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{SPEC_FILE}"))}
+
+
+def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") -> WorkloadSpec:
+    """The workload that a command line names: a folder, a model file, or a sample by name.
+
+    :param traffic: recorded traffic to use instead of the workload's own; a model file has none of its own.
+    :param profile: of the workload; empty for none.
+    :raises InputError: there is no such workload or profile, or its ``workload.toml`` is wrong.
+    """
+    path = Path(workload)
+    there = _is_there(path)
+    if there and path.is_dir():
+        return read_spec(path, traffic=traffic, profile=profile)
+    if there and path.name == SPEC_FILE:
+        return read_spec(path.parent, traffic=traffic, profile=profile)
+    known = samples()
+    if is_model_file(path) and workload not in known:
+        return _model_spec(path, traffic, profile)
+    if workload in known:
+        return read_spec(known[workload], traffic=traffic, profile=profile)
+    near = difflib.get_close_matches(workload, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"samples are {', '.join(known)}"
+    if there:
+        expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
+        raise InputError(f"{workload}: found a file; expected {expected}; {advice}")
+    expected = f"a folder with {SPEC_FILE}, a model file or a sample"
+    raise InputError(f"{workload}: found no such folder or sample; expected {expected}; {advice}")
+
+
+def check_runs(spec: WorkloadSpec) -> None:
+    """See that a workload's model file can be run on this machine, before anything heavy is loaded.
+
+    :raises InputError: a package or a driver is missing, with what to do.
+    """
+    if Path(spec.entry).suffix.lower() == ".engine":
+        check_engine_runs(spec.folder / spec.entry)
+
+
+def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -> WorkloadSpec:
+    """Read and check ``workload.toml`` of ``folder``; see :func:`load_spec`."""
+    file = folder / SPEC_FILE
+    document, text = read_toml(file)
+    check_keys(document, _TABLES, file=file, text=text, table_name="")
+    for name in _TABLES:
+        if name in document and not isinstance(document[name], dict):
+            raise input_error(file, find_line(text, "", name), f"{name} = {document[name]!r}", f"a table [{name}]")
+    written = document
+    document, replayed = overlaid(written, profile, file=file, text=text)
+    head = document.get("workload")
+    if head is None:
+        raise input_error(file, None, "no [workload] table", 'one with name, entry = "file:Class" and traffic')
+    check_keys(head, ("name", "entry", "model", "traffic"), file=file, text=text, table_name="workload")
+    parse_inputs(document.get("inputs", {}), file=file, text=text)
+    if "inputs" in document and "model" not in head:
+        line = find_line(text, "inputs")
+        raise input_error(
+            file, line, "[inputs] and no model", "model = FILE in [workload]: an adapter prepares its own"
+        )
+    settings = validate_settings(document.get("runner", {}), file=file, text=text, table_name="runner")
+    objective = validate_objective(document.get("objective", {}), file=file, text=text)
+    return WorkloadSpec(
+        name=_text(head, "name", file, text, default=folder.resolve().name),
+        folder=folder.resolve(),
+        entry=_entry(head, folder, file, text),
+        traffic=_traffic(head, traffic, folder, file, text),
+        traffic_map=_traffic_map(document.get("traffic", {}), _map_table(written, profile), file, text),
+        settings=RunnerSettings(**settings),
+        objective=Objective(**objective),
+        traffic_given=traffic is not None,
+        profile=profile,
+        speed=float(replayed.speed),
+        repeat=replayed.repeat,
+    )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the path exists; a name that no file can have is not there either."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _text(head: Mapping[str, Any], key: str, file: Path, text: str, *, default: str | None = None) -> str:
+    value = head.get(key, default)
+    line = find_line(text, "workload", key)
+    if value is None:
+        raise input_error(file, line, f"no {key} in [workload]", "a text")
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise input_error(file, line, f"{key} = {value!r}", "a text of printable characters")
+    return value
+
+
+def _entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
+    if "model" in head:
+        return _model_entry(head, folder, file, text)
+    if "entry" not in head:
+        raise input_error(file, find_line(text, "workload"), "no entry in [workload]", "an entry or a model")
+    entry = _text(head, "entry", file, text)
+    line = find_line(text, "workload", "entry")
+    if not _ENTRY.fullmatch(entry):
+        raise input_error(file, line, f"entry = {entry!r}", '"file:Class", as in "workload:Ranker"')
+    module = folder / f"{entry.partition(':')[0]}.py"
+    if not module.is_file():
+        raise input_error(file, line, f"entry = {entry!r}, but no file {module.name} beside it", "an adapter's file")
+    return entry
+
+
+def _model_entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
+    line = find_line(text, "workload", "model")
+    if "entry" in head:
+        raise input_error(file, line, "both entry and model in [workload]", "one of them")
+    model = _text(head, "model", file, text)
+    if not is_model_file(model):
+        expected = f"a file that ends in {', '.join(MODEL_SUFFIXES)}"
+        raise input_error(file, line, f"model = {model!r}", expected, "anything else needs an adapter: entry")
+    check_model_file(folder / model)
+    return model
+
+
+def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
+    """A model file as a workload: the one that ``workload.toml`` beside it describes, or one with defaults."""
+    if _named_beside(path.parent, path):
+        return read_spec(path.parent, traffic=traffic, profile=profile)
+    if profile:
+        raise InputError(f"--profile: found {profile!r} and a model file without a {SPEC_FILE}; leave it out")
+    check_model_file(path)
+    if traffic is None:
+        todo = f"name it with --traffic FILE, or in a {SPEC_FILE} beside it"
+        raise input_error(path, None, "a model file without traffic", "recorded traffic", todo)
+    name = "".join(c if c.isprintable() else "-" for c in path.stem)
+    return WorkloadSpec(
+        name=name.strip() or "model",
+        folder=path.parent.resolve(),
+        entry=path.name,
+        traffic=_traffic({}, traffic, path.parent, path, ""),
+        traffic_given=True,
+    )
+
+
+def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[str]:
+    """What has to be typed beside the workload's name for the same traffic: what it does not say of itself.
+
+    :param mapping: all features that were derived, by name.
+    """
+    words = ["--traffic", str(spec.traffic)] if spec.traffic_given else []
+    words += ["--profile", spec.profile] if spec.profile else []
+    for name, expression in mapping.items():
+        if spec.traffic_map.get(name) != expression:
+            words += ["--map", f"{name}={expression}"]
+    return words
+
+
+def model_inputs(folder: Path, entry: str) -> dict[str, InputRule]:
+    """``[inputs]`` for a model file: from ``workload.toml`` in its folder, where that names it.
+
+    :raises InputError: it is wrong.
+    """
+    file = folder / SPEC_FILE
+    if not _named_beside(folder, folder / entry):
+        return {}
+    document, text = read_toml(file)
+    return parse_inputs(document.get("inputs", {}), file=file, text=text)
+
+
+def _named_beside(folder: Path, model: Path) -> bool:
+    """Whether ``workload.toml`` in the folder has this file as its model."""
+    if not _is_there(folder / SPEC_FILE):
+        return False
+    document, _ = read_toml(folder / SPEC_FILE)
+    head = document.get("workload", {})
+    if "inputs" in document and head == {}:  # of no workload else: meant for the file, and they would do nothing
+        expected = f'model = "{model.name}" in [workload] of that file'
+        raise input_error(folder / SPEC_FILE, None, "[inputs] without [workload]", expected)
+    named = head.get("model") if isinstance(head, dict) else None
+    if not isinstance(named, str) or not named.isprintable() or not is_model_file(named):
+        return False
+    return (folder / named).absolute() == model.absolute() or (folder / named).resolve() == model.resolve()
+
+
+def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file: Path, text: str) -> Path:
+    if override is not None:
+        if not _is_there(override):
+            raise InputError(f"{override}: found no such file; expected recorded traffic")
+        return override.resolve()
+    path = folder / _text(head, "traffic", file, text)
+    if not _is_there(path):
+        line = find_line(text, "workload", "traffic")
+        raise input_error(file, line, f"traffic = {head['traffic']!r}, but no such file", "recorded traffic")
+    return path.resolve()
+
+
+def _map_table(document: Mapping[str, Any], profile: str) -> str:
+    """The table that the map is written in: a profile's replaces the workload's own."""
+    own = document["profile"][profile].get("traffic", {}) if profile else {}
+    return f"profile.{profile}.traffic.map" if "map" in own else "traffic.map"
+
+
+def _traffic_map(table: Mapping[str, Any], written: str, file: Path, text: str) -> dict[str, str]:
+    from latfix.traffic.derived_features import (
+        parse_derived,  # it loads numpy, which most of what reads a spec has no use for
+    )
+
+    check_keys(table, ("map",), file=file, text=text, table_name="traffic")
+    mapping = table.get("map", {})
+    if not isinstance(mapping, dict):
+        raise input_error(file, find_line(text, written), f"map = {mapping!r}", "a table [traffic.map]")
+    for name, source in mapping.items():
+        line = find_line(text, written, name)
+        if not isinstance(source, str):
+            raise input_error(file, line, f"{name} = {source!r}", 'an expression as text, e.g. "min(tokens, 256)"')
+        parse_derived(name, source, f"{file}:{line}: map" if line is not None else f"{file}: map")
+    return dict(mapping)

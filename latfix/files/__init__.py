@@ -1,0 +1,1 @@
+"""Files read and written safely: refused when odd, replaced whole, never half."""

@@ -1,0 +1,93 @@
+"""Reading TOML files that people write: what is no TOML, or too much of it, is one line with its place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.files.regular_file import check_regular
+from latfix.formatting import shown
+from latfix.settings_rules import find_line
+
+_EXPECTED = "a TOML file"
+_TABLES = "key = value lines under [tables]"
+_WITHIN = "a whole number within 64 bits"
+_LEAST, _MOST = -(2**63), 2**63 - 1
+#: Tables and lists within each other; what latfix reads has four, and ``repr`` gives up at some hundreds.
+_DEEPEST = 50
+#: More decimal digits than Python makes a number of (:func:`sys.get_int_max_str_digits`).
+_TOO_LONG = re.compile(r"[0-9][0-9_]{4000,}")
+
+
+def read_toml(file: Path) -> tuple[dict[str, Any], str]:
+    """A TOML file's document and text. Its whole numbers are within 64 bits, all that TOML asks a reader to take.
+
+    :raises InputError: it cannot be read, is not TOML, or has a larger number.
+    """
+    text = _text(file)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(where.group(1)) if where else None
+        found = re.sub(r" \(at .*\)$", "", str(error))
+        raise input_error(file, line, f"text that is not TOML ({found})", _TABLES) from error
+    except ValueError as error:  # Python makes no number of so many digits
+        long = _TOO_LONG.search(text)
+        line = text.count("\n", 0, long.start()) + 1 if long else None
+        raise input_error(file, line, "a number of thousands of digits", _WITHIN) from error
+    except RecursionError as error:
+        raise _too_deep(file) from error
+    _check_values(document, file, text)
+    return document, text
+
+
+def _text(file: Path) -> str:
+    try:
+        check_regular(file, _EXPECTED)
+        # A byte order mark, which editors on Windows write, is no part of the text.
+        return file.read_bytes().decode("utf-8").removeprefix("\ufeff")
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: found no such file; latfix init DIR writes one to start from") from error
+    except OSError as error:
+        raise InputError(f"{file}: found a file that cannot be read ({error.strerror}); check it") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: found a byte not UTF-8 at offset {error.start}; save it as UTF-8") from error
+
+
+def _check_values(document: Mapping[str, Any], file: Path, text: str) -> None:
+    """Refuse what is valid TOML and yet breaks those who read it: large numbers, and values deep within others."""
+    # Not by recursion: dotted keys nest without limit.
+    left: list[tuple[tuple[str, ...], int, Any]] = [((), 0, document)]
+    while left:
+        path, depth, value = left.pop()
+        if depth > _DEEPEST:
+            raise _too_deep(file)
+        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+            key = path[-1] if path[-1].isidentifier() else shown(path[-1])
+            raise input_error(file, _line_of(path, text), f"{key} = {shown(value)}", _WITHIN)
+        left.extend(_within(path, depth, value))
+
+
+def _within(path: tuple[str, ...], depth: int, value: object) -> Iterator[tuple[tuple[str, ...], int, Any]]:
+    if isinstance(value, dict):
+        yield from (((*path, key), depth + 1, item) for key, item in value.items())
+    elif isinstance(value, list):
+        yield from ((path, depth + 1, item) for item in value)
+
+
+def _line_of(path: tuple[str, ...], text: str) -> int | None:
+    """The line of a number beyond 64 bits: by its own length first, which tells apart tables of one name."""
+    written = re.compile(rf"""\s*["']?{re.escape(path[-1])}["']?\s*=\s*[+-]?[0-9][0-9A-Fa-f_box]{{15,}}""")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if written.match(line):
+            return number
+    return find_line(text, ".".join(path[:-1]), path[-1])
+
+
+def _too_deep(file: Path) -> InputError:
+    return InputError(f"{file}: found values nested too deeply; expected plain tables")

@@ -1,0 +1,120 @@
+"""Numbers for people: three significant digits, units always, a dash where there is no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+NONE = "–"
+
+#: Summary figures in the order in which every report shows them.
+LATENCY_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
+
+
+def finite(value: object) -> float | None:
+    """The value as a finite float, or ``None`` where it is not a number (absent, text, NaN, infinite)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def significant(value: object, digits: int = 3) -> str:
+    """A number with ``digits`` significant digits and thousands separators: ``0.0412``, ``41.2``, ``41,200``."""
+    number = finite(value)
+    if number is None:
+        return NONE
+    if number == 0:
+        return "0"
+    mantissa = f"{number:.{digits - 1}e}"
+    exponent = int(mantissa.partition("e")[2])
+    if not -4 <= exponent < 9:
+        return mantissa
+    return f"{float(mantissa):,.{max(digits - 1 - exponent, 0)}f}"
+
+
+def milliseconds(value: object) -> str:
+    """``412 ms``."""
+    text = significant(value)
+    return text if text == NONE else f"{text} ms"
+
+
+def from_ns(value: float) -> str:
+    """Nanoseconds as :func:`milliseconds`."""
+    return milliseconds(float(value) / 1e6)
+
+
+def rate(value: object) -> str:
+    """``48.1/s``."""
+    text = significant(value)
+    return text if text == NONE else f"{text}/s"
+
+
+def count(value: object) -> str:
+    """A whole number, exact: ``1,000,000``."""
+    number = finite(value)
+    return NONE if number is None else f"{round(number):,}"
+
+
+def share(value: object) -> str:
+    """A part of one as a percentage: ``0.571`` is ``57.1 %``."""
+    number = finite(value)
+    return NONE if number is None else f"{significant(number * 100)} %"
+
+
+def interval(bounds: object) -> str:
+    """``[180, 240]``; a dash where a bound is missing."""
+    pair = interval_bounds(bounds)
+    return NONE if pair is None else f"[{significant(pair[0])}, {significant(pair[1])}]"
+
+
+def interval_bounds(bounds: object) -> tuple[float, float] | None:
+    """Lower and upper bound of an interval given as a pair, or ``None`` where it is not a pair of numbers."""
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        return None
+    low, high = finite(bounds[0]), finite(bounds[1])
+    return None if low is None or high is None else (low, high)
+
+
+def ratio(value: object, sign: str = "x") -> str:
+    """A ratio of after to before: ``x0.240``."""
+    text = significant(value)
+    return text if text == NONE else f"{sign}{text}"
+
+
+def key_label(key: str) -> str:
+    """``p99_9`` is shown as ``p99.9``."""
+    return key.replace("_", ".") if key.startswith("p") else key
+
+
+def tick(value: float) -> str:
+    """A mark on an axis, without the zeros that would claim precision: ``20``, ``0.5``, ``100,000``."""
+    return f"{value:,.10g}"
+
+
+def sentence(text: str) -> str:
+    """A sentence with its capital and its full stop."""
+    if not text:
+        return text
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?…" else ".")
+
+
+def percentile_label(percentile: float) -> str:
+    """``p99``, ``p99.9``."""
+    return f"p{percentile:g}"
+
+
+def tail_words(percentile: float) -> str:
+    """``slowest 1 %`` for the 99th percentile."""
+    return f"slowest {round(100 - percentile, 6):g} %"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """``value`` as a message shows it: on one line, printable, cut to ``limit`` characters."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"an integer of about {value.bit_length() * 3 // 10} digits"
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

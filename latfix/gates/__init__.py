@@ -1,0 +1,1 @@
+"""Conditions on a run that become an exit code."""

@@ -1,0 +1,1 @@
+"""Runs kept over time, and their trends."""

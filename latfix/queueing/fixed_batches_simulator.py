@@ -1,0 +1,196 @@
+"""A queue replayed as it was recorded: who was in which batch, and in which order, stays; only times move.
+
+For orders and limits that cannot be told from a record afterwards (by expected work as the service estimated it then,
+batch limits that a controller moved, requests that join between steps). With membership fixed, a batch closes at
+
+    open = max(end of the worker's last batch, first arrival)
+    close = max(open + how long it was held, arrival of every member that joined meanwhile)
+
+and ends after its service: a recursion of maxima and sums along each worker's batches, which a running maximum
+solves at once (Lindley 1952; Baccelli, Cohen, Olsder and Quadrat, Synchronization and Linearity, 1992). It has no
+jumps: nobody can be late for a batch.
+
+The first arrival is that of all whom the worker has yet to serve, this batch's or a later one's; members that waited
+when their batch was taken up do not hold it back in a replay in which it is taken up sooner. They overtook others
+because there was a backlog: were the batch to wait for them, those behind it would wait for one that came after
+them, and traffic would be blamed for what made the backlog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.queueing.differentiable_simulator import Policy, Served
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Batches as they happened, of ``n`` requests in ``m`` batches that have members.
+
+    :param members: requests of the batches, grouped; ``first`` ``(m,)`` where each group begins.
+    :param worker: ``(m,)`` who ran it.
+    :param opened: ``(m,)`` when; the order of a worker's batches.
+    :param hold: ``(m,)`` nanoseconds for which it was held open; 0 where it closed because it was full, or at once.
+    :param joined: of each of ``members``, whether it came when its batch was open.
+    """
+
+    members: Ints
+    first: Ints
+    worker: Ints
+    opened: Floats
+    hold: Floats
+    joined: Bools
+
+    @classmethod
+    def of(cls, batch_of: Ints, worker: Ints, opened: Ints, due: Ints, arrival: Ints) -> Recorded:
+        """From a record's columns.
+
+        :param batch_of: ``(n,)`` row of the request's batch, -1 where it has none.
+        :param worker: of all batches; ``opened`` when a worker took it up, ``due`` when it had to close.
+        :param arrival: ``(n,)`` when requests reached the queue.
+        """
+        members = np.flatnonzero(batch_of >= 0)
+        members = members[np.argsort(batch_of[members], kind="stable")]
+        rows, first = np.unique(batch_of[members], return_index=True)
+        if not len(members):
+            nothing = np.zeros(0)
+            return cls(
+                members=members, first=first, worker=rows, opened=nothing, hold=nothing, joined=nothing.astype(bool)
+            )
+        last = np.maximum.reduceat(arrival[members], first)
+        joined = arrival[members] > opened[batch_of[members]]
+        timed = due[rows] > np.maximum(opened[rows], last)
+        return cls(
+            members=members,
+            first=first.astype(np.int64),
+            worker=worker[rows],
+            opened=opened[rows].astype(np.float64),
+            hold=np.where(timed, due[rows] - opened[rows], 0).astype(np.float64),
+            joined=np.asarray(joined, dtype=bool),
+        )
+
+    @property
+    def size(self) -> Ints:
+        """``(m,)`` how many requests each batch had."""
+        return np.diff(np.append(self.first, len(self.members)))
+
+    def chains(self) -> list[Ints]:
+        """Each worker's batches, in the order in which it ran them."""
+        order = np.lexsort((self.opened, self.worker))
+        if not len(order):
+            return []
+        return np.split(order, np.flatnonzero(np.diff(self.worker[order])) + 1)
+
+    def taken_up(self, policy: Policy, ready: Floats, load: Floats, window_scale: Floats) -> Floats:
+        """When each request's batch was taken up; that of requests without a batch is when they were ready.
+
+        :param ready: ``(p, n)`` when requests reach the queue, a row a replay.
+        :param load: ``(p, n)`` service that each brings to its batch beyond the reference.
+        :param window_scale: ``(p,)`` factors of the time for which timers hold batches.
+        :returns: ``(p, n)`` nanoseconds.
+        """
+        result = ready.copy()
+        if not len(self.first):
+            return result
+        first, last = self._limits(ready)
+        held = window_scale[:, None] * self.hold
+        service = policy.reference[np.minimum(self.size, len(policy.reference) - 1)] + np.add.reduceat(
+            load[:, self.members], self.first, axis=1
+        )
+        service += held
+        opened = np.empty_like(first)
+        for chain in self.chains():
+            come = np.minimum.accumulate(first[:, chain[::-1]], axis=1)[:, ::-1]
+            opens = np.maximum(come, last[:, chain] - held[:, chain])
+            ended = _begun(opens, service[:, chain]) + service[:, chain]
+            free = np.concatenate([np.full((len(ended), 1), -np.inf), ended[:, :-1]], axis=1)
+            opened[:, chain] = np.maximum(free, come)
+        result[:, self.members] = np.repeat(opened, self.size, axis=1)
+        return result
+
+    def serve(
+        self, policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, window_column: int, alpha: float
+    ) -> Served:
+        """One replay with derivatives, as :func:`latfix.queueing.differentiable_simulator.serve` has them.
+
+        Requests without a batch are taken up when they arrive, and bring nothing.
+        """
+        columns = extra.shape[1]
+        ended, end_moves = arrival.copy(), arrival_moves.copy()
+        begun, open_moves = arrival.copy(), arrival_moves.copy()
+        if not len(self.first):
+            return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
+        first, last = (part[0] for part in self._limits(arrival[None]))
+        opener, latest = self._earliest(arrival), self._latest(arrival)
+        brought = np.add.reduceat(extra[self.members], self.first, axis=0)
+        held = (alpha if window_column >= 0 else 1.0) * self.hold
+        service = (
+            policy.reference[np.minimum(self.size, len(policy.reference) - 1)] + alpha * brought.sum(axis=1) + held
+        )
+        if window_column >= 0:
+            brought[:, window_column] += self.hold
+        opened, end = np.empty(len(first)), np.empty(len(first))
+        opened_moves, ended_moves = np.empty((len(first), columns)), np.empty((len(first), columns))
+        for chain in self.chains():
+            source = _first_to_come(first[chain])
+            come, come_moves = first[chain][source], arrival_moves[opener[chain][source]]
+            opens = np.maximum(come, last[chain] - held[chain])
+            bound = opens > come
+            moves = np.where(bound[:, None], arrival_moves[latest[chain]], come_moves)
+            if window_column >= 0:
+                moves[bound, window_column] -= self.hold[chain][bound]
+            slack = opens - np.cumsum(service[chain]) + service[chain]
+            reset = np.concatenate([[True], slack[1:] >= np.maximum.accumulate(slack)[:-1]])
+            begin = np.maximum.accumulate(np.where(reset, np.arange(len(chain)), 0))
+            running = np.concatenate([np.zeros((1, columns)), np.cumsum(brought[chain], axis=0)])
+            end[chain] = _begun(opens[None], service[None, chain])[0] + service[chain]
+            ended_moves[chain] = running[1:] - running[begin] + moves[begin]
+            free = np.concatenate([[-np.inf], end[chain][:-1]])
+            before = np.concatenate([np.zeros((1, columns)), ended_moves[chain][:-1]])
+            waits = free > come
+            opened[chain] = np.where(waits, free, come)
+            opened_moves[chain] = np.where(waits[:, None], before, come_moves)
+        batch = np.repeat(np.arange(len(first)), self.size)
+        begun[self.members], ended[self.members] = opened[batch], end[batch]
+        open_moves[self.members], end_moves[self.members] = opened_moves[batch], ended_moves[batch]
+        return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
+
+    def _limits(self, ready: Floats) -> tuple[Floats, Floats]:
+        """By batch: its first member's arrival, and that of the last to join it, minus infinity where nobody did."""
+        at = ready[:, self.members]
+        first = np.minimum.reduceat(at, self.first, axis=1)
+        last = np.maximum.reduceat(np.where(self.joined, at, -np.inf), self.first, axis=1)
+        return first, last
+
+    def _earliest(self, arrival: Floats) -> Ints:
+        """``(m,)`` the member that came first."""
+        return np.asarray(self._sorted(arrival[self.members])[self.first], dtype=np.int64)
+
+    def _latest(self, arrival: Floats) -> Ints:
+        """``(m,)`` the member that joined last; any where none joined."""
+        joined = np.where(self.joined, arrival[self.members], -np.inf)
+        return np.asarray(self._sorted(joined)[self.first + self.size - 1], dtype=np.int64)
+
+    def _sorted(self, values: Floats) -> Ints:
+        """Members by batch, in the order of some values."""
+        return self.members[np.lexsort((values, np.repeat(np.arange(len(self.first)), self.size)))]
+
+
+def _begun(opens: Floats, service: Floats) -> Floats:
+    """When the batches of a chain begin: ``max(opens, end of the one before)``, row by row."""
+    before = np.cumsum(service, axis=1) - service
+    return np.asarray(np.maximum.accumulate(opens - before, axis=1) + before, dtype=np.float64)
+
+
+def _first_to_come(first: Floats) -> Ints:
+    """For each batch of a chain, which of it and those after it has the member that came first."""
+    backward = first[::-1]
+    newest = np.where(backward <= np.minimum.accumulate(backward), np.arange(len(first)), 0)
+    return np.asarray(len(first) - 1 - np.maximum.accumulate(newest)[::-1], dtype=np.int64)

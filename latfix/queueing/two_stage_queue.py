@@ -1,0 +1,188 @@
+"""The queue's waits with each cause's part of service scaled: one replay for each row of factors.
+
+Behind policies that lanes can follow (:mod:`queueing.vectorized_simulator`), or in batches as they were recorded
+(:mod:`latfix.queueing.fixed_batches_simulator`), many replays run side by side; the others run one by one
+(:mod:`latfix.queueing.differentiable_simulator`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.queueing.differentiable_simulator import Policy, Served, serve
+from latfix.queueing.fixed_batches_simulator import Recorded
+from latfix.queueing.vectorized_simulator import Lanes, taken_up
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MINUTE_NS = 60e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Two queues in series: the prepare pool, then the workers.
+
+    :param handed: ``(n,)`` when each request was handed over; ``prepared`` which were prepared at all.
+    :param queued: which reached a batch; a subset of ``prepared``.
+    :param prepare_extra: ``(n, k)`` prepare beyond the reference, by cause.
+    :param batch_extra: ``(n, k)`` service of its batch beyond the reference, at the batch's head; else zero.
+    :param window_column: the cause that the batch window counts to.
+    :param ended: ``(n,)`` when the request's batch released its worker, as measured; tells where the queue ran
+        empty. ``None`` where that is not known.
+    :param length: ``(n,)`` of the inputs, for a policy by length.
+    :param lasting: nanoseconds for which a backlog must grow to be no burst's.
+    :param recorded: batches to be replayed as they were, in place of the workers' policy.
+    """
+
+    handed: Floats
+    prepared: Bools
+    queued: Bools
+    priority: Ints
+    prepare: Policy
+    workers: Policy
+    prepare_extra: Floats
+    batch_extra: Floats
+    window_column: int
+    ended: Floats | None = None
+    length: Ints | None = None
+    lasting: float = MINUTE_NS
+    recorded: Recorded | None = None
+
+
+def waits_at(line: Line, scale: Floats) -> Floats:
+    """Every request's wait before prepare and in the queue, with each cause's part of service scaled.
+
+    :param scale: ``(p, k)`` factors of the causes' columns, a row a replay.
+    :returns: ``(p, n)`` nanoseconds.
+    """
+    if in_lanes(line):
+        return _lane_waits(line, scale)
+    return np.stack([_single_waits(line, row) for row in scale])
+
+
+def has_classes(line: Line) -> bool:
+    """Whether requests of several priorities reached the queue."""
+    return bool(line.queued.any()) and len(np.unique(line.priority[line.queued])) > 1
+
+
+def in_lanes(line: Line) -> bool:
+    """Whether replays of it run side by side."""
+    if line.recorded is not None:
+        return True
+    by_length = line.workers.by_length and line.workers.max_batch > 1 and line.length is not None
+    return not by_length and not has_classes(line)
+
+
+def _lane_waits(line: Line, scale: Floats) -> Floats:
+    p, n = len(scale), len(line.handed)
+    wait = np.zeros((p, n))
+    ready = np.broadcast_to(line.handed, (p, n))
+    some = _chosen(line.prepared)
+    if line.prepare_extra.any() or isinstance(some, np.ndarray) or line.prepare.reference[1] > 0:
+        pool = Lanes(workers=line.prepare.workers, max_batch=1, window=np.zeros(p), reference=line.prepare.reference)
+        handed, ready = ready[:, some], np.array(ready)
+        opened, ended = _in_order(pool, handed, scale @ line.prepare_extra[some].T, None)
+        wait[:, some] += opened - handed
+        ready[:, some] = ended
+    if line.recorded is not None:
+        held = scale[:, line.window_column] if line.window_column >= 0 else np.ones(p)
+        taken = line.recorded.taken_up(line.workers, ready, scale @ line.batch_extra.T, held)
+        return wait + np.maximum(taken - ready, 0.0)
+    some = _chosen(line.queued)
+    window = np.full(p, line.workers.window)
+    if line.window_column >= 0:
+        window = line.workers.window * scale[:, line.window_column]
+    queue = Lanes(
+        workers=line.workers.workers,
+        max_batch=line.workers.max_batch,
+        window=window,
+        reference=line.workers.reference,
+    )
+    over = None if line.ended is None else line.ended[some]
+    enqueued = ready[:, some]
+    opened, _ = _in_order(queue, enqueued, scale @ line.batch_extra[some].T, over)
+    wait[:, some] += np.maximum(opened - enqueued, 0.0)
+    return wait
+
+
+def _chosen(which: Bools) -> Ints | slice:
+    """Positions of some requests; all of them as a slice, which copies nothing."""
+    return slice(None) if which.all() else np.flatnonzero(which)
+
+
+def _in_order(lanes: Lanes, ready: Floats, load: Floats, over: Floats | None) -> tuple[Floats, Floats]:
+    """Serve each row in its own order of readiness."""
+    p, n = ready.shape
+    if n and bool((ready[:, 1:] >= ready[:, :-1]).all()):
+        return taken_up(lanes, ready, load, _run_empty(ready[-1], over))
+    order = np.argsort(ready, axis=1, kind="stable")
+    row = np.arange(p)[:, None]
+    sorted_ready = ready[row, order]
+    starts = _run_empty(sorted_ready[-1], None if over is None else over[order[-1]])
+    opened, ended = taken_up(lanes, sorted_ready, load[row, order], starts)
+    result = np.empty((p, n)), np.empty((p, n))
+    result[0][row, order], result[1][row, order] = opened, ended
+    return result
+
+
+def _run_empty(ready: Floats, over: Floats | None) -> Ints:
+    """Positions before which the queue was empty when measured."""
+    if over is None or not len(ready):
+        return np.zeros(1, np.int64)
+    past = np.maximum.accumulate(over)
+    return np.flatnonzero(np.concatenate([[True], past[:-1] <= ready[1:]]))
+
+
+def _single_waits(line: Line, scale: Floats) -> Floats:
+    window = line.workers.window * (scale[line.window_column] if line.window_column >= 0 else 1.0)
+    scaled = replace(
+        line,
+        prepare_extra=(line.prepare_extra @ scale)[:, None],
+        batch_extra=(line.batch_extra @ scale)[:, None],
+        workers=replace(line.workers, window=window),
+        window_column=-1,
+    )
+    return moving_waits(scaled, 1.0)[0]
+
+
+def moving_waits(line: Line, alpha: float) -> tuple[Floats, Floats]:
+    """Every request's wait before prepare and in the queue, and its derivative by cause."""
+    n, columns = line.prepare_extra.shape
+    wait, moves = np.zeros(n), np.zeros((n, columns))
+    ready, ready_moves = line.handed.copy(), np.zeros((n, columns))
+    some = np.flatnonzero(line.prepared)
+    pool = _serve(line.prepare, line, some, ready, ready_moves, line.prepare_extra, alpha, -1)
+    wait[some] += pool.open - ready[some]
+    moves[some] += pool.open_moves
+    ready[some], ready_moves[some] = pool.end, pool.end_moves
+    some = np.flatnonzero(line.queued)
+    if line.recorded is None:
+        queue = _serve(line.workers, line, some, ready, ready_moves, line.batch_extra, alpha, line.window_column)
+    else:
+        some = np.arange(n)
+        queue = line.recorded.serve(line.workers, ready, ready_moves, line.batch_extra, line.window_column, alpha)
+    waited = queue.open > ready[some]
+    wait[some] += np.where(waited, queue.open - ready[some], 0.0)
+    moves[some] += np.where(waited[:, None], queue.open_moves - ready_moves[some], 0.0)
+    return wait, moves
+
+
+def _serve(
+    policy: Policy,
+    line: Line,
+    some: Ints,
+    ready: Floats,
+    ready_moves: Floats,
+    extra: Floats,
+    alpha: float,
+    window_column: int,
+) -> Served:
+    # The prepare pool knows no priorities; only the workers' queue does.
+    priority = line.priority[some] if policy is line.workers else np.zeros(len(some), np.int64)
+    length = line.length[some] if line.length is not None else None
+    return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha, length)

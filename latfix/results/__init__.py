@@ -1,0 +1,1 @@
+"""Typed values that commands find and reports take."""

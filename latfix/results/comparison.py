@@ -1,0 +1,359 @@
+"""Two runs, or rounds of two arms, compared: what changed, and whether the data can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.gates.evaluate import MOST_LOST, GateSubject
+from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.throughput import throughput_rps
+from latfix.stages import STATUS_NAMES, Status
+from latfix.statistics.bootstrap_ratio import paired_ratios, unpaired_ratios
+from latfix.statistics.decision import FINAL, RatioEstimate, Rule, Verdict, judge
+from latfix.statistics.group_sequential import Need, needed
+from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, allowance
+
+COMPARISON_SCHEMA = "latfix.comparison/1"
+RATIO_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99")
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One arm. Latencies are over the requests that ended ``ok``; the others are counted beside them.
+
+    :param latency_ms: by :data:`latfix.statistics.latency_summary.LATENCY_KEYS`.
+    :param requests: how many ended in each status.
+    :param accuracy: the workload's score; ``None`` where it was not measured.
+    :param trustworthy: false where the replay was too late for its latencies to mean anything.
+    """
+
+    latency_ms: Mapping[str, float]
+    latency_ci95_ms: Mapping[str, tuple[float, float]]
+    throughput_rps: float
+    requests: Mapping[str, int]
+    accuracy: float | None = None
+    trustworthy: bool = True
+
+    @property
+    def success(self) -> float:
+        """Share of requests that ended ``ok``; 0 where none ended."""
+        total = sum(self.requests.values())
+        return self.requests.get("ok", 0) / total if total else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """``before`` or ``after`` of the document."""
+        return {
+            "latency_ms": dict(self.latency_ms),
+            "latency_ci95_ms": {key: list(bounds) for key, bounds in self.latency_ci95_ms.items()},
+            "throughput_rps": self.throughput_rps,
+            "requests": dict(self.requests),
+            "accuracy": self.accuracy,
+            "trustworthy": self.trustworthy,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What changed from ``before`` to ``after``.
+
+    :param ratio: after over before by ``RATIO_KEYS``, with 95 % intervals and the bounds that decide.
+    :param judged: the key of ``ratio`` that the verdict is about.
+    :param smallest: the smallest difference worth a name.
+    :param paired: the same traffic was replayed, so that what both arms share cancels.
+    :param rounds: how many pairs of replays it rests on.
+    :param need: about how much more would decide it; ``None`` where it is decided, or past telling.
+    :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
+    :param notes: what a reader must know, one sentence each.
+    """
+
+    before: Summary
+    after: Summary
+    ratio: Mapping[str, RatioEstimate]
+    verdict: Verdict
+    judged: str = "p99"
+    smallest: float = 0.05
+    paired: bool = True
+    rounds: int = 1
+    need: Need | None = None
+    only_before_ok: int = 0
+    only_after_ok: int = 0
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``latfix compare --json``."""
+        return {
+            "schema": COMPARISON_SCHEMA,
+            "verdict": self.verdict,
+            "judged": self.judged,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "ratio": {key: estimate.to_json() for key, estimate in self.ratio.items()},
+            "paired": self.paired,
+            "rounds": self.rounds,
+            "more_rounds": self.need.rounds if self.need is not None else None,
+            "only_before_ok": self.only_before_ok,
+            "only_after_ok": self.only_after_ok,
+            "notes": list(self.notes),
+            **dict(self.extra),
+        }
+
+    def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
+        """What gates look at: the new arm, which carries the ratio, and the baseline."""
+        return _subject(self.after, self.ratio), _subject(self.before, {})
+
+
+def compare_records(
+    base: RunRecord, new: RunRecord, *, seed: int = 0, smallest: float = 0.05, rule: Rule = FINAL
+) -> Comparison:
+    """Compare two runs, complete or not; see :func:`compare_rounds`."""
+    return compare_rounds([base], [new], seed=seed, smallest=smallest, rule=rule)
+
+
+def compare_rounds(
+    base: Sequence[RunRecord],
+    new: Sequence[RunRecord],
+    *,
+    seed: int = 0,
+    smallest: float = 0.05,
+    accuracy: tuple[float | None, float | None] | None = None,
+    rule: Rule = FINAL,
+) -> Comparison:
+    """Compare rounds of two arms, replayed in turns.
+
+    Where the two runs of a round replayed the same traffic, they are paired request by request, over those
+    that both recorded (a run that was cut short did not see the rest). The verdict is about the objective's
+    percentile. It is not ``better`` or ``no_difference`` where the new arm lost more than one request in a
+    hundred more than the base: its percentiles are over other requests.
+
+    :param base: one record a round, in order.
+    :param smallest: see :func:`latfix.statistics.decision.judge`.
+    :param accuracy: of the two arms; what the records' ``run.json`` say where it is ``None``.
+    :param rule: how sure the verdict must be; the level of a look where the comparison goes on
+        (:func:`latfix.statistics.group_sequential.look_level`).
+    :raises ValueError: no rounds, or not equally many.
+    """
+    pairs = [_Pair.of(first, second) for first, second in zip(base, new, strict=True)]
+    if not pairs:
+        raise ValueError("no rounds to compare")
+    paired = all(pair.same_traffic for pair in pairs)
+    arms = ([pair.base.latency for pair in pairs], [pair.new.latency for pair in pairs])
+    ratio = (paired_ratios if paired else unpaired_ratios)(*arms, seed=seed, keys=RATIO_KEYS, rule=rule)
+    scores = accuracy or (_accuracy(base), _accuracy(new))
+    before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
+    after = _summary(new, [pair.new for pair in pairs], seed, scores[1])
+    judged = _objective_key(new[0])
+    verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest)
+    need = None
+    if verdict == "undecided" and before.trustworthy and after.trustworthy:
+        need = needed(ratio[judged], sum(after.requests.values()), smallest=smallest)
+        verdict_notes += _undecided_notes(ratio[judged], need, rule)
+    return Comparison(
+        before=before,
+        after=after,
+        ratio=ratio,
+        verdict=verdict,
+        judged=judged,
+        smallest=smallest,
+        paired=paired,
+        rounds=len(pairs),
+        need=need,
+        only_before_ok=sum(pair.ok_only(pair.base, pair.new) for pair in pairs),
+        only_after_ok=sum(pair.ok_only(pair.new, pair.base) for pair in pairs),
+        notes=(*verdict_notes, *_pair_notes(pairs, paired), *_differences(base, new)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    """One run's requests by position in its schedule.
+
+    ``latency`` in nanoseconds, NaN where not ``ok``; ``status`` -1 where nothing is recorded or compared.
+    """
+
+    latency: Floats
+    status: npt.NDArray[np.int64]
+
+    def limited(self, keep: npt.NDArray[np.bool_]) -> _Arm:
+        return _Arm(np.where(keep, self.latency, math.nan), np.where(keep, self.status, -1))
+
+    @property
+    def recorded(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.status >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    base: _Arm
+    new: _Arm
+    same_traffic: bool
+    left_out: int
+
+    @classmethod
+    def of(cls, first: RunRecord, second: RunRecord) -> _Pair:
+        digests = [record.meta.get("traffic_sha256") for record in (first, second)]
+        same = digests[0] is not None and digests[0] == digests[1]
+        size = max(_size(first), _size(second))
+        base, new = _arm(first, size if same else _size(first)), _arm(second, size if same else _size(second))
+        if not same:
+            return cls(base, new, False, 0)
+        both = base.recorded & new.recorded
+        left_out = int(np.count_nonzero(base.recorded != new.recorded))
+        return cls(base.limited(both), new.limited(both), True, left_out)
+
+    def ok_only(self, one: _Arm, other: _Arm) -> int:
+        if not self.same_traffic:
+            return 0
+        return int(np.count_nonzero((one.status == Status.OK) & (other.status != Status.OK)))
+
+
+def _size(record: RunRecord) -> int:
+    index = record.requests["index"][record.measured]
+    return int(index.max()) + 1 if len(index) else 0
+
+
+def _arm(record: RunRecord, size: int) -> _Arm:
+    measured = record.measured
+    index = record.requests["index"][measured]
+    status = np.full(size, -1, dtype=np.int64)
+    status[index] = record.requests["status"][measured]
+    latency = np.full(size, math.nan)
+    latency[index] = record.requests["latency_ns"][measured]
+    latency[status != Status.OK] = math.nan
+    return _Arm(latency, status)
+
+
+def _summary(records: Sequence[RunRecord], arms: Sequence[_Arm], seed: int, accuracy: float | None) -> Summary:
+    latency = np.concatenate([arm.latency for arm in arms])
+    status = np.concatenate([arm.status for arm in arms])
+    ok = latency[~np.isnan(latency)]
+    return Summary(
+        latency_ms=summarize_ms(ok),
+        latency_ci95_ms=summary_intervals_ms(ok, seed=seed),
+        throughput_rps=throughput_rps(records),
+        requests={name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)},
+        accuracy=accuracy,
+        trustworthy=all(dispatch_lag(record).trustworthy for record in records),
+    )
+
+
+def _accuracy(records: Sequence[RunRecord]) -> float | None:
+    scores = [record.meta.get("accuracy") for record in records]
+    known = [float(score) for score in scores if isinstance(score, (int, float)) and math.isfinite(score)]
+    return known[0] if known else None
+
+
+def _objective_key(record: RunRecord) -> str:
+    """The key of ``RATIO_KEYS`` for the workload's objective; p99 where that is not among them."""
+    objective = record.meta.get("objective")
+    percentile = objective.get("percentile", 99) if isinstance(objective, Mapping) else 99
+    key = f"p{percentile:g}" if isinstance(percentile, (int, float)) else "p99"
+    return key if key in RATIO_KEYS else "p99"
+
+
+def _verdict(before: Summary, after: Summary, estimate: RatioEstimate, smallest: float) -> tuple[Verdict, list[str]]:
+    verdict, notes = judge(estimate, smallest=smallest), []
+    lost = before.success - after.success
+    if lost > MOST_LOST:
+        if verdict in ("better", "no_difference"):
+            verdict = "undecided"
+        notes.append(
+            f"{100 * after.success:.1f} % of the new run's requests ended ok, {100 * before.success:.1f} % of the "
+            "base's: its percentiles are over the survivors and cannot show that it is better"
+        )
+    elif -lost > MOST_LOST:
+        notes.append(
+            f"{100 * before.success:.1f} % of the base's requests ended ok, {100 * after.success:.1f} % of the new "
+            "run's: the base's percentiles are over the survivors and look better than they were"
+        )
+    late = [name for name, arm in (("base", before), ("new", after)) if not arm.trustworthy]
+    if late:
+        verdict = "undecided"
+        notes.append(f"the replay of {' and '.join(late)} was too late for its latencies to mean anything")
+    return verdict, notes
+
+
+def _undecided_notes(estimate: RatioEstimate, need: Need | None, rule: Rule) -> Iterator[str]:
+    """Where the requests show a difference that a restart alone might have made, and what would tell."""
+    if estimate.rounds < FREE_OF_ALLOWANCE and not estimate.lo <= 1.0 <= estimate.hi:
+        rounds = "one round" if estimate.rounds == 1 else f"{estimate.rounds} rounds"
+        least = math.expm1(allowance(np.zeros(estimate.rounds), rule))
+        yield (
+            f"{rounds} cannot tell a difference below about {100 * least:.0f} % from what a restart does to a "
+            "whole replay"
+        )
+    if need is not None:
+        more = "1 more round" if need.rounds == 1 else f"{need.rounds} more rounds"
+        yield f"undecided: about {more} on fresh processes ({need.requests} more requests of each) would tell"
+
+
+def _pair_notes(pairs: Sequence[_Pair], paired: bool) -> Iterator[str]:
+    if not paired:
+        yield "the traffic differs: the runs are compared as wholes, not request by request"
+        return
+    base = sum(pair.ok_only(pair.base, pair.new) for pair in pairs)
+    new = sum(pair.ok_only(pair.new, pair.base) for pair in pairs)
+    if base or new:
+        yield f"{base} requests ended ok in the base only, {new} in the new run only"
+    left_out = sum(pair.left_out for pair in pairs)
+    if left_out:
+        yield f"{left_out} requests that only one of the runs recorded are left out"
+
+
+def _differences(base: Sequence[RunRecord], new: Sequence[RunRecord]) -> Iterator[str]:
+    for name, records in (("base", base), ("new", new)):
+        partial = [record for record in records if record.partial]
+        if partial:
+            missing = sum(record.unrecorded() for record in partial)
+            yield f"{name} is partial: {missing} scheduled requests have no record"
+    first, second = base[0].meta, new[0].meta
+    for key, words in (("workload", "the workload"), ("device", "the device")):
+        if first.get(key) != second.get(key):
+            yield f"{words} differs: {first.get(key)} -> {second.get(key)}"
+    for key, words in (("machine", "the machine differs"), ("versions", "versions differ"), ("settings", "settings")):
+        changes = list(_changes(_table(first.get(key)), _table(second.get(key))))
+        if changes:
+            yield f"{words}: {', '.join(changes)}"
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    return {} if value is None else {"": value}
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """``key old -> new`` for every value that differs; nested tables key by key."""
+    for key in dict.fromkeys((*first, *second)):
+        old, new = first.get(key), second.get(key)
+        if isinstance(old, Mapping) or isinstance(new, Mapping):
+            yield from _changes(_table(old), _table(new), f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} {_short(old)} -> {_short(new)}".strip()
+
+
+def _short(value: Any) -> str:
+    text = "unset" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:
+    return GateSubject.from_parts(
+        latency_ms=summary.latency_ms,
+        requests=summary.requests,
+        latency_ci95_ms=summary.latency_ci95_ms,
+        ratio=ratio,
+        throughput_rps=summary.throughput_rps,
+        accuracy=summary.accuracy,
+        trustworthy=summary.trustworthy,
+    )

@@ -1,0 +1,237 @@
+"""What one request's story holds: values, with the document that ``--json`` writes of them.
+
+All times are integer nanoseconds; those called ``at_ns`` count from the request's scheduled arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from latfix.results.diagnosis import EvidenceClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a thread did over an interval: ``cpu_ns + runq_ns + blocked_ns`` is its wall time.
+
+    :param vcsw: voluntary switches, ``icsw`` involuntary ones.
+    :param minflt: minor page faults, ``majflt`` major ones.
+    """
+
+    thread: str
+    cpu_ns: int
+    runq_ns: int
+    blocked_ns: int
+    vcsw: int
+    icsw: int
+    minflt: int
+    majflt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """Known events of one kind within a stage, put together where there are several alike.
+
+    :param kind: as in :data:`latfix.run_record.schema.EVENT_KINDS`.
+    :param what: generation, trigger, span's name, probe or message.
+    :param where: the thread's role; empty where it is not known.
+    :param own: it ran in the thread that worked on this request.
+    :param at_ns: the first one's start.
+    :param duration_ns: of all of them, as far as they lie within the stage.
+    """
+
+    kind: str
+    what: str
+    where: str
+    own: bool
+    at_ns: int
+    duration_ns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """One stage of the request.
+
+    :param parts: name and nanoseconds of what it consists of; they sum to the stage where there are any.
+    """
+
+    stage: str
+    at_ns: int
+    duration_ns: int
+    parts: tuple[tuple[str, int], ...] = ()
+    account: Account | None = None
+    happenings: tuple[Happening, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """The batch that the request was computed in.
+
+    :param members: ids of its recorded members, in the order in which they were finished; at most some.
+    :param padding_share: share of the collated batch's elements that were padding; ``None`` where unknown.
+    :param retried: its batch failed as a whole, and its members ran one by one.
+    """
+
+    batch_id: int
+    worker: int
+    size: int
+    members: tuple[str, ...]
+    padding_share: float | None
+    first_shape: bool
+    retried: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A batch that held a worker, or a prepare that held its thread, while the request waited or before it came.
+
+    :param label: the batch's number, or the id of the request that was prepared.
+    :param thread: number of the worker or prepare thread.
+    :param size: requests in it.
+    :param at_ns: when it began to hold the thread; negative before the request's arrival.
+    :param held_ns: for how long in all; ``within_ns`` of that while the request waited.
+    :param typical_ns: what a typical one of that size takes.
+    :param causes: why it took longer, the largest first; with ``unexplained``, they sum to
+        ``held_ns - typical_ns``.
+    :param overtook: members that reached the queue after this request and went first.
+    :param facts: what else is known of it.
+    """
+
+    label: str
+    thread: int
+    size: int
+    at_ns: int
+    held_ns: int
+    within_ns: int
+    typical_ns: int
+    causes: tuple[tuple[str, int], ...]
+    overtook: int = 0
+    facts: tuple[str, ...] = ()
+
+    @property
+    def excess_ns(self) -> int:
+        """Nanoseconds beyond the typical; negative where it took less."""
+        return self.held_ns - self.typical_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """Holders that are not told one by one, together."""
+
+    count: int
+    held_ns: int
+    within_ns: int
+    excess_ns: int
+    causes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A wait for a thread, and who had it, back to the moment at which that thread was last idle.
+
+    :param resource: ``prepare`` (a thread of the pool) or ``queue`` (a worker).
+    :param busy_since_ns: since when the threads were busy without a break, from the request's arrival.
+    :param idle_ns: of the wait, what no recorded work of any such thread covers.
+    :param holders: the most important ones, in order of time; ``others`` the rest.
+    """
+
+    resource: str
+    at_ns: int
+    duration_ns: int
+    busy_since_ns: int
+    idle_ns: int
+    holders: tuple[Holder, ...]
+    others: Others | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the request's ledger."""
+
+    cause: str
+    own_ns: int
+    propagated_ns: int
+    evidence_class: EvidenceClass
+
+    @property
+    def total_ns(self) -> int:
+        """Own and propagated."""
+        return self.own_ns + self.propagated_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """Everything that is known of one request.
+
+    :param index: its place in the schedule; negative for a warm-up request.
+    :param row: its row in the record; ``None`` where the run ended before it did.
+    :param status: ``ok``, ``error``, ``timeout``, ``shed``, or ``not recorded``.
+    :param faster: how many of the ``ok_requests`` were faster; ``None`` where it did not end ok itself.
+    :param entries: the ledger, the largest first; empty for requests that are not in it.
+    :param reference_ns: latency of a quiet, typical request; ``None`` likewise.
+    :param sentence: why it was slow, in plain words.
+    :param matches: how many requests of the schedule bear this id.
+    """
+
+    id: str
+    index: int
+    row: int | None
+    arrival_ns: int
+    latency_ns: int
+    status: str
+    error: str
+    faster: int | None
+    ok_requests: int
+    warmup: bool
+    priority: str
+    session: str | None
+    deadline_ms: float | None
+    features: Mapping[str, int | float | str]
+    stages: tuple[StageTime, ...]
+    batch: BatchFacts | None
+    waits: tuple[Wait, ...]
+    reference_ns: int | None
+    entries: tuple[Entry, ...]
+    sentence: str = ""
+    matches: int = 1
+
+    @property
+    def difference_ns(self) -> int | None:
+        """Latency less reference and entries: 0, or the ledger is wrong; ``None`` without a ledger."""
+        if self.reference_ns is None:
+            return None
+        return self.latency_ns - self.reference_ns - sum(entry.total_ns for entry in self.entries)
+
+    @property
+    def faster_share(self) -> float | None:
+        """Share of the ok requests that were faster."""
+        return None if self.faster is None or not self.ok_requests else self.faster / self.ok_requests
+
+    def to_json(self) -> dict[str, Any]:
+        """An object of ``requests_explained``."""
+        document = asdict(self)
+        document["features"] = {name: _plain(value) for name, value in self.features.items()}
+        document["faster_share"] = self.faster_share
+        document["difference_ns"] = self.difference_ns
+        for told, stage in zip(document["stages"], self.stages, strict=True):
+            told["parts"] = _named(stage.parts)
+        for told, wait in zip(document["waits"], self.waits, strict=True):
+            for holder, known in zip(told["holders"], wait.holders, strict=True):
+                holder |= {"excess_ns": known.excess_ns, "causes": _named(known.causes)}
+            if wait.others is not None:
+                told["others"]["causes"] = _named(wait.others.causes)
+        for entry in document["entries"]:
+            entry["class"] = entry.pop("evidence_class")
+        return document
+
+
+def _named(pairs: tuple[tuple[str, int], ...]) -> list[dict[str, Any]]:
+    return [{"name": name, "ns": ns} for name, ns in pairs]
+
+
+def _plain(value: int | float | str) -> int | float | str | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

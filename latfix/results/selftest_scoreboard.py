@@ -1,0 +1,264 @@
+"""The result of a self-test: how often the diagnosis was right about faults that were injected on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from latfix.statistics.distributions import wilson_interval
+
+SELFTEST_SCHEMA = "latfix.selftest/1"
+
+Group = Literal["single", "mixed", "unlisted", "quiet"]
+Direction = Literal["least", "most", "within"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How many of how many, with Wilson's 95 % interval."""
+
+    hits: int
+    of: int
+
+    @property
+    def value(self) -> float | None:
+        """The share; ``None`` where nothing was counted."""
+        return self.hits / self.of if self.of else None
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """Wilson's interval."""
+        return wilson_interval(self.hits, self.of)
+
+    def to_json(self) -> dict[str, Any]:
+        """The share as plain values."""
+        return {"hits": self.hits, "of": self.of, "value": self.value, "ci95": list(self.ci95)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestErrors:
+    """How far the diagnosis is from the injected time, request by request. Milliseconds.
+
+    :param count: requests compared.
+    :param median_ms: median of the absolute error.
+    :param allowed_ms: median of what is allowed: the larger of 0.1 ms and 5 % of the injected time.
+    :param within: how many are within what is allowed.
+    """
+
+    count: int
+    median_ms: float
+    allowed_ms: float
+    within: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        return {
+            "count": self.count,
+            "median_ms": self.median_ms,
+            "allowed_ms": self.allowed_ms,
+            "within": self.within,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseScore:
+    """One case: what was injected, what the diagnosis said, and how the two compare.
+
+    :param injected: causes that were injected; empty for a quiet run.
+    :param faults: faults in the injectors' log; ``dropped`` those too small to count.
+    :param counted: false where every fault was dropped: the case then counts for nothing.
+    :param true_ms: by cause, mean milliseconds in a tail request, where the log tells them.
+    :param natural_ms: of the tail's wait, what arrivals alone made.
+    :param found_ms: by cause, what the diagnosis says instead.
+    :param top: the diagnosis' largest cause; ``right_tops`` those that would be right; ``top_right`` whether it is.
+    :param present: injected causes that a diagnosis must name.
+    :param wrong: causes named that were neither injected nor come with what was.
+    :param held: by cause, whether its interval holds the true milliseconds.
+    :param errors: request by request, where the log tells them.
+    :param unexplained: share of an unlisted cause's milliseconds that is in ``unexplained``.
+    :param alarms: faults named in a quiet run; ``traffic_alarms`` causes of arrivals named there.
+    :param conservation_ns: largest gap of the ledger.
+    :param trustworthy: the replay itself was on time.
+    :param neighbors: share of the machine's cores that others used meanwhile; ``disturbed`` so much that their
+        effect counts neither for nor against the diagnosis.
+    :param folder: its own within the folder that keeps the runs, where they are kept.
+    """
+
+    id: str
+    recipes: tuple[str, ...]
+    group: Group
+    intensity: str
+    seed: int
+    injected: tuple[str, ...]
+    requests: int
+    p50_ms: float
+    excess_ms: float
+    faults: int
+    dropped: int
+    counted: bool
+    verdict: str
+    top: str
+    right_tops: tuple[str, ...]
+    top_right: bool | None
+    named: tuple[str, ...]
+    present: tuple[str, ...]
+    wrong: tuple[str, ...]
+    true_ms: Mapping[str, float] = field(default_factory=dict)
+    natural_ms: float = 0.0
+    found_ms: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, bool] = field(default_factory=dict)
+    errors: RequestErrors | None = None
+    unexplained: float | None = None
+    alarms: tuple[str, ...] = ()
+    traffic_alarms: tuple[str, ...] = ()
+    conservation_ns: int = 0
+    trustworthy: bool = True
+    neighbors: float | None = None
+    disturbed: bool = False
+    folder: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``cases``."""
+        return {
+            "id": self.id,
+            "recipes": list(self.recipes),
+            "group": self.group,
+            "intensity": self.intensity,
+            "seed": self.seed,
+            "injected": list(self.injected),
+            "requests": self.requests,
+            "p50_ms": self.p50_ms,
+            "excess_ms": self.excess_ms,
+            "faults": self.faults,
+            "dropped": self.dropped,
+            "counted": self.counted,
+            "verdict": self.verdict,
+            "top": self.top,
+            "right_tops": list(self.right_tops),
+            "top_right": self.top_right,
+            "named": list(self.named),
+            "present": list(self.present),
+            "wrong": list(self.wrong),
+            "true_ms": dict(self.true_ms),
+            "natural_ms": self.natural_ms,
+            "found_ms": dict(self.found_ms),
+            "held": dict(self.held),
+            "errors": None if self.errors is None else self.errors.to_json(),
+            "unexplained": self.unexplained,
+            "alarms": list(self.alarms),
+            "traffic_alarms": list(self.traffic_alarms),
+            "conservation_ns": self.conservation_ns,
+            "trustworthy": self.trustworthy,
+            "neighbors": self.neighbors,
+            "disturbed": self.disturbed,
+            "folder": self.folder,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One line of the scoreboard.
+
+    :param id: its key in the JSON document.
+    :param words: what is measured.
+    :param value: ``None`` where nothing was counted.
+    :param interval: 95 %, where the measure is a share.
+    :param count: what it rests on.
+    :param bar: the bar in words; ``met`` whether it is reached, ``None`` where nothing was counted.
+    :param unit: ``share``, ``ms`` or ``ns``.
+    """
+
+    id: str
+    words: str
+    value: float | None
+    interval: tuple[float, float] | None
+    count: int
+    bar: str
+    met: bool | None
+    unit: Literal["share", "ms", "ns"] = "share"
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``measures``."""
+        return {
+            "id": self.id,
+            "words": self.words,
+            "value": self.value,
+            "ci95": None if self.interval is None else list(self.interval),
+            "count": self.count,
+            "bar": self.bar,
+            "met": self.met,
+            "unit": self.unit,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseScore:
+    """How well one cause is told.
+
+    :param top1: alone in a run: was it the largest.
+    :param precision: of the runs that name it, how many have it; ``recall`` of those that have it, how many name it.
+    :param taken_for: what was the largest where it should have been this one, by count.
+    """
+
+    cause: str
+    top1: Share
+    precision: Share
+    recall: Share
+    taken_for: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``causes``."""
+        return {
+            "cause": self.cause,
+            "top1": self.top1.to_json(),
+            "precision": self.precision.to_json(),
+            "recall": self.recall.to_json(),
+            "taken_for": dict(self.taken_for),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoreboard:
+    """A self-test's result.
+
+    :param measures: against their bars.
+    :param causes: one entry for each cause that was injected or named.
+    :param not_injectable: by cause, why it was not injected here.
+    :param planned: how many cases were planned; fewer were scored where the test was interrupted.
+    """
+
+    cases: tuple[CaseScore, ...]
+    measures: tuple[Measure, ...]
+    causes: tuple[CauseScore, ...]
+    not_injectable: Mapping[str, str]
+    planned: int
+    seed: int
+    quick: bool
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    typical_ms: float = 0.0
+    seconds: float = 0.0
+    sentence: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Some planned cases were not replayed."""
+        return len(self.cases) < self.planned
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``latfix selftest --json``."""
+        return {
+            "schema": SELFTEST_SCHEMA,
+            "sentence": self.sentence,
+            "quick": self.quick,
+            "seed": self.seed,
+            "planned": self.planned,
+            "scored": len(self.cases),
+            "seconds": self.seconds,
+            "typical_ms": self.typical_ms,
+            "machine": dict(self.machine),
+            "measures": [measure.to_json() for measure in self.measures],
+            "causes": [cause.to_json() for cause in self.causes],
+            "not_injectable": dict(self.not_injectable),
+            "cases": [case.to_json() for case in self.cases],
+        }

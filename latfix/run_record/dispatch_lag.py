@@ -1,0 +1,48 @@
+"""How late the replay itself was, and whether its latencies mean anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latfix.stages import Status
+
+if TYPE_CHECKING:
+    from latfix.run_record.run_record import RunRecord
+
+#: A replay is late where its own lag at p99 exceeds both of these.
+LATE_MS = 1.0
+LATE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchLag:
+    """Scheduled arrival to handing over, over the measured requests, in milliseconds.
+
+    :param trustworthy: the p99 lag is below 1 ms or below a tenth of the median latency.
+    """
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    trustworthy: bool
+
+
+def dispatch_lag(record: RunRecord) -> DispatchLag:
+    """The replay's own lag in a run; zero where nothing was recorded."""
+    measured = record.measured
+    lag = record.requests["dispatch_ns"][measured] / 1e6
+    if not len(lag):
+        return DispatchLag(p50_ms=0.0, p99_ms=0.0, max_ms=0.0, trustworthy=True)
+    ok = record.requests["status"][measured] == Status.OK
+    latency = record.requests["latency_ns"][measured][ok] / 1e6
+    typical = float(np.median(latency)) if len(latency) else 0.0
+    p99 = float(np.quantile(lag, 0.99))
+    return DispatchLag(
+        p50_ms=float(np.median(lag)),
+        p99_ms=p99,
+        max_ms=float(lag.max()),
+        trustworthy=p99 <= max(LATE_MS, LATE_SHARE * typical),
+    )

@@ -1,0 +1,411 @@
+"""The record of a run: what was captured, as columns, read from a run's folder whatever its state.
+
+A folder holds ``run.json`` from the first moment, ``segments/`` while the runner writes (appended at least
+once a second, plain binary rows and JSON lines), and after a run that ended Parquet files made from them.
+A folder whose runner was killed has segments only; :meth:`RunRecord.load` reads either, and says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.errors import InputError
+from latfix.files.parquet_reader import PARQUET, ROW_GROUP, unreadable
+from latfix.files.parquet_types import check_type, read_column
+from latfix.files.regular_file import check_regular
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.run_record.segments import Segment, segment_lines, segment_names
+from latfix.run_record.validation import RequestCheck, check_batches, check_detail, check_document, damaged
+from latfix.settings_rules import OBJECTIVE_RULES, RUNNER_RULES
+from latfix.stages import STAGES, STATUS_NAMES, Status
+from latfix.traffic.schedule import Traffic
+
+RUN_SCHEMA = "latfix.run/1"
+SEGMENTS = "segments"
+SCHEDULE = "traffic.parquet"
+#: Columns of ``requests.parquet`` without which there is no record; others are zero where they are missing.
+ESSENTIAL = (
+    "index",
+    "arrival_ns",
+    *(f"{stage}_ns" for stage in STAGES),
+    "latency_ns",
+    "status",
+    "batch_id",
+    "error",
+)
+#: Types of the values of ``run.json`` that readers rely on.
+_META_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("state", "workload", "workload_folder", "device", "traffic_sha256"), str),
+    **dict.fromkeys(("settings", "objective", "overhead", "calibration", "machine", "threads", "rows"), dict),
+    **dict.fromkeys(("scheduled", "torch_threads"), int),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One replay: its requests, batches, samples and events.
+
+    :param folder: where it was read from.
+    :param meta: the content of ``run.json``.
+    :param requests: columns of :data:`latfix.run_record.schema.REQUEST_DTYPE`, sorted by schedule index, warm-up
+        requests first. ``errors`` holds their messages by index.
+    :param batches: columns of :data:`latfix.run_record.schema.BATCH_DTYPE`, sorted by batch id.
+    :param events: columns of :data:`latfix.run_record.schema.EVENT_FIELDS`, sorted by time; ``detail`` parsed.
+    :param samples: columns of :data:`latfix.run_record.schema.SAMPLE_FIELDS`, sorted by time.
+    :param traffic: the replayed schedule; ``index`` of a request points into it.
+    :param errors: message of each failed request, by schedule index.
+    :param partial: the runner did not reach its end (killed, interrupted, failed).
+    :param first_index: schedule index of the first entry of ``traffic``; above zero in a piece of a record.
+    :param totals: where these requests are a selection, how many of the whole run ended in each status.
+    """
+
+    folder: Path
+    meta: Mapping[str, Any]
+    requests: Columns
+    batches: Columns
+    events: Columns
+    samples: Columns
+    traffic: Traffic
+    errors: Mapping[int, str] = field(default_factory=dict)
+    partial: bool = False
+    first_index: int = 0
+    totals: Mapping[str, int] | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> RunRecord:
+        """Read a run's folder, complete or not.
+
+        :raises InputError: the folder is not a run's, or nothing readable is in it.
+        """
+        meta = read_meta(folder)
+        with damaged(folder):
+            record = cls._read(folder, meta)
+        check = RequestCheck(folder, len(record.traffic))
+        check.see(record.requests)
+        check_batches(folder, record.batches)
+        return replace(record, partial=is_partial(meta, check.measured, len(record.traffic)))
+
+    @classmethod
+    def _read(cls, folder: Path, meta: dict[str, Any]) -> RunRecord:
+        segments = folder / SEGMENTS
+        if (folder / "requests.parquet").exists():
+            requests, errors = _read_requests_parquet(folder / "requests.parquet")
+            batches = _read_parquet(folder / "batches.parquet", ("batch_id", "size"), BATCH_DTYPE.names or ())
+            events = _read_parquet(folder / "events.parquet", EVENT_FIELDS)
+            events["detail"] = parsed_details(folder / "events.parquet", events["detail"])
+            samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
+        elif segments.is_dir():
+            names = segment_names(meta)
+            requests = Segment(segments / "requests.bin", REQUEST_DTYPE, "index", names["requests"]).columns()
+            batches = Segment(segments / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"]).columns()
+            events, samples, errors = segment_lines(segments)
+        else:
+            raise InputError(
+                f"{folder}: found no requests.parquet and no segments/; expected the folder of a run; "
+                "pass the folder that latfix diagnose wrote"
+            )
+        from latfix.traffic.io.writer import load_schedule
+
+        return cls(
+            folder=folder,
+            meta=meta,
+            requests=requests,
+            batches=batches,
+            events=events,
+            samples=samples,
+            traffic=load_schedule(folder / SCHEDULE),
+            errors=errors,
+        )
+
+    @property
+    def measured(self) -> npt.NDArray[np.bool_]:
+        """Which rows of ``requests`` count: those that are not warm-up."""
+        return np.asarray(self.requests["warmup"] == 0)
+
+    def counts(self) -> dict[str, int]:
+        """How many measured requests of the run ended in each status."""
+        if self.totals is not None:
+            return dict(self.totals)
+        status = self.requests["status"][self.measured]
+        return {name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)}
+
+    def latencies_ns(self) -> npt.NDArray[np.int64]:
+        """Latencies of the measured requests that ended ``ok``, in order of arrival."""
+        keep = self.measured & (self.requests["status"] == Status.OK)
+        return np.asarray(self.requests["latency_ns"][keep], dtype=np.int64)
+
+    def unrecorded(self) -> int:
+        """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
+        return int(self.meta.get("scheduled", len(self.traffic))) - sum(self.counts().values())
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """``run.json`` of a run's folder.
+
+    :raises InputError: there is none, or it is not one of latfix.
+    """
+    path = folder / "run.json"
+    check_regular(path, "JSON written by latfix", folders=False)
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{folder}: found no run.json; expected the folder of a run, as latfix diagnose --out writes it"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: found an unreadable file ({error}); expected JSON written by latfix") from error
+    if not isinstance(meta, dict) or meta.get("schema") != RUN_SCHEMA:
+        found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
+        raise InputError(f"{path}: found schema {found!r}; expected {RUN_SCHEMA!r}")
+    check_document(path, meta)
+    _check_meta(path, meta)
+    return meta
+
+
+def is_partial(meta: Mapping[str, Any], measured: int, scheduled: int) -> bool:
+    """Whether a run did not reach its end, or lost rows after it: a whole one has a row for every request.
+
+    :param measured: requests with a row, warm-up left out.
+    """
+    return meta.get("state") != "complete" or measured < scheduled
+
+
+def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """See that what readers rely on has its type; a key may be missing.
+
+    :raises InputError: at the first value that latfix did not write.
+    """
+    objective = meta.get("objective", {})
+    checks: list[tuple[str, object, bool]] = [
+        (key, meta[key], isinstance(meta[key], kind)) for key, kind in _META_KINDS.items() if key in meta
+    ]
+    for key in ("overhead", "calibration"):
+        values = meta.get(key)
+        checks.append((key, values, not isinstance(values, dict) or all(map(_is_number, values.values()))))
+    for key, rules in (("settings", RUNNER_RULES), ("objective", OBJECTIVE_RULES)):
+        for name, value in meta[key].items() if isinstance(meta.get(key), dict) else ():
+            known = rules.get(name)
+            unstated = value is None and objective is meta.get(key) and name != "percentile"
+            checks.append((f"{key}.{name}", value, known is None or unstated or known.check(value)))
+    for key, value, sound in checks:
+        if not sound:
+            raise InputError(f"{path}: found {key} = {value!r}; expected what latfix wrote there")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON document so that a reader sees either the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def finalize(folder: Path) -> None:
+    """Turn ``segments/`` into the Parquet files of the contract and remove them.
+
+    Parquet is written beside and moved into place before the segments go, so that a crash at any moment
+    leaves one of the two readable.
+    """
+    if not (folder / SEGMENTS).is_dir():
+        return
+    meta = read_meta(folder)
+    names = segment_names(meta)
+    events, samples, errors = segment_lines(folder / SEGMENTS)
+    batches = Segment(folder / SEGMENTS / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"])
+    requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names["requests"])
+    tables = {
+        "batches": _batch_tables(batches),
+        "events": _line_tables({**events, "detail": [json.dumps(detail) for detail in events["detail"]]}),
+        "samples": _line_tables(samples),
+        "requests": _request_tables(requests, folder / SCHEDULE, errors),
+    }
+    for name, parts in tables.items():  # requests last: its presence says that the others are there
+        temporary = folder / f".{name}.parquet.tmp"
+        _write_parts(temporary, parts)
+        temporary.replace(folder / f"{name}.parquet")
+    for path in (folder / SEGMENTS).iterdir():
+        path.unlink()
+    (folder / SEGMENTS).rmdir()
+
+
+def _write_parts(path: Path, parts: Iterator[Any]) -> None:
+    """Write Arrow tables, one after the other, as one Parquet file; at least one, which gives the columns."""
+    import pyarrow.parquet as pq
+
+    first = next(parts)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in chain([first], parts):
+            writer.write_table(table.cast(first.schema), row_group_size=ROW_GROUP)
+
+
+def _line_tables(columns: Mapping[str, Any]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    yield pa.table(dict(columns))
+
+
+def _batch_tables(batches: Segment) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for first in range(0, max(len(batches), 1), ROW_GROUP):
+        yield pa.table(batches.columns(first, first + ROW_GROUP))
+
+
+def _request_tables(requests: Segment, schedule: Path, errors: Mapping[int, str]) -> Iterator[Any]:
+    from latfix.traffic.io.writer import ScheduleFile
+
+    stored = ScheduleFile(schedule, texts=True)
+    scheduled = max(len(stored), 1)
+    for first in range(0, max(len(requests), 1), ROW_GROUP):
+        rows = requests.columns(first, first + ROW_GROUP)
+        index = rows["index"]
+        position = np.where(index < 0, (-index - 1) % scheduled, index)
+        low, high = (int(position.min()), int(position.max()) + 1) if len(position) else (0, 0)
+        if high > len(stored):
+            raise InputError(
+                f"{schedule.parent}: found requests that are not in {SCHEDULE}; expected what latfix wrote"
+            )
+        yield _requests_table(rows, stored.part(low, high), position - low, errors)
+
+
+def feature_column(name: str) -> str:
+    """The column of ``requests.parquet`` that holds a feature: its name, prefixed where that is taken."""
+    taken = set(REQUEST_DTYPE.names or ()) | {"id", "error", "priority", "session"}
+    return f"feature.{name}" if name in taken or name.startswith("feature.") else name
+
+
+def _requests_table(
+    rows: Columns, traffic: Traffic, position: npt.NDArray[np.int64], errors: Mapping[int, str]
+) -> Any:
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        "id": pa.array([traffic.ids[k] for k in position.tolist()], pa.string()),
+        **{name: rows[name] for name in REQUEST_DTYPE.names or ()},
+        "status": pa.array([STATUS_NAMES[code] for code in rows["status"].tolist()], pa.string()),
+        "warmup": rows["warmup"].astype(bool),
+        "error": pa.array([errors.get(k) for k in rows["index"].tolist()], pa.string()),
+    }
+    kinds = {"i": pa.int64(), "f": pa.float64(), "O": pa.string()}
+    for name, column in traffic.features.items():
+        values = column[position].tolist()
+        columns[feature_column(name)] = pa.array(values, kinds[column.dtype.kind], from_pandas=True)
+    return pa.table(columns)
+
+
+def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
+    table = _open_parquet(path)
+    _require(path, table, ESSENTIAL)
+    columns = request_columns(path, table, REQUEST_DTYPE.names or ())
+    return columns, request_errors(path, table, columns["index"])
+
+
+def request_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
+    """Columns of requests as numbers, from an Arrow table or record batch of ``requests.parquet``.
+
+    Those that another version of latfix did not write are zero.
+
+    :param path: the file, for messages.
+    :raises InputError: a column is not as latfix writes it.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    present = set(table.schema.names)
+    columns: Columns = {}
+    for name in names:
+        if name not in present:
+            columns[name] = np.zeros(table.num_rows, dtype=np.int64)
+        elif name == "status":
+            check_type(path, name, table.column(name).type, rows=table.num_rows)
+            codes = pc.index_in(table.column(name).cast(pa.string()), value_set=pa.array(STATUS_NAMES))
+            if codes.null_count:
+                raise InputError(f"{path}: found a status that is none of {', '.join(STATUS_NAMES)}")
+            columns[name] = codes.to_numpy(zero_copy_only=False).astype(np.int64)
+        else:
+            columns[name] = read_column(path, table, name)
+    return columns
+
+
+def request_errors(path: Path, table: Any, index: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Messages of failed requests by schedule index, from an Arrow table of ``requests.parquet``.
+
+    :raises InputError: they are no texts.
+    """
+    import pyarrow.compute as pc
+
+    check_type(path, "error", table.column("error").type, rows=table.num_rows)
+    failed = pc.is_valid(table.column("error"))
+    which = np.flatnonzero(failed.to_numpy(zero_copy_only=False))
+    if not len(which):
+        return {}
+    messages = table.column("error").filter(failed).to_pylist()
+    return {int(index[k]): message for k, message in zip(which.tolist(), messages, strict=True)}
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_regular(path, PARQUET, folders=False)
+    try:
+        return pq.read_table(path, memory_map=True)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(path, error) from error
+
+
+def _require(path: Path, table: Any, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of {RUN_SCHEMA}")
+
+
+def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Columns:
+    """The columns ``names``, and ``more``, which are zero where another version of latfix did not write them."""
+    table = _open_parquet(path)
+    _require(path, table, names)
+    return plain_columns(path, table, tuple(dict.fromkeys((*names, *more))))
+
+
+def plain_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
+    """Columns of an Arrow table of batches, events or samples; zeros where it lacks one.
+
+    :param path: the file, for messages.
+    :raises InputError: a column is not as latfix writes it.
+    """
+    present = set(table.schema.names)
+    absent = np.zeros(table.num_rows, dtype=np.int64)
+    return {name: read_column(path, table, name) if name in present else absent for name in names}
+
+
+def parsed_details(path: Path, texts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Details of events, each a JSON object.
+
+    :param path: the file, for messages.
+    :raises InputError: one is none.
+    """
+    details = np.empty(len(texts), dtype=object)
+    for k, text in enumerate(texts.tolist()):
+        try:
+            details[k] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: found {text[:40]!r} as detail of an event; expected JSON") from error
+        check_detail(path, details[k])
+    return details

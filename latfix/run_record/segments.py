@@ -1,0 +1,147 @@
+"""What a runner writes while it runs: rows appended to plain binary files, events and samples as JSON Lines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.errors import input_error
+from latfix.files.parquet_types import LARGEST
+from latfix.files.regular_file import check_regular
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.run_record.validation import check_detail
+from latfix.stages import STAGES
+
+_LINES = "events and samples as latfix writes them"
+#: Words at the end of a row that are all zero where the row is torn.
+_TAIL = 3
+
+
+def segment_names(meta: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The columns that the rows of ``segments/`` have; another version of latfix may have written others."""
+    names = {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())}
+    return names | dict(meta.get("rows", {}))
+
+
+class Segment:
+    """Rows of a segment file in order, without a torn end.
+
+    A runner that was killed in mid-write leaves part of a row; a machine that lost power leaves zeros where the file
+    had grown and the data had not come: whole rows of them, and one that begins well.
+
+    :param key: column that they are sorted by; ``names`` those that its rows have.
+    :raises ValueError: it has no such column.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], key: str, names: list[str]) -> None:
+        if key not in names:
+            raise ValueError(f"rows without {key!r}")
+        recorded = np.dtype([(name, "<i8") for name in names])
+        check_regular(path, "rows written by latfix", folders=False)
+        count = path.stat().st_size // recorded.itemsize if path.exists() else 0
+        self._dtype, self._names = dtype, names
+        self._rows: npt.NDArray[Any] = np.zeros(0, recorded)
+        if count:
+            rows = np.memmap(path, dtype=recorded, mode="r", shape=(count,))
+            self._rows = rows[: _written(rows)]
+        self._order = np.argsort(self._rows[key], kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def columns(self, first: int = 0, last: int | None = None) -> Columns:
+        """Rows ``first`` up to ``last``; zero in columns that they do not have."""
+        rows = np.asarray(self._rows[self._order[first:last]])
+        absent = np.zeros(len(rows), dtype=np.int64)
+        return {
+            name: np.ascontiguousarray(rows[name]) if name in self._names else absent.copy()
+            for name in self._dtype.names or ()
+        }
+
+
+def _written(rows: npt.NDArray[Any]) -> int:
+    """How many rows there are before a torn end."""
+    count = len(rows)
+    while count and not any(rows[count - 1].item()):
+        count -= 1
+    if count and not _whole(rows[count - 1]):
+        count -= 1
+    return count
+
+
+def _whole(row: Any) -> bool:
+    """Whether a last row is no beginning of one, followed by zeros."""
+    names = row.dtype.names
+    if any(row.item()[-_TAIL:]):
+        return True
+    if {"size", "close_ns", "finish_end_ns"} <= set(names):  # of a batch, which has a member at least
+        return bool(row["size"] > 0 and row["finish_end_ns"] >= row["close_ns"])
+    stages = [f"{stage}_ns" for stage in STAGES]
+    if not {"latency_ns", *stages} <= set(names):
+        return True
+    return sum(int(row[name]) for name in stages) == int(row["latency_ns"]) > 0
+
+
+def segment_lines(segments: Path) -> tuple[Columns, Columns, dict[int, str]]:
+    """Events, samples, and the messages of failed requests."""
+    events = _read_lines(segments / "events.jsonl", EVENT_FIELDS)
+    errors = {
+        int(request): str(detail.get("message", ""))
+        for kind, request, detail in zip(events["kind"], events["request"], events["detail"], strict=True)
+        if kind == "error"
+    }
+    return events, _read_lines(segments / "samples.jsonl", SAMPLE_FIELDS), errors
+
+
+def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:
+    """Objects of a JSON Lines segment, as columns sorted by time; a torn last line is left out.
+
+    :raises InputError: a line is not one that latfix writes.
+    """
+    rows: list[list[Any]] = []
+    check_regular(path, "JSON Lines written by latfix", folders=False)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:  # only ever the last line, cut by a kill
+            continue
+        except RecursionError as error:
+            raise input_error(path, number, "values nested too deep", _LINES) from error
+        if isinstance(row, list) and len(row) == len(names):
+            _check_line(path, number, dict(zip(names, row, strict=True)))
+            rows.append(row)
+    rows.sort(key=lambda row: row[0])
+    columns: Columns = {}
+    for k, name in enumerate(names):
+        values = [row[k] for row in rows]
+        if name in ("kind", "series", "detail"):
+            column = np.empty(len(values), dtype=object)
+            column[:] = values
+            columns[name] = column
+        else:
+            columns[name] = np.array(values, dtype=np.float64 if name == "value" else np.int64)
+    return columns
+
+
+def _check_line(path: Path, number: int, values: Mapping[str, Any]) -> None:
+    """See that an event or sample has the types that its columns take.
+
+    :raises InputError: naming the line and the value that has not.
+    """
+    for name, value in values.items():
+        if name == "detail":
+            check_detail(path, value)
+            continue
+        kinds: Any = str if name in ("kind", "series") else int | float if name == "value" else int
+        sound = isinstance(value, kinds) and not isinstance(value, bool)
+        if sound and not isinstance(value, str):
+            sound = math.isfinite(value) if isinstance(value, float) else abs(value) <= LARGEST
+        if not sound:
+            raise input_error(path, number, f"{name} {str(value)[:40]!r}", _LINES)

@@ -1,0 +1,249 @@
+"""The ratio of two replays of the same traffic, with a 95 % interval to show and bounds to decide by.
+
+The interval is a paired moving-block bootstrap (:mod:`block_bootstrap`) with Student's t; the bounds are in
+:mod:`latfix.statistics.score_bounds`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.statistics.block_bootstrap import (
+    FloatArray,
+    SortedSample,
+    block_counts,
+    block_length,
+    evidence,
+    iter_block_starts,
+)
+from latfix.statistics.decision import FINAL, RatioEstimate, Rule
+from latfix.statistics.distributions import student_t
+from latfix.statistics.latency_summary import QUANTILES, influence, limit_of
+from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bounds
+
+#: What has a ratio with an interval. A maximum is one request, about which no number of requests is sure.
+RATIO_KEYS: tuple[str, ...] = ("mean", *QUANTILES)
+#: Half of a 95 % interval, so many times as wide, is half of one of 99.7 % (normal errors).
+_SURER = 1.5
+_FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
+#: What :meth:`SortedSample.statistics` returns, in its order.
+_ORDER: tuple[str, ...] = (*RATIO_KEYS, "max")
+
+
+def paired_ratio(
+    base_blocks: Sequence[npt.ArrayLike],
+    new_blocks: Sequence[npt.ArrayLike],
+    statistic: str,
+    *,
+    seed: int,
+    replicates: int = 400,
+    rule: Rule = FINAL,
+) -> RatioEstimate:
+    """:func:`paired_ratios` for one statistic of ``RATIO_KEYS``."""
+    estimates = paired_ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=(statistic,), rule=rule)
+    return estimates[statistic]
+
+
+def paired_ratios(
+    base_blocks: Sequence[npt.ArrayLike],
+    new_blocks: Sequence[npt.ArrayLike],
+    *,
+    seed: int,
+    replicates: int = 400,
+    keys: Sequence[str] = RATIO_KEYS,
+    rule: Rule = FINAL,
+) -> dict[str, RatioEstimate]:
+    """Ratio new/base of statistics over interleaved replays of the same traffic.
+
+    The value is the ratio of the statistics of all rounds together. Two sources of chance are measured:
+
+    - *within rounds*: moving blocks of request positions are drawn, the same in both arms, so that what the
+      arms share (the traffic, its bursts, the machine's drift over the round) cancels;
+    - *between rounds*, with three or more: leaving out one round at a time (jackknife), with Student's t for
+      the number of rounds. It alone sees effects of a restart or of a neighbor who hit one arm only.
+
+    For the 95 % interval the wider of the two counts. With two rounds, the spread between them is added as far
+    as it exceeds what the blocks explain (Welch and Satterthwaite). **With one round, an effect that sat on one
+    arm for the whole replay cannot be told from a difference**: the interval then says what the requests of
+    these two replays show, not what the next restart will; the decision bounds allow for it.
+
+    :param base_blocks: for each round the latencies, any unit, in order of the schedule; NaN where the
+        request did not end ``ok``. Both arms have the same length in a round; where they differ, the
+        round's positions are drawn for each arm on its own.
+    :param new_blocks: the same for the other arm; as many rounds.
+    :param rule: how sure a decision must be.
+    :raises ValueError: no rounds, or not equally many.
+    """
+    return _ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=keys, paired=True, rule=rule)
+
+
+def unpaired_ratios(
+    base_blocks: Sequence[npt.ArrayLike],
+    new_blocks: Sequence[npt.ArrayLike],
+    *,
+    seed: int,
+    replicates: int = 400,
+    keys: Sequence[str] = RATIO_KEYS,
+    rule: Rule = FINAL,
+) -> dict[str, RatioEstimate]:
+    """As :func:`paired_ratios`, for replays of different traffic: each arm's blocks are drawn on their own."""
+    return _ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=keys, paired=False, rule=rule)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round: both arms' series in order of arrival, and the block length."""
+
+    base: FloatArray
+    new: FloatArray
+    block: int
+
+    def counts(self, rng: np.random.Generator, paired: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        first = self._draw(len(self.base), rng)
+        if paired and len(self.base) == len(self.new):
+            return first, first
+        return first, self._draw(len(self.new), rng)
+
+    def _draw(self, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        block = max(1, min(self.block, n))
+        return block_counts(n, next(iter_block_starts(n, block=block, replicates=1, rng=rng)), block)
+
+
+def _ratios(
+    base_blocks: Sequence[npt.ArrayLike],
+    new_blocks: Sequence[npt.ArrayLike],
+    *,
+    seed: int,
+    replicates: int,
+    keys: Sequence[str],
+    paired: bool,
+    rule: Rule,
+) -> dict[str, RatioEstimate]:
+    rounds = _rounds(base_blocks, new_blocks)
+    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
+    value = _log_ratio(rounds)
+    rng = np.random.default_rng(seed)
+    drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
+    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
+    estimates: dict[str, RatioEstimate] = {}
+    upper = _decided(decision_bounds(scored, None, rule))
+    for key in keys:
+        k = _ORDER.index(key)
+        half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
+        lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
+        estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
+    return estimates
+
+
+def _decided(bounds: tuple[float, float]) -> bool | None:
+    """Whether the new arm is better; ``None`` where it is not decided."""
+    return True if bounds[1] < 1.0 else False if bounds[0] > 1.0 else None
+
+
+def _estimate(
+    center: float, half: float, scored: Rounds, q: float | None, rule: Rule, lean: Lean | None
+) -> RatioEstimate:
+    if not (math.isfinite(center) and math.isfinite(half)):
+        return RatioEstimate(value=math.exp(center), lo=math.nan, hi=math.nan, rounds=scored.count)
+    lo, hi = math.exp(center - half), math.exp(center + half)
+    least, most = decision_bounds(scored, q, rule, lean)
+    return RatioEstimate(
+        value=math.exp(center),
+        lo=lo,
+        hi=hi,
+        decision=(min(least, lo), max(most, hi)),
+        level=rule.level,
+        rounds=scored.count,
+        spread=_spread(half, scored, q, rule),
+    )
+
+
+def _spread(half: float, scored: Rounds, q: float | None, rule: Rule) -> float:
+    """About the standard deviation of the logarithm of one round's ratio.
+
+    :param half: half of the 95 % interval of all rounds, on the logarithm.
+    """
+    count = scored.count
+    within = half / student_t(0.95, 1e6) * math.sqrt(count)
+    if count < 3:
+        return math.hypot(within, rule.restart_sd / 2)  # what restarts mostly do, below what is allowed for
+    mean_half = between(scored.log_ratios(q), 0.05)[1]
+    return mean_half / student_t(0.95, count - 1) * math.sqrt(count)
+
+
+def _rounds(base_blocks: Sequence[npt.ArrayLike], new_blocks: Sequence[npt.ArrayLike]) -> list[_Round]:
+    if not base_blocks or len(base_blocks) != len(new_blocks):
+        raise ValueError(f"{len(base_blocks)} rounds of the base and {len(new_blocks)} of the new; expected as many")
+    rounds = []
+    for base, new in zip(base_blocks, new_blocks, strict=True):
+        first, second = np.asarray(base, dtype=np.float64), np.asarray(new, dtype=np.float64)
+        rounds.append(_Round(first, second, max(block_length(first), block_length(second))))
+    return rounds
+
+
+def _log_ratio(rounds: Sequence[_Round]) -> FloatArray:
+    if not rounds:
+        return np.full(len(_ORDER), math.nan)
+    base = SortedSample.of(np.concatenate([r.base for r in rounds])).statistics(_FRACTIONS)
+    new = SortedSample.of(np.concatenate([r.new for r in rounds])).statistics(_FRACTIONS)
+    return _log_quotient(new, base)
+
+
+def _resampled(
+    rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool
+) -> Iterator[FloatArray]:
+    base = SortedSample.of(np.concatenate([r.base for r in rounds]))
+    new = SortedSample.of(np.concatenate([r.new for r in rounds]))
+    for _ in range(replicates):
+        counts = [r.counts(rng, paired) for r in rounds]
+        yield _log_quotient(
+            new.statistics(_FRACTIONS, np.concatenate([second for _, second in counts])),
+            base.statistics(_FRACTIONS, np.concatenate([first for first, _ in counts])),
+        )
+
+
+def _log_quotient(new: FloatArray, base: FloatArray) -> FloatArray:
+    usable = (new > 0) & (base > 0)
+    result = np.full(len(new), math.nan)
+    result[usable] = np.log(new[usable]) - np.log(base[usable])
+    return result
+
+
+def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
+    """Degrees of freedom of the variance within rounds, from what each block adds to the ratio.
+
+    A block adds to the mean what it holds above the average, to a percentile how many requests it holds
+    beyond the limit, each in the new arm less the base: what both arms share says nothing about the ratio.
+    """
+    base_limit = limit_of(key, np.concatenate([r.base for r in rounds]))
+    new_limit = limit_of(key, np.concatenate([r.new for r in rounds]))
+    added: list[FloatArray] = []
+    for r in rounds:
+        base, new = influence(key, r.base, base_limit, r.block), influence(key, r.new, new_limit, r.block)
+        added += [new - base] if len(base) == len(new) else [new, base]
+    return evidence(np.concatenate(added))
+
+
+def _half_width(drawn: FloatArray, left_out: FloatArray, freedom: float) -> float:
+    """Half the 95 % interval's width on the logarithm; infinite where nothing can be said."""
+    finite = drawn[np.isfinite(drawn)]
+    if len(finite) < max(2, len(drawn) // 2):
+        return math.inf
+    within = float(np.var(finite, ddof=1))
+    half = student_t(0.95, freedom) * math.sqrt(within)
+    rounds = len(left_out)
+    if rounds < 2 or not np.isfinite(left_out).all():
+        return half
+    apart = (rounds - 1) / rounds * float(((left_out - left_out.mean()) ** 2).sum())
+    if rounds > 2:
+        return max(half, student_t(0.95, rounds - 1) * math.sqrt(apart))
+    excess = max(0.0, apart - within)
+    total = within + excess
+    if total <= 0:
+        return 0.0
+    return student_t(0.95, total**2 / (within**2 / freedom + excess**2)) * math.sqrt(total)

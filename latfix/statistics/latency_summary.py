@@ -1,0 +1,154 @@
+"""Statistics of latencies: percentiles and their intervals. Ratios of two arms are in :mod:`bootstrap_ratio`.
+
+Percentiles are interpolated linearly between order statistics (Hyndman and Fan's type 7, NumPy's default):
+the value at rank ``(n - 1)·q``, counted from 0.
+
+Intervals come from a moving-block bootstrap (:mod:`block_bootstrap`), widened by Student's t with as many
+degrees of freedom as there are separate pieces of evidence: blocks for the mean and the median, clusters of
+slow requests for a high percentile. A p99 that rests on three slow moments is known that poorly, however
+many requests surround them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.formatting import LATENCY_KEYS
+from latfix.statistics.block_bootstrap import (
+    FloatArray,
+    SortedSample,
+    block_indices,
+    block_length,
+    block_sums,
+    default_block,
+    evidence,
+    iter_block_indices,
+    sliding_sums,
+)
+from latfix.statistics.decision import Interval, RatioEstimate, Verdict, judge
+from latfix.statistics.distributions import normal_quantile, student_t, wilson_interval
+from latfix.statistics.percentiles import percentile_interval
+
+__all__ = [
+    "LATENCY_KEYS",
+    "QUANTILES",
+    "Interval",
+    "RatioEstimate",
+    "Verdict",
+    "block_indices",
+    "block_length",
+    "default_block",
+    "influence",
+    "iter_block_indices",
+    "judge",
+    "limit_of",
+    "percentile_ns",
+    "student_t",
+    "summarize_ms",
+    "summary_intervals_ms",
+    "wilson_interval",
+]
+
+#: The keys that are percentiles, as fractions.
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+_FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
+
+
+def percentile_ns(values: npt.ArrayLike, q: float) -> float:
+    """The ``q``-th percentile (0..100) of latencies in nanoseconds; 0 for none. See the module for how."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(np.percentile(array, q)) if array.size else 0.0
+
+
+def summarize_ms(latencies_ns: npt.ArrayLike) -> dict[str, float]:
+    """Mean, percentiles and maximum in milliseconds, one entry for each of ``LATENCY_KEYS``; zeros for none."""
+    sample = SortedSample.of(latencies_ns)
+    if not len(sample.values):
+        return dict.fromkeys(LATENCY_KEYS, 0.0)
+    return _by_key(sample.statistics(_FRACTIONS) / 1e6)
+
+
+def summary_intervals_ms(
+    latencies_ns: npt.ArrayLike, *, seed: int, replicates: int = 400, confidence: float = 0.95
+) -> dict[str, tuple[float, float]]:
+    """Intervals of :func:`summarize_ms` for one run.
+
+    The mean by moving-block bootstrap, percentiles by Woodruff's method with the dependence that blocks show.
+    ``max`` runs from the bootstrap's lower end to the maximum itself: how far it hangs on single requests.
+
+    Simulated on a queue at half load these intervals held the true p99 in 93, 82 and 86 % of runs of 4,000,
+    1,000 and 300 requests, the true p90 in 96, 94 and 90 %; with rare pauses the p99 in 88, 70 and 65 %, at
+    80 % load, where one backlog can outlast the run, in 80, 50 and 39 %. No interval knows of what its run
+    did not show, the next restart of the service included: where a decision hangs on it, compare rounds.
+
+    :param latencies_ns: ``(n,)`` in order of arrival.
+    :returns: for each of ``LATENCY_KEYS`` the interval in milliseconds; it holds the value itself.
+    """
+    series = np.asarray(latencies_ns, dtype=np.float64) / 1e6
+    n = len(series)
+    if n == 0:
+        return dict.fromkeys(LATENCY_KEYS, (0.0, 0.0))
+    values = np.sort(series)
+    mean = float(series.mean())
+    block = block_length(series)
+    starts = np.random.default_rng(seed).integers(0, n, size=(replicates, -(-n // block)))
+    drawn = sliding_sums(series, block)[starts].mean(axis=1) / block
+    widen = student_t(confidence, evidence(influence("mean", series, mean, block))) / normal_quantile(confidence)
+    intervals = {"mean": _widened(mean, drawn, widen, confidence)}
+    intervals["max"] = (_maximum_low(series, block, 0.5 - confidence / 2), float(values[-1]))
+    for key in QUANTILES:
+        intervals[key] = percentile_interval(series, values, block, QUANTILES[key], confidence)
+    return {key: intervals[key] for key in LATENCY_KEYS}
+
+
+def _by_key(values: FloatArray, keys: Sequence[str] = LATENCY_KEYS) -> dict[str, float]:
+    return {key: float(value) for key, value in zip(keys, values, strict=True)}
+
+
+def _maximum_low(series: FloatArray, block: int, tail: float) -> float:
+    """The value that the maximum of a block resample falls below with a chance of ``tail`` at most."""
+    n = len(series)
+    blocks = -(-n // block)
+    holds = np.zeros(n, dtype=np.bool_)  # starts whose block holds one of the slowest
+    slowest = np.argsort(series)[::-1]
+    for position in slowest:
+        holds[np.arange(position - block + 1, position + 1) % n] = True
+        if (1.0 - float(holds.mean())) ** blocks <= tail:
+            return float(series[position])
+    return float(series[slowest[-1]])
+
+
+def _widened(value: float, drawn: FloatArray, widen: float, confidence: float) -> tuple[float, float]:
+    """Ends of the bootstrap distribution, moved away from the value by a factor, on the logarithm."""
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
+    if not len(drawn) or value <= 0:
+        return (value, value)
+    tails = np.array([0.5 - confidence / 2, 0.5 + confidence / 2])
+    lo, hi = np.quantile(np.log(drawn) - math.log(value), tails)
+    return (value * math.exp(min(float(lo), 0.0) * widen), value * math.exp(max(float(hi), 0.0) * widen))
+
+
+def limit_of(key: str, series: FloatArray) -> float:
+    """The value of a statistic of a series, NaN left out; NaN where nothing is left."""
+    finite = series[~np.isnan(series)]
+    if not len(finite):
+        return math.nan
+    if key in QUANTILES:
+        return float(np.quantile(finite, QUANTILES[key]))
+    return float(finite.mean() if key == "mean" else finite.max())
+
+
+def influence(key: str, series: FloatArray, limit: float, block: int) -> FloatArray:
+    """What each block of a series adds to a statistic beyond its share, up to a factor."""
+    each: FloatArray
+    if key == "mean":
+        each = np.nan_to_num(series / limit - 1.0) if limit > 0 else np.zeros(len(series))
+    elif key == "max":
+        each = (series >= limit).astype(np.float64)
+    else:
+        each = np.where(np.isnan(series), 0.0, (series > limit) - (1.0 - QUANTILES[key]))
+    return block_sums(each, block)

@@ -1,0 +1,140 @@
+"""Any percentile: how it is written as a key, its value in a run's latencies, and its interval."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.formatting import LATENCY_KEYS
+from latfix.stages import Status
+from latfix.statistics.block_bootstrap import FloatArray, block_length, block_sums, evidence, sliding_sums
+from latfix.statistics.distributions import score_interval, student_t
+
+if TYPE_CHECKING:
+    from latfix.run_record.chunked_record import RecordSource
+    from latfix.run_record.run_record import RunRecord
+
+Bounds = tuple[float, float]
+
+#: Percentiles that a history keeps of every run, beside the summary's.
+GRID: tuple[float, ...] = tuple(
+    sorted(
+        (
+            *(float(q) for q in range(1, 100)),
+            *(q + 0.5 for q in range(90, 99)),
+            *(99 + k / 10 for k in range(1, 10)),
+            *(99.95, 99.99),
+        )
+    )
+)
+_KEY = re.compile(r"p([0-9]{1,2})(?:[._]([0-9]{1,4}))?")
+
+
+def percentile_of(key: str) -> float | None:
+    """99.9 for ``p99.9``, ``p99_9`` and ``p999``; ``None`` for a text that is no percentile between 0 and 100."""
+    if key == "p999":
+        return 99.9
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return None
+    percentile = float(f"{match[1]}.{match[2] or 0}")
+    return percentile if 0 < percentile < 100 else None
+
+
+def percentile_key(percentile: float) -> str:
+    """``p99_9`` for 99.9: the key of the summaries; at most four decimals."""
+    return "p" + f"{percentile:.4f}".rstrip("0").rstrip(".").replace(".", "_")
+
+
+def beyond_summary(metrics: Iterable[str]) -> tuple[float, ...]:
+    """Of some metrics the percentiles that no summary of latency holds, each once."""
+    percentiles = [percentile for percentile in map(percentile_of, metrics) if percentile is not None]
+    return tuple(dict.fromkeys(q for q in percentiles if percentile_key(q) not in LATENCY_KEYS))
+
+
+def latencies_of(source: RunRecord | RecordSource) -> npt.NDArray[np.int64]:
+    """Latencies of the measured requests that ended ``ok``, in order of the schedule, nanoseconds."""
+    from latfix.run_record.run_record import RunRecord
+
+    if isinstance(source, RunRecord):
+        return source.latencies_ns()
+    parts = [
+        columns["latency_ns"][(columns["warmup"] == 0) & (columns["status"] == Status.OK)]
+        for columns in source.scan(("latency_ns", "warmup", "status"))
+    ]
+    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+
+
+def percentile_figures(
+    latencies_ns: npt.ArrayLike, percentiles: Iterable[float]
+) -> tuple[dict[str, float], dict[str, Bounds]]:
+    """Values and 95 % intervals in milliseconds by key; zeros, as in a summary, where there is no latency."""
+    series = np.asarray(latencies_ns, dtype=np.float64) / 1e6
+    wanted = tuple(percentiles)
+    if not len(series):
+        keys = [percentile_key(q) for q in wanted]
+        return dict.fromkeys(keys, 0.0), dict.fromkeys(keys, (0.0, 0.0))
+    values = np.sort(series)
+    block = block_length(series)
+    figures = {percentile_key(q): float(np.quantile(values, q / 100)) for q in wanted}
+    return figures, {percentile_key(q): percentile_interval(series, values, block, q / 100) for q in wanted}
+
+
+def percentile_grid(latencies_ns: npt.ArrayLike) -> dict[str, float]:
+    """The percentiles of :data:`GRID` in milliseconds by key, to six digits; empty where there is no latency."""
+    series = np.asarray(latencies_ns, dtype=np.float64) / 1e6
+    if not len(series):
+        return {}
+    found = np.quantile(series, np.asarray(GRID) / 100)
+    return {percentile_key(q): float(f"{value:.6g}") for q, value in zip(GRID, found.tolist(), strict=True)}
+
+
+def percentile_interval(
+    series: FloatArray, values: FloatArray, block: int, q: float, confidence: float = 0.95
+) -> Bounds:
+    """Woodruff's interval (1952) of a percentile, in the series' unit.
+
+    The share of requests beyond the percentile has an interval of its own, from as many independent draws as
+    blocks of neighbors are worth; the latencies at its ends are the interval. Beyond the slowest request the
+    tail is continued as a power law with Hill's exponent, so that a p99 of 100 requests does not claim to
+    know where they end.
+
+    :param series: ``(n,)`` in order of arrival, without NaN.
+    :param values: the same, ascending.
+    :param q: the percentile as a fraction.
+    """
+    n = len(series)
+    share = 1.0 - q
+    beyond = (series > float(np.quantile(values, q))).astype(np.float64)
+    observed = min(max(float(beyond.mean()), 1.0 / n), 1.0 - 1.0 / n) if n > 1 else 0.5
+    spread = float(sliding_sums(beyond, block).var())
+    inflation = max(1.0, spread / (block * observed * (1 - observed)) * n / max(n - block, 1))
+    quantile = student_t(confidence, max(2.0, evidence(block_sums(beyond - share, block))))
+    lo, hi = score_interval(share, n / inflation, quantile)
+    exponent = _hill(values)
+    return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
+
+
+def _hill(values: FloatArray) -> float:
+    """Hill's estimate (1975) of a tail's exponent, from the ``sqrt(n)`` slowest of ascending values; at most 2.
+
+    Latencies with an exponent of 1 or more have no mean: 2 leaves room and keeps the result finite.
+    """
+    n = len(values)
+    count = min(max(5, math.isqrt(n)), n - 1)
+    if count < 1 or values[-count - 1] <= 0:
+        return 0.0
+    return min(2.0, float((np.log(values[-count:]) - math.log(values[-count - 1])).mean()))
+
+
+def _tail_value(values: FloatArray, share: float, exponent: float) -> float:
+    """The value that ``share`` of the requests exceed."""
+    n = len(values)
+    if share * n >= 1.0:
+        return float(np.quantile(values, 1.0 - share))
+    return float(values[-1] * min(1.0 / max(share * n, 1e-9), 1e3) ** exponent)

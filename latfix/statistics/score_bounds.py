@@ -1,0 +1,293 @@
+"""Decision bounds of a ratio of two arms, from two tests that must both reject a factor.
+
+- *Within rounds* a score asks whether the arms still differ once the new arm's latencies are divided by the
+  factor: for the mean by each request's distance from the common mean, for a percentile by whether it lies
+  beyond the percentile of both arms together (with a ramp around it). Scores are summed over blocks of
+  neighbors, new less base, so that a request that is slow in both arms (its input is large, its burst is in the
+  traffic) adds nothing; the statistic is the sum of the blocks' scores over the root of the sum of their squares.
+  Where an arm is compared with itself, each block's score is as likely positive as negative, and such
+  self-normalized sums have tails no heavier than the normal distribution's, whatever the blocks' sizes (Efron,
+  1969): a pause that hit one arm by chance, with the twenty requests that waited behind it, counts as one event.
+  Eight events, all on one side, are the least that decides at half a per cent.
+- *Between rounds*, from five on, Student's t of the logarithms of the rounds' ratios: it alone sees what a
+  restart or a neighbor did to one arm's whole replay. Rounds that compare an arm with itself are symmetric
+  about zero, which keeps the test at its level or below it where tails are heavy. Fewer rounds cannot show how
+  much restarts differ; a standard deviation is allowed for them beforehand.
+
+A percentile's score is bounded: what one arm happened not to show cannot be claimed to be absent, and an end
+of the bounds may be open (0 or infinite). The first is Woodruff's way (1952) with a percentile and Fieller's
+(1954) with a ratio of means, on blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.statistics.block_bootstrap import FloatArray, block_length
+from latfix.statistics.decision import Rule
+from latfix.statistics.distributions import normal_quantile, student_t
+
+#: With five fresh processes an arm, their order alone is one of 252 (2/252 = 0.8 %): from here on nothing is
+#: taken for granted about restarts.
+FREE_OF_ALLOWANCE = 5
+#: Where a backlog grows, what a restart does to the speed is so many times as much in the latency: a few per cent
+#: decide whether work piles up (the world "overloaded" of benchmarks/gates.py holds this to account).
+_AMPLIFIED = 7.0
+#: Degrees of freedom that what is allowed for restarts is worth beside the rounds' own.
+_KNOWN = 4
+#: From so many rounds on, what they vary by is looked at by itself, too.
+VARIES_FROM = 3
+#: Fewer requests do not show how they depend on one another.
+_LEAST_SEEN = 100
+_FARTHEST = math.log(1e4)
+_FIRST_STEP = 0.02
+_HALVINGS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Interleaved rounds of two arms, laid out for scoring.
+
+    :param base: ``(n,)`` all rounds of the base in a row; NaN where a request did not end ``ok``.
+    :param new: ``(m,)`` the same for the other arm.
+    :param base_rounds: where each round starts in ``base``; ``new_rounds`` likewise.
+    :param paired: ``n == m``, request by request in every round.
+    :param blocks: where blocks start: in the paired series, or in ``base``; ``new_blocks`` in ``new``.
+    :param backlog: in some replay latencies depend on one another over an eighth of it or more, as where work piles
+        up: it is hardly more than one event.
+    """
+
+    base: FloatArray
+    new: FloatArray
+    base_rounds: npt.NDArray[np.intp]
+    new_rounds: npt.NDArray[np.intp]
+    paired: bool
+    blocks: npt.NDArray[np.intp]
+    new_blocks: npt.NDArray[np.intp]
+    backlog: bool = False
+
+    @classmethod
+    def of(cls, base: Sequence[FloatArray], new: Sequence[FloatArray], *, paired: bool) -> Rounds:
+        """Lay rounds out; blocks end with a round.
+
+        Blocks are as long as what is scored depends on its neighbors: the arms' difference where they are paired
+        (a burst that is slow in both is no dependence), each arm by itself where they are not.
+        """
+        together = paired and all(len(first) == len(second) for first, second in zip(base, new, strict=True))
+        lengths = [_block(first, second, together) for first, second in zip(base, new, strict=True)]
+        return cls(
+            np.concatenate(base),
+            np.concatenate(new),
+            _starts([len(part) for part in base]),
+            _starts([len(part) for part in new]),
+            together,
+            _block_starts([len(part) for part in base], lengths),
+            _block_starts([len(part) for part in new], lengths),
+            any(_piled_up(series) for series in (*base, *new)),
+        )
+
+    @property
+    def count(self) -> int:
+        """How many rounds."""
+        return len(self.base_rounds)
+
+    def log_ratio(self, q: float | None) -> float:
+        """The logarithm of new over base, all rounds together; NaN where an arm has no latency above 0."""
+        return _log_ratio(self.base, self.new, q)
+
+    def log_ratios(self, q: float | None) -> FloatArray:
+        """The same of each round, ``(rounds,)``."""
+        pairs = [
+            (_part(self.base, self.base_rounds, k), _part(self.new, self.new_rounds, k)) for k in range(self.count)
+        ]
+        return np.array([_log_ratio(base, new, q) for base, new in pairs])
+
+    def score(self, q: float | None, shift: float) -> float:
+        """How much larger the new arm's scores are, as a normal deviate; at most the root of the blocks' number.
+
+        :param q: the percentile as a fraction; ``None`` for the mean.
+        :param shift: the logarithm of the factor by which the new arm is held to be slower.
+        """
+        # Half of the factor on either side keeps the score the same when the arms change places.
+        base, new = self.base * math.exp(shift / 2), self.new * math.exp(-shift / 2)
+        ours, theirs = _scores(base, new, q)
+        if self.paired:
+            blocks = _sums(theirs - ours, self.blocks)
+            total, square = float(blocks.sum()), float(blocks @ blocks)
+        else:
+            first, second = _sums(ours, self.blocks), _sums(theirs, self.new_blocks)
+            total, square = float(second.sum() - first.sum()), float(first @ first + second @ second)
+        return total / math.sqrt(square) if square > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lean:
+    """What stands in for a percentile's scores where these bound nothing, on the side where the mean is decided.
+
+    Slow requests come in a few stretches of the traffic, too few to decide by their signs alone, however large the
+    difference. Where the mean, which rests on all requests, is decided, and the percentile's own interval agrees, a
+    wider interval of it bounds that end. A service and itself are then called different only where their means are.
+
+    :param upper: the mean is lower, so that the upper end may be bounded; otherwise the lower one.
+    :param half: half of the width of that interval, on the logarithm.
+    """
+
+    upper: bool
+    half: float
+
+
+def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | None = None) -> tuple[float, float]:
+    """Bounds of the new arm's statistic over the base's, at ``rule.level``.
+
+    With fewer than :data:`FREE_OF_ALLOWANCE` rounds ``rule.restart_sd`` is allowed for restarts.
+
+    :param q: the percentile as a fraction; ``None`` for the mean.
+    :param lean: of a percentile, where the mean is decided.
+    :returns: the ratio's bounds, 0 and infinity where an end is open, NaN where nothing can be said.
+    """
+    center, each = rounds.log_ratio(q), rounds.log_ratios(q)
+    if not (math.isfinite(center) and np.isfinite(each).all()):
+        return (math.nan, math.nan)
+    below, above = (_reach(rounds, q, center, side, rule.level) for side in (-1, 1))
+    if rounds.count >= FREE_OF_ALLOWANCE:
+        mean, half = between(each, rule.level)
+        # Where what differs lies in one stretch of each replay (a backlog that grew), scores bound nothing however
+        # large it is; the rounds are events of their own.
+        lo = mean - half if math.isinf(below) else min(center - below, mean - half)
+        hi = mean + half if math.isinf(above) else max(center + above, mean + half)
+    else:
+        allowed = allowance(each, rule, amplified=rounds.backlog)
+        if lean is not None and lean.upper and math.isinf(above):
+            above = lean.half
+        elif lean is not None and not lean.upper and math.isinf(below):
+            below = lean.half
+        if rounds.backlog and rule.restart_sd > 0:
+            # What the scores cannot bound is one event a replay, and that much a restart does not do.
+            below, above = (0.0 if math.isinf(reach) else reach for reach in (below, above))
+        # From three rounds on what their ratios vary by holds the chance within them.
+        joined = math.hypot if rounds.count < VARIES_FROM else max
+        lo, hi = center - joined(below, allowed), center + joined(above, allowed)
+    return (math.exp(lo), math.exp(hi) if math.isfinite(hi) else math.inf)
+
+
+def between(each: FloatArray, level: float) -> tuple[float, float]:
+    """Mean of the rounds' log ratios, and how far chance may have moved it (Student's t, both sides)."""
+    spread = float(each.std(ddof=1)) / math.sqrt(len(each))
+    return float(each.mean()), student_t(1.0 - level, len(each) - 1) * spread
+
+
+def allowance(each: FloatArray, rule: Rule, *, amplified: bool = False) -> float:
+    """What is allowed for restarts in the logarithm of the ratio of a few rounds, to either side.
+
+    As if :data:`_KNOWN` degrees of freedom had shown ``rule.restart_sd`` before the rounds added theirs (a
+    moderated t, Smyth, 2004); from :data:`VARIES_FROM` rounds on no less than Student's t of the rounds alone at
+    twice the level, so that restarts that do more than that are not called too often either.
+
+    :param each: the rounds' log ratios.
+    :param amplified: work piles up, so that a restart may do :data:`_AMPLIFIED` times as much.
+    """
+    if rule.restart_sd <= 0:
+        return 0.0
+    known = rule.restart_sd * (_AMPLIFIED if amplified else 1.0)
+    count = len(each)
+    freedom = _KNOWN + count - 1
+    squares = float(((each - each.mean()) ** 2).sum())
+    deviation = math.sqrt((_KNOWN * known**2 + squares) / freedom)
+    allowed = student_t(1.0 - rule.level, freedom) * deviation / math.sqrt(count)
+    return max(allowed, between(each, 2 * rule.level)[1]) if count >= VARIES_FROM else allowed
+
+
+def _reach(rounds: Rounds, q: float | None, center: float, side: int, level: float) -> float:
+    """How far from ``center`` scores do not reject factors, toward one side; infinite where they never do."""
+    least = normal_quantile(1.0 - level)
+
+    def rejected(distance: float) -> bool:
+        return -side * rounds.score(q, center + side * distance) > least
+
+    inside, outside = 0.0, _FIRST_STEP
+    while not rejected(outside):
+        inside, outside = outside, 2 * outside
+        if outside > _FARTHEST:
+            return math.inf
+    for _ in range(_HALVINGS):
+        middle = (inside + outside) / 2
+        inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
+    return outside
+
+
+def _log_ratio(base: FloatArray, new: FloatArray, q: float | None) -> float:
+    values = []
+    for series in (base, new):
+        finite = series[~np.isnan(series)]
+        if not len(finite):
+            return math.nan
+        values.append(float(finite.mean() if q is None else np.quantile(finite, q)))
+    return math.log(values[1]) - math.log(values[0]) if min(values) > 0 else math.nan
+
+
+def _scores(base: FloatArray, new: FloatArray, q: float | None) -> tuple[FloatArray, FloatArray]:
+    """Each request's score as a share of its arm; 0 for one without a latency.
+
+    Beyond a percentile a request counts 1, short of it 0, with a ramp between the percentiles half as far from
+    the end and half as far again: a tenth more on every request shows in all that lie near, not only in those
+    that cross a line.
+    """
+    arms = (base, new)
+    known = [~np.isnan(series) for series in arms]
+    both = np.concatenate([series[here] for here, series in zip(known, arms, strict=True)])
+    if q is None:
+        each, center = [np.where(here, series, 0.0) for here, series in zip(known, arms, strict=True)], both.mean()
+    else:
+        low, high = np.quantile(both, [q - (1.0 - q) / 2, q + (1.0 - q) / 2], method="inverted_cdf")
+        width = max(float(high - low), 1e-12 * float(high))
+        each = [
+            np.clip((np.where(here, series, low) - low) / width, 0.0, 1.0)
+            for here, series in zip(known, arms, strict=True)
+        ]
+        center = np.clip((both - low) / width, 0.0, 1.0).mean()
+    ours, theirs = (
+        np.where(here, scores - center, 0.0) / max(int(here.sum()), 1)
+        for here, scores in zip(known, each, strict=True)
+    )
+    return np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+
+
+def _block(base: FloatArray, new: FloatArray, paired: bool) -> int:
+    if not paired:
+        return max(block_length(base), block_length(new))
+    usable = (base > 0) & (new > 0)
+    apart = np.full(len(base), math.nan)
+    apart[usable] = np.log(new[usable]) - np.log(base[usable])
+    return block_length(apart)
+
+
+def _piled_up(series: FloatArray) -> bool:
+    known = int(np.count_nonzero(np.isfinite(series)))
+    return known >= _LEAST_SEEN and block_length(series) >= known // 8
+
+
+def _sums(each: FloatArray, starts: npt.NDArray[np.intp]) -> FloatArray:
+    """Sums from each start to the next; no stretch is empty."""
+    return np.asarray(np.add.reduceat(each, starts), dtype=np.float64)
+
+
+def _starts(lengths: Sequence[int]) -> npt.NDArray[np.intp]:
+    return np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp)
+
+
+def _block_starts(lengths: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[np.intp]:
+    parts = [
+        start + np.arange(0, length, max(block, 1), dtype=np.intp)
+        for start, length, block in zip(_starts(lengths).tolist(), lengths, blocks, strict=True)
+    ]
+    return np.concatenate(parts).astype(np.intp)
+
+
+def _part(series: FloatArray, starts: npt.NDArray[np.intp], k: int) -> FloatArray:
+    end = starts[k + 1] if k + 1 < len(starts) else len(series)
+    return series[starts[k] : end]

@@ -1,0 +1,1 @@
+"""Traffic from and to files, exact to the nanosecond."""

@@ -1,0 +1,94 @@
+"""``<file>.meta.json``: where a converted or synthesized file came from, beside the file itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.files.regular_file import check_regular
+from latfix.files.strict_json import read_json
+from latfix.formatting import shown
+
+SCHEMA = "latfix.traffic/1"
+_EXPECTED = f"a sidecar that latfix wrote ({SCHEMA})"
+_KINDS = ("int", "float", "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """What is known of a traffic file besides its rows.
+
+    :param kinds: ``int``, ``float`` or ``text`` by feature.
+    :param metadata: of the traffic that was written.
+    :param sha256: of the file that was written; ``None`` where the metadata lies inside the file.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str | None = None
+
+    def to_json(self) -> str:
+        """The sidecar's text."""
+        content = {
+            "schema": SCHEMA,
+            "sha256": self.sha256,
+            "features": dict(self.kinds),
+            "metadata": dict(self.metadata),
+        }
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def sidecar_path(path: Path) -> Path:
+    """Where the sidecar of ``path`` lies."""
+    return path.with_name(f"{path.name}.meta.json")
+
+
+def parse_sidecar(text: str, where: Path) -> Sidecar:
+    """The sidecar that ``text`` holds.
+
+    :raises InputError: it is not one, or of a later schema.
+    """
+    try:
+        content = read_json(text)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(where, "text that is not JSON, or a number that it cannot hold") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        raise _refusal(where, f"schema {shown(found)}")
+    kinds, metadata, sha256 = content.get("features"), content.get("metadata"), content.get("sha256")
+    if not isinstance(kinds, dict) or not isinstance(metadata, dict) or not isinstance(sha256, str | None):
+        raise _refusal(where, "wrong types", "features and metadata as objects")
+    if not all(kind in _KINDS for kind in kinds.values()):
+        raise _refusal(where, "a feature of another kind", f"one of {', '.join(_KINDS)} for each feature")
+    transforms = metadata.get("transforms", [])
+    if not isinstance(transforms, list) or not all(_is_transform(entry) for entry in transforms):
+        raise _refusal(where, "transforms of another form", 'a list of objects, each with a text "transform"')
+    return Sidecar(kinds=kinds, metadata=metadata, sha256=sha256)
+
+
+def _is_transform(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("transform"), str)
+
+
+def _refusal(where: Path, found: str, expected: str = _EXPECTED) -> InputError:
+    return input_error(where, None, found, expected, "delete or restore it")
+
+
+def read_sidecar(path: Path) -> Sidecar | None:
+    """The sidecar of the traffic file ``path``, ``None`` where it has none.
+
+    :raises InputError: it is there and unreadable.
+    """
+    where = sidecar_path(path)
+    try:
+        check_regular(where, _EXPECTED)
+        text = where.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refusal(where, "an unreadable file") from error
+    return parse_sidecar(text, where)

@@ -1,0 +1,111 @@
+"""A file's rows as columns of raw values, each row with its line, and the rows that could not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from latfix.errors import InputError
+from latfix.traffic.value_parsers import EXACT_FLOAT_LIMIT, MAX_SECONDS, NS_PER_S, Unreadable, instant_ns
+
+T = TypeVar("T")
+
+#: How many skipped lines the metadata names.
+NAMED_SKIPS = 5
+
+
+@dataclass(slots=True)
+class Problems:
+    """What was wrong, by line: raised at once as an error, or counted where bad lines are skipped.
+
+    :param file: named in messages.
+    :param by_row: whether positions are rows (Parquet) rather than lines of text.
+    """
+
+    file: str
+    by_row: bool = False
+    by_line: dict[int, InputError] = field(default_factory=dict)
+
+    def add(self, line: int, found: str, expected: str, todo: str = "", *, field_name: str = "") -> None:
+        """Note what is wrong with ``line``; the first problem of a line stays."""
+        if line in self.by_line:
+            return
+        where = f"{self.file}: row {line}" if self.by_row else f"{self.file}:{line}"
+        inside = f" in {field_name!r}" if field_name else ""
+        message = f"{where}: found {found}{inside}; expected {expected}"
+        self.by_line[line] = InputError(f"{message}; {todo}" if todo else message)
+
+    def raise_first(self) -> None:
+        """Raise the problem of the lowest line, if there is one."""
+        if self.by_line:
+            raise self.by_line[min(self.by_line)]
+
+    def skipped(self) -> list[dict[str, Any]]:
+        """The first few lines with their reasons, as the metadata keeps them."""
+        first = sorted(self.by_line)[:NAMED_SKIPS]
+        return [{"line": line, "reason": self.by_line[line].message} for line in first]
+
+
+@dataclass(slots=True)
+class RawTable:
+    """Columns of raw values as a file held them.
+
+    :param container: ``jsonl``, ``csv`` or ``parquet``.
+    :param columns: raw values by name, ``None`` where absent; all of one length.
+    :param lines: the line (row for Parquet) of each entry, ascending.
+    :param problems: rows that did not even parse; later steps add to it.
+    :param json_payload: whether a text in ``payload`` is JSON text (CSV, Parquet) rather than the value itself.
+    """
+
+    container: str
+    columns: dict[str, list[Any]]
+    lines: list[int]
+    problems: Problems
+    json_payload: bool = False
+
+    def convert(self, name: str, parse: Callable[[Any], T], default: T) -> list[T]:
+        """Column ``name`` through ``parse``; a value that is unreadable becomes ``default`` and a problem.
+
+        A column that the file lacks is read as absent in every row.
+        """
+        return convert(self.columns.get(name) or [None] * len(self.lines), parse, default, self, name)
+
+
+def convert(values: Sequence[Any], parse: Callable[[Any], T], default: T, table: RawTable, name: str) -> list[T]:
+    """``values`` through ``parse``; what is unreadable becomes ``default`` and a problem of its line."""
+    try:
+        return [parse(value) for value in values]
+    except Unreadable:
+        pass
+    converted: list[T] = []
+    for value, line in zip(values, table.lines, strict=True):
+        try:
+            converted.append(parse(value))
+        except Unreadable as error:
+            table.problems.add(line, error.found, error.expected, error.todo, field_name=name)
+            converted.append(default)
+    return converted
+
+
+def instants(table: RawTable, name: str, *, unit: int = NS_PER_S, max_seconds: int = MAX_SECONDS) -> list[int]:
+    """Column ``name``, numbers of ``unit`` nanoseconds each, in whole nanoseconds, each the nearest."""
+    values = table.columns.get(name) or [None] * len(table.lines)
+    if {type(value) for value in values} <= {int, float}:
+        try:
+            numbers = np.array(values, dtype=np.float64)
+        except OverflowError:
+            numbers = np.array([np.nan])
+        # A float below the limit is less than half a nanosecond from its decimal text.
+        if len(numbers) and np.all((numbers >= 0) & (numbers < EXACT_FLOAT_LIMIT)):
+            whole: list[int] = np.rint(numbers * unit).astype(np.int64).tolist()
+            return whole
+    return table.convert(name, lambda value: instant_ns(value, unit=unit, max_seconds=max_seconds), 0)
+
+
+def keep(values: Iterable[T], kept: Sequence[int] | None) -> list[T]:
+    """The entries at positions ``kept``, all where ``None``."""
+    values = list(values)
+    return values if kept is None else [values[index] for index in kept]

@@ -1,0 +1,84 @@
+"""What a traffic file says, column by column, before it is sorted and becomes :class:`Traffic`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.request import PRIORITIES
+from latfix.traffic.io.raw_table import keep
+
+FeatureColumn = list[Any]
+NORMAL = PRIORITIES.index("normal")
+
+#: Names that are fields of a request and therefore no features.
+REQUEST_FIELDS = ("id", "arrival_s", "priority", "session", "deadline_ms", "payload")
+
+
+@dataclass(slots=True, kw_only=True)
+class Fields:
+    """Columns of equal length in the file's order.
+
+    :param arrival_ns: since whatever the format counts from; Python integers, as dates exceed 64 bits.
+    :param relative: whether arrivals already count from the start of the traffic.
+    :param notes: facts for the metadata, e.g. ``format`` and ``citation``.
+    """
+
+    arrival_ns: list[int]
+    relative: bool
+    ids: list[str | None]
+    priority: list[int]
+    sessions: list[str | None]
+    deadline_ms: list[float]
+    features: dict[str, FeatureColumn]
+    payloads: list[Any]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def kept(self, rows: Sequence[int]) -> Fields:
+        """The entries at positions ``rows`` only."""
+        return Fields(
+            arrival_ns=keep(self.arrival_ns, rows),
+            relative=self.relative,
+            ids=keep(self.ids, rows),
+            priority=keep(self.priority, rows),
+            sessions=keep(self.sessions, rows),
+            deadline_ms=keep(self.deadline_ms, rows),
+            features={name: keep(column, rows) for name, column in self.features.items()},
+            payloads=keep(self.payloads, rows),
+            notes=self.notes,
+        )
+
+
+def feature_array(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """A feature's values as the column that :class:`Traffic` holds.
+
+    Whole numbers give int64, numbers float64 (NaN where absent), texts object (``None`` where absent). Whole
+    numbers with gaps give float64: NumPy's integers have no value for "absent".
+    """
+    kinds = {type(value) for value in values}
+    if str in kinds:
+        column = np.empty(len(values), dtype=object)
+        column[:] = list(values)
+        return column
+    if kinds <= {int}:
+        return np.array(values, dtype=np.int64)
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def fill_ids(ids: Sequence[str | None], prefix: str = "r") -> list[str]:
+    """``ids`` with the missing ones made from their position, none of them twice."""
+    taken = {name for name in ids if name is not None}
+    if not taken:
+        return [f"{prefix}{index}" for index in range(len(ids))]
+    filled: list[str] = []
+    for index, name in enumerate(ids):
+        candidate = name if name is not None else f"{prefix}{index}"
+        while name is None and candidate in taken:
+            candidate += "'"
+        taken.add(candidate)
+        filled.append(candidate)
+    return filled

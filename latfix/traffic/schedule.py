@@ -1,0 +1,97 @@
+"""Recorded traffic in memory: columns, one entry a request, in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.request import PRIORITIES, FeatureValue, Request
+from latfix.traffic.parsed_fields import NORMAL, fill_ids
+
+#: A recorded first arrival later than this many seconds is replayed at once; the schedule's times stay.
+LONGEST_LEAD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A recorded schedule of requests, sorted by arrival.
+
+    :param arrival_ns: ``(n,)`` int64, nanoseconds from the start of the traffic, non-decreasing.
+    :param ids: ``n`` unique texts.
+    :param priority: ``(n,)`` int8, index into :data:`latfix.request.PRIORITIES`.
+    :param sessions: ``n`` texts or ``None``.
+    :param deadline_ms: ``(n,)`` float64, NaN where the request has none.
+    :param features: for each feature ``(n,)`` int64, float64 or object (texts; ``None`` where absent).
+    :param payloads: ``n`` JSON values.
+    :param metadata: where it came from and what was done to it, JSON values only.
+    """
+
+    arrival_ns: npt.NDArray[np.int64]
+    ids: list[str]
+    priority: npt.NDArray[np.int8]
+    sessions: list[str | None]
+    deadline_ms: npt.NDArray[np.float64]
+    features: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    payloads: list[Any]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def plain(
+        cls,
+        arrival_ns: npt.NDArray[np.int64],
+        *,
+        ids: list[str] | None = None,
+        priority: npt.NDArray[np.int8] | None = None,
+        features: Mapping[str, npt.NDArray[Any]] | None = None,
+        payloads: list[Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Traffic:
+        """Requests without sessions and deadlines; by default of normal priority, without payloads, with made ids."""
+        n = len(arrival_ns)
+        return cls(
+            arrival_ns=arrival_ns,
+            ids=fill_ids([None] * n) if ids is None else ids,
+            priority=np.full(n, NORMAL, dtype=np.int8) if priority is None else priority,
+            sessions=[None] * n,
+            deadline_ms=np.full(n, np.nan),
+            features={} if features is None else features,
+            payloads=[None] * n if payloads is None else payloads,
+            metadata={} if metadata is None else metadata,
+        )
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the start of the traffic to the last arrival."""
+        return float(self.arrival_ns[-1]) / 1e9 if len(self) else 0.0
+
+    @property
+    def start_s(self) -> float:
+        """Where a replay begins, in seconds of the schedule: a first arrival over a second late is not waited for."""
+        first = float(self.arrival_ns[0]) / 1e9 if len(self) else 0.0
+        return first if first > LONGEST_LEAD_S else 0.0
+
+    def request(self, index: int) -> Request:
+        """Request ``index`` as the adapter sees it."""
+        features: dict[str, FeatureValue] = {}
+        for name, column in self.features.items():
+            value = column[index]
+            if value is None or value != value:
+                continue
+            features[name] = value.item() if isinstance(value, np.generic) else value
+        deadline = float(self.deadline_ms[index])
+        return Request(
+            id=self.ids[index],
+            arrival_s=float(self.arrival_ns[index]) / 1e9,
+            features=features,
+            priority=PRIORITIES[self.priority[index]],
+            session=self.sessions[index],
+            deadline_ms=None if deadline != deadline else deadline,
+            payload=self.payloads[index],
+        )

@@ -1,0 +1,200 @@
+"""Replay allocation traffic through models of allocators, and see which would have stalled or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from latfix.profilers.allocator_lab.arena_policies import BestFit, Buddy
+from latfix.profilers.allocator_lab.free_blocks import Block
+from latfix.profilers.allocator_lab.policy import OutOfMemory, Policy
+from latfix.profilers.allocator_lab.size_classes import SizeClasses
+from latfix.profilers.allocator_lab.torch_caching import CachingAllocator, parse_settings
+from latfix.profilers.allocator_lab.torch_expandable import ExpandableAllocator
+from latfix.profilers.allocator_lab.trace import AllocationTrace
+
+SCHEMA = "latfix.fragmentation/1"
+#: Settings of torch's allocator that are compared unless others are asked for; the first is what it does by default.
+SETTINGS = (
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "roundup_power2_divisions:8",
+    "garbage_collection_threshold:0.8",
+)
+#: Allocators that a pool of one's own could have.
+ARENAS = ("one reserved pool, best fit", "buddy", "size classes")
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What one policy made of a trace.
+
+    :param policy: as a report shows it.
+    :param setting: what to set it by: ``PYTORCH_ALLOC_CONF``; empty where it is none of torch's.
+    :param allocations: that were asked for.
+    :param failed: that it could not serve; what was asked for later is served as if the program went on.
+    :param failed_fragmented: of these, those for which enough bytes were free in total.
+    :param retries: how often all cached memory was given back first, while the program waited for the device.
+    :param device_allocs: segments taken or mapped; ``device_frees`` given back.
+    :param peak_reserved: the most bytes that it had from the device.
+    :param peak_stuck: the most free bytes that it could not give back.
+    :param internal: bytes granted and not asked for, as a share of those granted, in the mean over allocations.
+    :param external: one less the largest free block's share of the free bytes that it has, in the mean over
+        allocations; 0 where none are free.
+    :param worst: position in the trace, size, free bytes in total and the largest free block at the first allocation
+        that failed although enough was free; ``None`` for none.
+    """
+
+    policy: str
+    setting: str
+    allocations: int = 0
+    failed: int = 0
+    failed_fragmented: int = 0
+    retries: int = 0
+    device_allocs: int = 0
+    device_frees: int = 0
+    peak_reserved: int = 0
+    peak_stuck: int = 0
+    internal: float = 0.0
+    external: float = 0.0
+    worst: dict[str, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+def policy_of(name: str, capacity: int) -> Policy:
+    """A model by the name of an arena, or by settings of ``PYTORCH_ALLOC_CONF``.
+
+    :raises InputError: settings that torch would not take.
+    """
+    if name == ARENAS[0]:
+        return BestFit(capacity)
+    if name == ARENAS[1]:
+        return Buddy(capacity)
+    if name == ARENAS[2]:
+        return SizeClasses(capacity)
+    settings = parse_settings(name)
+    label = name or "torch's defaults"
+    if settings.expandable:
+        return ExpandableAllocator(capacity, settings, name=label)
+    return CachingAllocator(capacity, settings, name=label)
+
+
+def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETTINGS, *ARENAS)) -> list[Result]:
+    """Replay a trace through several policies.
+
+    :param capacity: bytes that the device has.
+    :raises InputError: settings that torch would not take.
+    """
+    policies = [(policy_of(name, capacity), "" if name in ARENAS else name) for name in names]
+    return [replay(trace, capacity, policy, setting) for policy, setting in policies]
+
+
+#: Free blocks that cannot be given back are counted once in so many allocations: counting walks all of them.
+_COUNTED_EACH = 16
+
+
+def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str = "") -> Result:
+    """Replay a trace through one policy."""
+    result = Result(policy=policy.name, setting=setting)
+    live: dict[int, Block] = {}
+    counters = policy.counters
+    internal = external = 0.0
+    for position, event in enumerate(trace.events):
+        if event.is_free:
+            block = live.pop(event.key, None)
+            if block is not None:  # not one that could not be had
+                policy.free(block)
+            continue
+        result.allocations += 1
+        try:
+            live[event.key] = policy.allocate(event.size, event.stream)
+        except OutOfMemory:
+            result.failed += 1
+            left = capacity - counters.granted
+            if left >= event.size:
+                result.failed_fragmented += 1
+                if result.worst is None:
+                    result.worst = {
+                        "position": position,
+                        "bytes": event.size,
+                        "free_bytes": left,
+                        "largest_free_block": max(policy.free_bytes()[1], capacity - counters.reserved),
+                    }
+        free, largest = policy.free_bytes()
+        external += 1.0 - largest / free if free else 0.0
+        internal += 1.0 - counters.asked / counters.granted if counters.granted else 0.0
+        result.peak_reserved = max(result.peak_reserved, counters.reserved)
+        if result.allocations % _COUNTED_EACH == 0:
+            result.peak_stuck = max(result.peak_stuck, policy.stuck_bytes())
+    result.retries, result.device_allocs = counters.retries, counters.device_allocs
+    result.device_frees = counters.device_frees
+    if result.allocations:
+        result.internal, result.external = internal / result.allocations, external / result.allocations
+    return result
+
+
+def document(trace: AllocationTrace, capacity: int, results: Sequence[Result]) -> dict[str, Any]:
+    """What ``latfix fragmentation --json`` writes."""
+    return {
+        "schema": SCHEMA,
+        "source": trace.source,
+        "events": len(trace.events),
+        "peak_bytes": trace.peak_bytes,
+        "largest_bytes": trace.largest,
+        "capacity_bytes": capacity,
+        "recorded": dict(trace.recorded),
+        "policies": [result.to_json() for result in results],
+        "answer": answer(results, trace.recorded),
+    }
+
+
+def answer(results: Sequence[Result], recorded: Mapping[str, int] | None = None) -> str:
+    """Which of torch's settings would have avoided the stalls and failures of the first one, in a sentence.
+
+    :param recorded: what the real allocator did (:attr:`AllocationTrace.recorded`).
+    """
+    first, *others = results
+    if not first.retries and not first.failed:
+        stalled = (recorded or {}).get("retries", 0) + (recorded or {}).get("ooms", 0)
+        if not stalled:
+            return f"{first.policy}: no allocation stalls or fails."
+        return (
+            f"{first.policy}: no allocation stalls or fails in the model, but {_many(stalled, 'did', '')} in the "
+            "recording: the process had less memory than --capacity says."
+        )
+    said = f"{first.policy}: {_many(first.retries, 'stall')}, {_many(first.failed, 'failure')}"
+    if first.failed:
+        said += f" ({first.failed_fragmented} of them with enough memory free in total)"
+    settings = sorted((result for result in others if result.setting), key=badness)
+    if not settings or badness(settings[0])[:2] >= badness(first)[:2]:
+        return f"{said}. None of the settings that were tried does better."
+    best, *rest = settings
+    said += f". With {best.setting} {left_over(best)} would be left ({_figures(first, best)})"
+    said += "".join(f"; with {each.setting} {left_over(each)}" for each in rest)
+    return f"{said}."
+
+
+def left_over(result: Result) -> str:
+    """The failures and stalls of a policy, in words."""
+    left = [_many(number, word) for number, word in ((result.failed, "failure"), (result.retries, "stall")) if number]
+    return " and ".join(left) if left else "none"
+
+
+def badness(result: Result) -> tuple[int, int, int, int]:
+    """What policies are ordered by, the best first: failures, stalls, calls of the device, memory held."""
+    return (result.failed, result.retries, result.device_allocs + result.device_frees, result.peak_reserved)
+
+
+def _figures(first: Result, best: Result) -> str:
+    calls = [each.device_allocs + each.device_frees for each in (first, best)]
+    held = [each.peak_reserved / 2**20 for each in (first, best)]
+    return f"calls of the device {calls[0]:,} -> {calls[1]:,}, held at most {held[0]:,.0f} -> {held[1]:,.0f} MiB"
+
+
+def _many(number: int, word: str, more: str = "s") -> str:
+    return f"{number:,} {word}{'' if number == 1 else more}"

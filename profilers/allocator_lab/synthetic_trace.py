@@ -1,0 +1,111 @@
+"""Allocation traffic of a service with variable lengths, made up, that cuts memory into pieces.
+
+Conversations come and go. Each keeps a cache that grows with its length: a larger piece is taken, then the smaller
+one given back. Each turn needs working memory for a moment, by the length of its input; both lengths are log-normal.
+Now and then a long input comes that needs one large piece. What is in use stays below what the device has; whether a
+large piece can be had depends on where the small ones lie.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.profilers.allocator_lab.trace import AllocationTrace, Event
+
+_MIB = 1 << 20
+#: The share of the capacity that is in use at most: whatever is asked for fits, but for where it must lie.
+_MOST_USED = 0.97
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What to make.
+
+    :param turns: how many requests.
+    :param capacity: bytes of the device that the traffic is made for.
+    :param filled: the share of it that caches of conversations take in the mean.
+    :param piece: size of a cache in the median, in bytes; ``spread`` the standard deviation of its logarithm.
+    :param large: the share of the capacity that a long input's piece takes.
+    :param large_each: a long input comes once in so many turns, in the mean.
+    :param turns_a_conversation: in the mean; geometrically distributed.
+    """
+
+    turns: int = 4000
+    capacity: int = 4 << 30
+    filled: float = 0.6
+    piece: int = 24 * _MIB
+    spread: float = 0.9
+    large: float = 0.18
+    large_each: int = 40
+    turns_a_conversation: float = 6.0
+
+
+def generate(seed: int, traffic: Traffic | None = None) -> AllocationTrace:
+    """A trace; the same seed gives the same."""
+    want = traffic or Traffic()
+    rng = np.random.default_rng(seed)
+    maker = _Maker(int(_MOST_USED * want.capacity))
+    held: list[_Conversation] = []
+    ends: list[tuple[int, int]] = []  # working memory: the turn at whose end it is given back, and its key
+    for turn in range(want.turns):
+        maker.t_us = turn * 1000.0
+        while ends and ends[0][0] <= turn:
+            maker.free(heapq.heappop(ends)[1])
+        sizes = [max(int(_length(rng, want) * 0.2), 1) for _ in range(int(rng.integers(2, 5)))]
+        if rng.random() < 1.0 / want.large_each:
+            sizes.append(int(want.large * want.capacity * rng.uniform(0.8, 1.0)))
+        for size in sizes:
+            if maker.fits(size):
+                heapq.heappush(ends, (turn + 1, maker.take(size)[0]))
+        begun = _length(rng, want)
+        if sum(one.size for one in held) < want.filled * want.capacity and maker.fits(begun):
+            held.append(_Conversation(*maker.take(begun)))
+        if not held:
+            continue
+        talking = held[int(rng.integers(len(held)))]
+        grown = int(talking.size * rng.uniform(1.05, 1.4))
+        ends_now = rng.random() < 1.0 / want.turns_a_conversation or grown > want.capacity // 8
+        if ends_now or not maker.fits(grown):
+            maker.free(talking.key)
+            held.remove(talking)
+        else:
+            moved = maker.take(grown)
+            maker.free(talking.key)
+            talking.key, talking.size = moved
+    return AllocationTrace(events=maker.events, source=f"made up, seed {seed}")
+
+
+@dataclass(slots=True)
+class _Conversation:
+    key: int
+    size: int
+
+
+class _Maker:
+    def __init__(self, limit: int) -> None:
+        self.events: list[Event] = []
+        self.t_us = 0.0
+        self._live: dict[int, int] = {}
+        self._left = limit
+        self._next = 0
+
+    def fits(self, size: int) -> bool:
+        return size <= self._left
+
+    def take(self, size: int) -> tuple[int, int]:
+        key, self._next = self._next, self._next + 1
+        self._live[key] = size
+        self._left -= size
+        self.events.append(Event(key=key, size=size, t_us=self.t_us))
+        return key, size
+
+    def free(self, key: int) -> None:
+        self._left += self._live.pop(key)
+        self.events.append(Event(key=key, size=0, t_us=self.t_us))
+
+
+def _length(rng: np.random.Generator, want: Traffic) -> int:
+    return max(int(want.piece * np.exp(rng.normal(0.0, want.spread))), 1)

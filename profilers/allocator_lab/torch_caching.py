@@ -1,0 +1,270 @@
+"""A model of PyTorch's caching allocator on CUDA, with the settings of ``PYTORCH_ALLOC_CONF`` that change its layout.
+
+By what ``c10/cuda/CUDACachingAllocator.cpp`` does (torch 2.8): sizes are rounded; small and large requests have pools
+of their own, by stream; the smallest cached block that fits is split; a freed block joins its free neighbors; where
+no block fits, the device is asked for a segment, and where it has none, cached segments that are free as a whole are
+given back first. With ``expandable_segments`` a pool is one range of addresses behind which memory is mapped page by
+page. Blocks that other streams still use are taken to be free at once, and graphs' private pools are not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from latfix.errors import InputError
+from latfix.profilers.allocator_lab.free_blocks import Block, FreeBlocks, merged
+from latfix.profilers.allocator_lab.policy import Counters, OutOfMemory, hand_out, take_back
+from latfix.profilers.gpu.alloc_conf import conf_text, pairs, read_conf
+
+_MIB = 1 << 20
+#: All sizes are multiples of it.
+GRAIN = 512
+#: The largest request of the small pool.
+SMALL = 1 * _MIB
+#: Segments of the small pool; pages where segments are expandable.
+SMALL_SEGMENT = 2 * _MIB
+#: A segment of the large pool for requests below :data:`_OWN_SEGMENT`; pages where segments are expandable.
+LARGE_SEGMENT = 20 * _MIB
+_OWN_SEGMENT = 10 * _MIB
+_ROUND_SEGMENT = 2 * _MIB
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of ``PYTORCH_ALLOC_CONF``.
+
+    :param max_split_size: blocks of so many bytes or more are not split.
+    :param expandable: ``expandable_segments``.
+    :param collect_above: ``garbage_collection_threshold``: the share of the capacity above which cached segments are
+        given back before more are taken. It acts only where the process has a memory fraction set.
+    :param divisions: ``roundup_power2_divisions``: sizes are rounded to so many steps between powers of two; 1 for
+        steps of 512 bytes.
+    """
+
+    max_split_size: int = _UNLIMITED
+    expandable: bool = False
+    collect_above: float = 0.0
+    divisions: int = 1
+
+
+_COLLECT, _FRACTION = "garbage_collection_threshold", "per_process_memory_fraction"
+#: Settings by name: what torch takes for them, in words and as a test.
+_KNOWN: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "max_split_size_mb": ("a whole number from 20 on", lambda text: int(text) >= 20),
+    "expandable_segments": ("True or False", lambda text: text in ("True", "False")),
+    _COLLECT: ("a number between 0 and 1", lambda text: 0 < float(text) < 1),
+    "roundup_power2_divisions": ("a power of two up to 64", lambda text: int(text) in (1, 2, 4, 8, 16, 32, 64)),
+}
+
+
+def parse_settings(text: str) -> Settings:
+    """Settings from ``name:value,name:value`` as in ``PYTORCH_ALLOC_CONF``; the empty text is torch's defaults.
+
+    :raises InputError: a name that is not modelled, or a value that torch would not take.
+    """
+    values = dict(pairs(text))
+    for name, value in values.items():
+        if name not in _KNOWN:
+            raise InputError(f"--policy: found {name!r}; expected one of {', '.join(_KNOWN)}")
+        if not _holds(name, value):
+            raise InputError(f"--policy: found {name}:{value}; expected {_KNOWN[name][0]}")
+    return _settings(values)
+
+
+def known_settings(text: str, *, limited: bool | None = None) -> str:
+    """What of a text for torch is modelled, as a text; the rest is left out.
+
+    :param limited: the process may have a share of the device only, without which torch collects no garbage. By
+        default what the text itself says of that.
+    """
+    values = read_conf(text)
+    if limited is None:
+        limited = _number(values.get(_FRACTION, "1")) < 1
+    kept = {name: value for name, value in values.items() if name in _KNOWN and _holds(name, value)}
+    if not limited:
+        kept.pop(_COLLECT, None)
+    return conf_text(kept)
+
+
+def _holds(name: str, value: str) -> bool:
+    try:
+        return _KNOWN[name][1](value)
+    except ValueError:
+        return False
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 1.0
+
+
+def _settings(values: Mapping[str, str]) -> Settings:
+    return Settings(
+        max_split_size=int(values["max_split_size_mb"]) * _MIB if "max_split_size_mb" in values else _UNLIMITED,
+        expandable=values.get("expandable_segments") == "True",
+        collect_above=float(values.get(_COLLECT, 0.0)),
+        divisions=int(values.get("roundup_power2_divisions", 1)),
+    )
+
+
+def rounded(size: int, divisions: int = 1) -> int:
+    """A size as the allocator serves it.
+
+    :param divisions: steps between powers of two; 1 for steps of 512 bytes.
+    """
+    if size < GRAIN:
+        return GRAIN
+    if divisions > 1 and size > GRAIN * divisions:
+        if size & (size - 1) == 0:
+            return size
+        step = (1 << (size.bit_length() - 1)) // divisions
+        return -(-size // step) * step
+    return -(-size // GRAIN) * GRAIN
+
+
+class CachingAllocator:
+    """The model.
+
+    :param capacity: bytes that the device has for it.
+    """
+
+    def __init__(self, capacity: int, settings: Settings | None = None, *, name: str = "torch's defaults") -> None:
+        self.name = name
+        self.capacity = capacity
+        self.counters = Counters()
+        self._settings = settings or Settings()
+        self._pools: dict[tuple[int, bool], FreeBlocks] = {}
+        self._searches: dict[int, int] = {}
+        self._next_start = 0
+
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """:meth:`Policy.allocate`."""
+        need = rounded(size, self._settings.divisions)
+        small = need <= SMALL
+        pool = self._pools.setdefault((stream, small), FreeBlocks())
+        block = self._cached(pool, need) or self._new(pool, need, small)
+        if self._may_split(block, need, small):
+            self._put(block.cut(need))
+        return hand_out(block, size, self.counters)
+
+    def free(self, block: Block) -> None:
+        """:meth:`Policy.free`."""
+        take_back(block, self.counters)
+        self._put(merged(block))
+
+    def free_bytes(self) -> tuple[int, int]:
+        """:meth:`Policy.free_bytes`."""
+        pools = self._pools.values()
+        return sum(pool.total for pool in pools), max((pool.largest for pool in pools), default=0)
+
+    def stuck_bytes(self) -> int:
+        """:meth:`Policy.stuck_bytes`: torch's ``inactive_split_bytes``."""
+        return sum(block.size for pool in self._pools.values() for block in pool if block.is_split)
+
+    def _put(self, block: Block) -> None:
+        block.since = self._searches.get(id(block.home), 0)
+        block.home.add(block)
+
+    def _cached(self, pool: FreeBlocks, need: int) -> Block | None:
+        """A free block for ``need`` bytes, out of its list; ``None`` where none may be used."""
+        limit = self._settings.max_split_size
+        self._searches[id(pool)] = self._searches.get(id(pool), 0) + 1
+        block = self._best(pool, need)
+        if block is None:
+            return None
+        # One that must not be split serves no small request, and a large one only where little is wasted.
+        if (need < limit <= block.size) or (need >= limit and block.size >= need + LARGE_SEGMENT):
+            return None
+        pool.remove(block)
+        return block
+
+    def _best(self, pool: FreeBlocks, need: int) -> Block | None:
+        return next(pool.at_least(need), None)
+
+    def _may_split(self, block: Block, need: int, small: bool) -> bool:
+        rest = block.size - need
+        if small or self._settings.expandable:
+            return rest >= GRAIN
+        return need < self._settings.max_split_size and rest > SMALL
+
+    def _new(self, pool: FreeBlocks, need: int, small: bool) -> Block:
+        size = _segment_size(need, small)
+        self._collect()
+        block = self._segment(pool, need, size)
+        if block is None and self._release_oversize(pool, need):
+            block = self._segment(pool, need, size)
+        if block is None:
+            self._release_cached()
+            self.counters.retries += 1
+            block = self._segment(pool, need, size)
+        if block is None:
+            raise OutOfMemory
+        return block
+
+    def _segment(self, pool: FreeBlocks, need: int, size: int) -> Block | None:
+        """A segment of ``size`` from the device, for ``need`` bytes; ``None`` where the device has no more."""
+        del need
+        if self.counters.reserved + size > self.capacity:
+            return None
+        self.counters.take(size)
+        start, self._next_start = self._next_start, self._next_start + size + GRAIN  # segments never touch
+        return Block(start, size, pool)
+
+    def _release(self, block: Block) -> None:
+        block.home.remove(block)
+        self.counters.give(block.size)
+
+    def _release_cached(self) -> None:
+        for pool in self._pools.values():
+            for block in pool:
+                if not block.is_split:
+                    self._release(block)
+
+    def _release_oversize(self, pool: FreeBlocks, need: int) -> bool:
+        """Give back blocks that are too large to be split, enough for ``need``, the largest first."""
+        limit = self._settings.max_split_size
+        if limit == _UNLIMITED:
+            return False
+        wanted = max(need, limit)
+        fitting = next(pool.at_least(wanted), None)
+        if fitting is not None:
+            self._release(fitting)
+            return True
+        released = 0
+        for block in reversed(list(pool)):
+            if released >= wanted or block.size < limit:
+                break
+            released += block.size
+            self._release(block)
+        return released >= wanted
+
+    def _collect(self) -> None:
+        """``garbage_collection_threshold``: give back those large segments that were not used for longest."""
+        threshold = int(self._settings.collect_above * self.capacity)
+        if not threshold or self.counters.reserved <= threshold:
+            return
+        wanted, reclaimed = self.counters.reserved - threshold, 0
+        left = [(self._age(block), block) for block in self._large_whole()]
+        while left and reclaimed < wanted:
+            middle = sum(age for age, _ in left) / len(left)
+            old = [block for age, block in left if age >= middle]
+            left = [(age, block) for age, block in left if age < middle]
+            for block in old:
+                reclaimed += block.size
+                self._release(block)
+
+    def _age(self, block: Block) -> int:
+        return self._searches.get(id(block.home), 0) - block.since
+
+    def _large_whole(self) -> list[Block]:
+        return [b for (_, small), pool in self._pools.items() if not small for b in pool if not b.is_split]
+
+
+def _segment_size(need: int, small: bool) -> int:
+    if small:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if need < _OWN_SEGMENT else -(-need // _ROUND_SEGMENT) * _ROUND_SEGMENT

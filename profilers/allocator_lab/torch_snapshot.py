@@ -1,0 +1,179 @@
+"""The memory history of torch's CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes it, as a trace.
+
+The history is a ring: what was allocated before it starts is only seen when it is freed, or in the snapshot's list of
+live blocks. Such memory is allocated first, before anything else.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from latfix.errors import InputError
+from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Event
+
+#: The first byte of a pickle of protocol 2 or later.
+_PICKLE = b"\x80"
+#: What damaged or foreign data raises: the opcodes of a pickle as they are carried out, or entries as they are read.
+_DAMAGED = (
+    EOFError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
+_WANTED = "expected what torch.cuda.memory._dump_snapshot wrote after torch.cuda.memory._record_memory_history()"
+
+
+def is_snapshot(head: bytes) -> bool:
+    """Whether a file that begins so is a pickle."""
+    return head[:1] == _PICKLE
+
+
+class _PlainData(pickle.Unpickler):
+    """Reads plain data alone: a pickle that names a class could run whatever it likes."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot is plain data")
+
+
+def read_snapshot(path: Path, device: int | None = None) -> AllocationTrace:
+    """The history of one device as a trace.
+
+    :param device: its number; by default the one with the longest history.
+    :raises InputError: it is no snapshot, or has no history.
+    """
+    try:
+        with path.open("rb") as file:
+            document = _load(file)
+    except (OSError, pickle.UnpicklingError, *_DAMAGED) as error:
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise InputError(f"{path}: found no readable snapshot ({reason}); {_WANTED}") from error
+    traces = document.get("device_traces") if isinstance(document, Mapping) else None
+    if not isinstance(traces, list) or not any(traces):
+        raise InputError(f"{path}: found no history in it; {_WANTED}")
+    try:
+        if device is None:
+            device = max(range(len(traces)), key=lambda k: len(traces[k]))
+        segments = [each for each in document.get("segments", ()) if each.get("device", device) == device]
+        events, recorded = _events(traces[device], _live(segments, device))
+        recorded["peak_reserved"] = _peak_reserved(traces[device], segments)
+        setting = _setting(document)
+    except _DAMAGED as error:
+        reason = " ".join(repr(error).split())[:120]
+        raise InputError(f"{path}: found entries of another shape ({reason}); {_WANTED}") from error
+    source = f"{path.name}, device {device}"
+    return AllocationTrace(events=events, source=source, recorded=recorded, setting=setting, device=device)
+
+
+def _setting(document: Mapping[str, Any]) -> str:
+    """What torch's allocator was set to, as text; empty for its defaults and in older snapshots."""
+    told = document.get("allocator_settings")
+    if not isinstance(told, Mapping):
+        return ""
+    return str(told.get("PYTORCH_ALLOC_CONF") or told.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+
+
+def _peak_reserved(entries: Any, segments: Any) -> int:
+    """The most bytes that the allocator had from the device: the segments at the end, and the history backwards."""
+    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = [signs[entry["action"]] * _bytes(entry["size"]) for entry in entries if entry["action"] in signs]
+    at_end = sum(_bytes(block["size"]) for segment in segments for block in segment["blocks"])
+    at_begin = at_end - sum(changes)
+    # Segments that were taken before the ring starts and given back within it make up the rest.
+    return max(accumulate(changes, initial=max(at_begin, 0)))
+
+
+def _bytes(value: Any) -> int:
+    size = int(value)
+    if not 0 <= size <= MOST_BYTES:
+        raise ValueError("a size below 0 or above 2^50 bytes")
+    return size
+
+
+def _time_us(entry: Mapping[str, Any], default: float) -> float:
+    time_us = float(entry.get("time_us", default))
+    if not math.isfinite(time_us):
+        raise ValueError(f"time_us = {time_us}")
+    return time_us
+
+
+def _load(file: IO[bytes]) -> Any:
+    return _PlainData(file).load()
+
+
+def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
+    """Blocks that are in use at the end, by address: size and stream."""
+    found = {}
+    for segment in segments:
+        if segment.get("device", device) != device:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            address = block.get("address", address)
+            if block["state"] == "active_allocated":
+                size = _bytes(block.get("requested_size") or block["size"])
+                found[int(address)] = (size, int(segment.get("stream", 0)))
+            address += block["size"]
+    return found
+
+
+def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Event], dict[str, int]]:
+    before = list(_from_before(entries, live))
+    keys = {address: key for key, (address, _, _) in enumerate(before)}
+    events = [Event(key=key, size=size, stream=stream) for key, (_, size, stream) in enumerate(before)]
+    actions = dict.fromkeys(("segment_alloc", "segment_map", "segment_free", "segment_unmap", "oom"), 0)
+    # Older versions do not tell the two steps of a free apart.
+    ended = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free"
+    start = min((_time_us(entry, 0.0) for entry in entries), default=0.0)
+    freeing, retries, number = False, 0, len(before)
+    for entry in entries:
+        action = entry["action"]
+        t_us = _time_us(entry, start) - start
+        if action in actions:
+            actions[action] += 1
+        if action == "alloc":
+            keys[entry["addr"]] = number
+            events.append(
+                Event(key=number, size=_bytes(entry["size"]), stream=int(entry.get("stream", 0)), t_us=t_us)
+            )
+            number += 1
+        elif action == ended and entry["addr"] in keys:
+            events.append(Event(key=keys.pop(entry["addr"]), size=0, t_us=t_us))
+        # Segments given back and then one taken, before the next allocation: nothing else was left to try.
+        if action in ("segment_free", "segment_unmap"):
+            freeing = True
+        elif action in ("segment_alloc", "segment_map", "oom"):
+            retries += freeing
+            freeing = False
+        elif action == "alloc":
+            freeing = False
+    recorded = {
+        "retries": retries,
+        "ooms": actions["oom"],
+        "device_allocs": actions["segment_alloc"] + actions["segment_map"],
+        "device_frees": actions["segment_free"] + actions["segment_unmap"],
+    }
+    return events, recorded
+
+
+def _from_before(entries: Any, live: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Address, size and stream of what was allocated before the history starts."""
+    seen: set[int] = set()
+    completed = any(entry["action"] == "free_completed" for entry in entries)
+    for entry in entries:
+        action, address = entry["action"], entry.get("addr")
+        if action == ("free_completed" if completed else "free") and address not in seen:
+            yield address, _bytes(entry["size"]), int(entry.get("stream", 0))
+        if action in ("alloc", "free_completed", "free"):
+            seen.add(address)
+    for address, (size, stream) in live.items():
+        if address not in seen:
+            yield address, size, stream

@@ -1,0 +1,169 @@
+"""Allocation traffic: what was asked for and given back, in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.files.regular_file import check_regular
+
+#: The most that one allocation may ask for.
+MOST_BYTES = 1 << 50
+#: Microseconds: what 64 bits hold, some 290,000 years.
+_MOST_US = 1 << 63
+_WANTED = "what torch.cuda.memory._dump_snapshot or latfix fragmentation --out wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One allocation, or the end of one.
+
+    :param key: names the allocation; a free names the same.
+    :param size: bytes asked for; 0 for a free.
+    :param stream: on which the memory is used; caching allocators keep memory by stream.
+    :param t_us: microseconds since the start.
+    """
+
+    key: int
+    size: int
+    stream: int = 0
+    t_us: float = 0.0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it ends an allocation."""
+        return self.size == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationTrace:
+    """Allocation traffic.
+
+    :param events: in order. A key is allocated before it is freed, and freed once.
+    :param source: where it comes from, in words.
+    :param recorded: what the allocator that it was recorded on did: ``retries``, ``ooms``, ``device_allocs``,
+        ``device_frees``, ``peak_reserved``; empty where that is not known.
+    :param setting: of ``PYTORCH_ALLOC_CONF`` that it was recorded with; empty for torch's defaults, and where that is
+        not known.
+    :param device: the number of the one that it was recorded on.
+    """
+
+    events: Sequence[Event]
+    source: str
+    recorded: dict[str, int] = field(default_factory=dict)
+    setting: str = ""
+    device: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were asked for and not given back at any time."""
+        live: dict[int, int] = {}
+        now = peak = 0
+        for event in self.events:
+            if event.is_free:
+                now -= live.pop(event.key, 0)
+            else:
+                live[event.key] = event.size
+                now += event.size
+                peak = max(peak, now)
+        return peak
+
+    @property
+    def largest(self) -> int:
+        """The largest single allocation."""
+        return max((event.size for event in self.events), default=0)
+
+
+def read_trace(path: Path) -> AllocationTrace:
+    """Read a trace: JSON lines as :func:`write_trace` writes them, or what torch's memory history was dumped to.
+
+    :raises InputError: the file cannot be read, or an entry is wrong; the line says which.
+    """
+    from latfix.profilers.allocator_lab.torch_snapshot import is_snapshot, read_snapshot
+
+    try:
+        check_regular(path, _WANTED)
+        with path.open("rb") as file:
+            head = file.read(2)
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it ({error.strerror})") from error
+    if is_snapshot(head):
+        return read_snapshot(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: found neither JSON lines nor a pickled snapshot ({error}); expected {_WANTED}"
+        ) from error
+    events = list(_checked(path, _lines(path, text.split("\n"))))
+    if not events:
+        raise InputError(f"{path}: found no allocation; expected one JSON object a line")
+    return AllocationTrace(events=events, source=path.name)
+
+
+def write_trace(path: Path, trace: AllocationTrace) -> None:
+    """Write JSON lines: ``{"t_us", "alloc", "bytes", "stream"}`` and ``{"t_us", "free"}``."""
+    with path.open("w", encoding="utf-8") as file:
+        for event in trace.events:
+            entry: dict[str, Any] = {"t_us": event.t_us}
+            entry |= {"free": event.key} if event.is_free else {"alloc": event.key, "bytes": event.size}
+            if event.stream:
+                entry["stream"] = event.stream
+            file.write(json.dumps(entry) + "\n")
+
+
+def _lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Event]]:
+    expected = 'an object with "alloc" and "bytes", or with "free"'
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise input_error(path, number, f"no JSON ({error})", expected) from error
+        except RecursionError as error:
+            raise input_error(path, number, "values nested too deeply", expected) from error
+        if not isinstance(entry, dict) or ("alloc" in entry) == ("free" in entry):
+            raise input_error(path, number, _short(entry), expected)
+        is_free = "free" in entry
+        key, stream, t_us = entry["free" if is_free else "alloc"], entry.get("stream", 0), entry.get("t_us", 0.0)
+        size: Any = 0 if is_free else entry.get("bytes")
+        for name, value in (("free" if is_free else "alloc", key), ("stream", stream)):
+            if not _is_whole(value):
+                raise input_error(path, number, f"{name} = {_short(value)}", "a whole number")
+        if not is_free and not (_is_whole(size) and 0 < size <= MOST_BYTES):
+            raise input_error(path, number, f"bytes = {_short(size)}", "a whole number above 0, at most 2^50")
+        # No number lies on either side of NaN, and a whole one may be beyond what a float holds.
+        if isinstance(t_us, bool) or not isinstance(t_us, int | float) or not abs(t_us) <= _MOST_US:
+            raise input_error(path, number, f"t_us = {_short(t_us)}", "microseconds")
+        yield number, Event(key=key, size=size, stream=stream, t_us=float(t_us))
+
+
+def _checked(path: Path, events: Iterable[tuple[int, Event]]) -> Iterator[Event]:
+    live: set[int] = set()
+    for number, event in events:
+        if event.is_free:
+            if event.key not in live:
+                raise input_error(path, number, f"free {event.key}", "one that is allocated at that time")
+            live.discard(event.key)
+        else:
+            if event.key in live:
+                raise input_error(path, number, f"alloc {event.key}", "a number that is not allocated at that time")
+            live.add(event.key)
+        yield event
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    try:
+        text = json.dumps(value)
+    except RecursionError:  # it was read with a little more room
+        return "values nested too deeply"
+    return text if len(text) <= 60 else f"{text[:57]}..."

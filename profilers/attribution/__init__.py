@@ -1,0 +1,1 @@
+"""From units of work to a Diagnosis: the ledger, the tail, the naming rule, the verdict."""

@@ -1,0 +1,366 @@
+"""The ledger: every cause's claims, made in order, counted once, sent through the queue, and summed exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.attribution.tail import Doubt
+from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
+from latfix.profilers.causes import CAUSES
+from latfix.profilers.causes.cause import Cause, Claim
+from latfix.profilers.causes.host.contention import late_wakings
+from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
+from latfix.profilers.evidence.reference_latency import Reference, quiet_median
+from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
+from latfix.profilers.evidence.work_model import Floats, Ints
+from latfix.queueing.differentiable_simulator import Policy
+from latfix.queueing.fixed_batches_simulator import Recorded
+from latfix.results.diagnosis import Ledger
+
+_COMPONENTS = ("cpu", "runq", "blocked")
+_LONGEST_WAKING_NS = 1_000_000
+#: The published stage that each part belongs to.
+STAGE_OF: Mapping[str, str] = {"lag": "batch", "collate": "batch", "window": "batch", "finish_wait": "finish"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """A ledger with what it was made from.
+
+    :param stages: reference nanoseconds by published stage.
+    :param closure_ns: ``(n,)`` of the ledger's rows: waits that the queue's replay did not reproduce.
+    :param line: the queues, with every request of the record; its columns are the ledger's causes.
+    :param ok: which requests of the line are the ledger's rows.
+    :param finished_before: ``(K, n)`` of ``propagated``, what came by the finish of others in the batch.
+    :param usual: what the references rest on.
+    :param spread: ``(K, n)`` standard errors of entries that rest on fitted or calibrated figures.
+    """
+
+    ledger: Ledger
+    stages: Mapping[str, int]
+    closure_ns: Ints
+    line: Line
+    ok: npt.NDArray[np.bool_]
+    finished_before: Ints
+    usual: tuple[Usual, ...]
+    spread: Floats
+
+
+class _Remains:
+    """What claims have left so far; see :class:`latfix.profilers.causes.cause.Left`."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._left: dict[tuple[str, str], Ints] = {
+            (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
+        }
+        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
+
+    def cpu(self, unit: str) -> Ints:
+        return self._left[unit, "cpu"]
+
+    def runq(self, unit: str) -> Ints:
+        return self._left[unit, "runq"]
+
+    def blocked(self, unit: str) -> Ints:
+        return self._left[unit, "blocked"]
+
+    def cpu_excess(self, unit: str) -> Ints:
+        excess = self._left[unit, "cpu"] - self._expected[unit]
+        return np.asarray(np.maximum(excess, 0), dtype=np.int64)
+
+    def take(self, claim: Claim) -> dict[str, Ints]:
+        """Grant a claim: by unit, what it got of all components."""
+        granted: dict[str, Ints] = {}
+        for name, parts in claim.units.items():
+            total = np.zeros(len(self._left[name, "cpu"]), np.int64)
+            for part in _COMPONENTS:
+                wanted = getattr(parts, part)
+                if wanted is not None:
+                    left = self._left[name, part]
+                    got = np.clip(wanted, 0, left)
+                    self._left[name, part] = left - got
+                    total += got
+                    if claim.expected and part == "cpu":
+                        self._expected[name] = self._expected[name] - got
+            granted[name] = total
+        return granted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """One part of the reference: a median over quiet requests.
+
+    :param cause: row of the ledger that counts from it.
+    :param values: ``(n,)`` the quantity of every request of the record, nanoseconds.
+    """
+
+    cause: int
+    values: Ints
+
+
+class _Accounts:
+    """Entries per cause while they are being booked; row ``k`` belongs to ``CAUSES[k]``."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        n, m = len(evidence.ok), len(evidence.batches["size"])
+        self.evidence = evidence
+        self.reference = Reference()
+        self.usual: list[Usual] = []
+        self.spread = np.zeros((len(CAUSES), n))
+        self.own: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
+        self.prepare: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
+        self.finish: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
+        self.batch: npt.NDArray[np.int64] = np.zeros((len(CAUSES), m), np.int64)
+
+    def book_unit(self, k: int, name: str, amount: Ints, *, disturbance: bool = False) -> None:
+        """Book what a cause took of a unit: all of a disturbance, otherwise what exceeds its quiet median."""
+        stage = STAGE_OF.get(name, name)
+        if name in REQUEST_UNITS:
+            usual = 0 if disturbance else self._usual(k, name, amount)
+            excess = amount - self.reference.add(stage, usual)
+            self.own[k] += excess
+            self._carry(k, name, excess)
+        else:
+            at_member = self.evidence.of_batch(amount)
+            usual = self.reference.add(stage, 0 if disturbance else self._usual(k, name, at_member))
+            self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
+            if name != "d2h" or not self.evidence.setup.overlapped:
+                self.batch[k] += amount - usual
+
+    def book_own(self, k: int, claim: Claim) -> None:
+        """Book modelled work and waits of the request's own path."""
+        for name, amount in claim.own.items():
+            usual = claim.usual[name] if name in claim.usual else self._usual(k, name, amount)
+            excess = amount - self.reference.add(STAGE_OF.get(name, name), usual)
+            self.own[k] += excess
+            self._carry(k, name, excess)
+        if claim.behind is not None:
+            self.batch[k] += claim.behind
+        if claim.doubt is not None:
+            self.spread[k] += claim.doubt
+
+    def _usual(self, k: int, name: str, amount: Ints) -> int:
+        if amount.any():
+            self.usual.append(Usual(cause=k, values=amount))
+        quiet = self.evidence.quiet
+        return self.evidence.norms.of(f"reference.{CAUSES[k].id}.{name}", lambda: quiet_median(amount, quiet))
+
+    def _carry(self, k: int, name: str, excess: Ints) -> None:
+        if name == "prepare":
+            self.prepare[k] += excess
+        elif name == "finish":
+            self.finish[k] += excess
+
+
+def doubt_of(evidence: Evidence, books: Books) -> Doubt:
+    """What else than the choice of moments makes the ledger's figures uncertain."""
+    return Doubt(
+        quiet=evidence.quiet[evidence.ok],
+        usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
+        spread=books.spread,
+    )
+
+
+def make_books(evidence: Evidence) -> Books:
+    """Attribute every measured ``ok`` request's excess over the reference."""
+    accounts = _Accounts(evidence)
+    _book_claims(accounts)
+    line = _line(accounts)
+    return _close(accounts, line, blame_waits(line))
+
+
+def _book_claims(accounts: _Accounts) -> None:
+    evidence = accounts.evidence
+    remains = _Remains(evidence)
+    taken = {name: np.zeros(len(unit.cpu), np.int64) for name, unit in evidence.units.items()}
+    modelled = {"prepare": evidence.expected.prepare, "finish": evidence.expected.finish}
+    modelled["compute"] = evidence.expected.padded
+    for k, cause in enumerate(CAUSES):
+        claim = cause.claim(evidence, remains)
+        for name, amount in remains.take(claim).items():
+            taken[name] += amount
+            accounts.book_unit(k, name, amount, disturbance=claim.disturbance)
+        accounts.book_own(k, claim)
+    last = len(CAUSES) - 1
+    for name in (*REQUEST_UNITS, *BATCH_UNITS):
+        unit = evidence.units[name]
+        accounts.book_unit(last, name, unit.wall - taken[name] - modelled.get(name, 0))
+
+
+def _line(accounts: _Accounts) -> Line:
+    """The two queues, with the reference service and what each cause adds to it."""
+    evidence, setup = accounts.evidence, accounts.evidence.setup
+    rows = evidence.rows
+    last = len(CAUSES) - 1
+    prepared = np.asarray(rows["prepare_thread"] >= 0)
+    work = evidence.units["prepare"].wall
+    usual = accounts.reference.stages["prepare"]
+    prepare = accounts.prepare.copy()
+    prepare[last] += work - usual - prepare.sum(axis=0)  # exact whatever rounding did
+    service, reference = _batch_service(accounts)
+    batch = accounts.batch.copy()
+    if not setup.overlapped:
+        for k in range(last):
+            batch[k] += evidence.members.total(accounts.finish[k])
+    size = np.minimum(evidence.batches["size"], len(reference) - 1)
+    batch[last] += service - np.rint(reference[size]).astype(np.int64) - batch.sum(axis=0)
+    headed = np.zeros((len(CAUSES), len(evidence.ok)), np.int64)
+    known = evidence.head >= 0
+    headed[:, evidence.head[known]] = batch[:, known]
+    return Line(
+        handed=(rows["arrival_ns"] + rows["dispatch_ns"]).astype(np.float64),
+        prepared=prepared,
+        queued=np.asarray(evidence.batch_of >= 0),
+        priority=evidence.priority,
+        prepare=Policy(
+            workers=setup.prepare_threads, max_batch=1, window=0.0, reference=np.array([0.0, max(float(usual), 0.0)])
+        ),
+        workers=Policy(
+            workers=setup.workers,
+            max_batch=setup.max_batch,
+            window=float(setup.window_ns),
+            reference=reference,
+            by_length=setup.by_length,
+            ageing=float(setup.ageing_ns),
+        ),
+        prepare_extra=_columns(prepare),
+        batch_extra=_columns(headed),
+        window_column=_index("batching.window"),
+        ended=evidence.of_batch(evidence.released_ns).astype(np.float64),
+        length=rows["bucket_length"],
+        # A minute, or a quarter of a run that is shorter than four.
+        lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
+        recorded=_recorded(evidence) if setup.recorded else None,
+    )
+
+
+def _recorded(evidence: Evidence) -> Recorded:
+    rows, batches = evidence.rows, evidence.batches
+    return Recorded.of(
+        evidence.batch_of,
+        batches["worker"],
+        batches["open_ns"],
+        batches["close_ns"] - evidence.units["lag"].wall,
+        rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"],
+    )
+
+
+def _span(times: Ints) -> float:
+    return float(np.ptp(times)) if len(times) else 0.0
+
+
+def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
+    """How long each batch held its worker, and how long one of each size would at reference."""
+    evidence, stages = accounts.evidence, accounts.reference.stages
+    batches, lag = evidence.batches, evidence.units["lag"].wall
+    service = evidence.released_ns - (batches["close_ns"] - lag)
+    typical = evidence.expected.typical.astype(np.float64)
+    # `compute`'s reference is a typical request's: what of it is not modelled work belongs to every batch.
+    norms, padded, quiet = evidence.norms, evidence.of_batch(evidence.expected.padded), evidence.quiet
+    modelled = norms.of("typical_batch", lambda: quiet_median(padded, quiet))
+    fixed = stages["batch"] + stages["h2d"] + stages["compute"] - modelled
+    finish = 0
+    if not evidence.setup.overlapped:
+        fixed += stages["d2h"]
+        finish = norms.of("typical_finish", lambda: quiet_median(evidence.units["finish"].wall, quiet))
+    size = np.arange(len(typical))
+    compute = np.minimum(typical, np.maximum(size, 1) * typical[min(1, len(typical) - 1)])
+    return np.asarray(service, dtype=np.int64), np.asarray(np.maximum(fixed + compute + size * finish, 0.0))
+
+
+def _columns(entries: npt.NDArray[np.int64]) -> Floats:
+    return np.ascontiguousarray(entries.T, dtype=np.float64)
+
+
+def _index(cause: str) -> int:
+    return [known.id for known in CAUSES].index(cause)
+
+
+def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
+    """Put own and propagated together; the remainder of each request is ``unexplained``."""
+    evidence = accounts.evidence
+    rows, ok = evidence.rows, evidence.ok
+    own = accounts.own
+    waited = rows["prepare_wait_ns"] + rows["queue_ns"]
+    held = _held_to(waited, blame)
+    waits = np.rint(held * blame.propagated.T).astype(np.int64)
+    finished = _finished_before(accounts)
+    propagated = waits + finished
+    traffic = np.rint(held * blame.traffic).astype(np.int64)
+    overtaken = np.rint(held * blame.priority).astype(np.int64)
+    own[_index("traffic.burst")] += np.where(blame.overload, 0, traffic)
+    own[_index("traffic.overload")] += np.where(blame.overload, traffic, 0)
+    own[_index("traffic.priority")] += overtaken
+    closure = waited - traffic - overtaken - waits.sum(axis=0)
+    # Waking a thread takes a moment even in a quiet run; beyond that, on contended cores, it waited for one.
+    usual = evidence.norms.of("waking", lambda: quiet_median(closure, evidence.quiet))
+    waking = min(max(usual, 0), _LONGEST_WAKING_NS)
+    closure = closure - accounts.reference.add("prepare", waking)
+    late = late_wakings(evidence, np.maximum(closure, 0))
+    own[_index("host.contention")] += late
+    closure = closure - late
+    handed = rows["arrival_ns"] + rows["dispatch_ns"]
+    locked = one_wakeup_ns(evidence, handed, handed + rows["prepare_wait_ns"])
+    locked = np.where(rows["prepare_wait_ns"] > waking, np.minimum(np.maximum(closure, 0), locked), 0)
+    own[_index("python.gil")] += locked
+    closure = closure - locked
+    latency, total = rows["latency_ns"][ok].astype(np.int64), accounts.reference.total_ns
+    own, propagated = own[:, ok], propagated[:, ok]
+    last = len(CAUSES) - 1
+    own[last] = latency - total - own[:last].sum(axis=0) - propagated.sum(axis=0)
+    ledger = Ledger(
+        request=rows["index"][ok].astype(np.int64),
+        latency_ns=latency,
+        reference_ns=total,
+        causes=tuple(cause.id for cause in CAUSES),
+        own_ns=own,
+        propagated_ns=propagated,
+        classes=tuple(cause.evidence_class for cause in CAUSES),
+    )
+    return Books(
+        ledger=ledger,
+        stages=dict(accounts.reference.stages),
+        closure_ns=closure[ok],
+        line=line,
+        ok=ok,
+        finished_before=finished[:, ok],
+        usual=tuple(accounts.usual),
+        spread=accounts.spread[:, ok],
+    )
+
+
+def _held_to(waited: Ints, blame: Blame) -> Floats:
+    """Per request, the factor that keeps the entries of its wait from exceeding what it waited.
+
+    A replay of batches turns on microseconds: who misses one in it may have been in time. Then there is no wait to
+    divide, and an entry that is taken back as ``unexplained`` would blame somebody for nothing.
+    """
+    replayed = blame.traffic + blame.priority + blame.propagated.sum(axis=1)
+    more = (replayed > waited) & (replayed > 0)
+    return np.where(more, waited / np.where(more, replayed, 1.0), 1.0)
+
+
+def _finished_before(accounts: _Accounts) -> npt.NDArray[np.int64]:
+    """What the finish of earlier members of the batch, beyond the reference, cost each request."""
+    evidence = accounts.evidence
+    order = evidence.members.order
+    result = np.zeros_like(accounts.finish)
+    if not len(order):
+        return result
+    turn = order[np.lexsort((evidence.ahead_in_batch[order], evidence.batch_of[order]))]
+    first = np.repeat(evidence.members.first, evidence.members.count)
+    for k in range(len(CAUSES)):
+        entries = accounts.finish[k][turn]
+        if entries.any():
+            running = np.concatenate([[0], np.cumsum(entries)])
+            result[k, turn] = running[:-1] - running[first]
+    return result
+
+
+def cause_of(cause_id: str) -> Cause:
+    """The cause with an id."""
+    return next(cause for cause in CAUSES if cause.id == cause_id)

@@ -1,0 +1,73 @@
+"""``causes.parquet``: a row for each nonzero entry of a ledger, by the requests' ids, written piece by piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from latfix.files.parquet_reader import ROW_GROUP
+from latfix.results.diagnosis import Ledger
+
+
+class CausesFile:
+    """The file while it is written; it is there whole, or not at all.
+
+    Use as a context manager; :meth:`add` each part of the run's ledger in order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._writer: Any = None
+
+    def __enter__(self) -> CausesFile:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(self._temporary, _schema())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._writer.close()
+            if error is None:
+                self._temporary.replace(self._path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def add(self, ledger: Ledger) -> None:
+        """Write the entries of some requests."""
+        self._writer.write_table(_table(ledger), row_group_size=8 * ROW_GROUP)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("request_id", pa.string()),
+            ("cause", pa.string()),
+            ("own_ns", pa.int64()),
+            ("propagated_ns", pa.int64()),
+            ("class", pa.string()),
+        ]
+    )
+
+
+def _table(ledger: Ledger) -> Any:
+    import pyarrow as pa
+
+    row, column = np.nonzero(((ledger.own_ns != 0) | (ledger.propagated_ns != 0)).T)
+    names = list(ledger.ids) or [str(index) for index in ledger.request.tolist()]
+    columns = [
+        pa.array(names, pa.string()).take(pa.array(row)),
+        pa.array(ledger.causes, pa.string()).take(pa.array(column)),
+        pa.array(ledger.own_ns.T[row, column]),
+        pa.array(ledger.propagated_ns.T[row, column]),
+        pa.array(ledger.classes, pa.string()).take(pa.array(column)),
+    ]
+    return pa.Table.from_arrays(columns, schema=_schema())

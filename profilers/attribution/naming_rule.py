@@ -1,0 +1,88 @@
+"""What a diagnosis says of each cause, and from where on it names one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from latfix.profilers.attribution.tail import Tail
+from latfix.profilers.causes import CAUSES
+from latfix.profilers.causes.cause import TailFigures
+from latfix.profilers.evidence.units import Evidence
+from latfix.results.diagnosis import UNEXPLAINED, CauseSummary
+
+#: A cause is not named below this, this share of p50, or this share of what slow requests exceed normal ones by.
+_LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
+#: Every machine and every traffic has some of these: what unperturbed runs show, as a share of p50, and of a machine
+#: also in milliseconds.
+_ALWAYS_SOME = ("host.contention", "host.slowdown", "host.steal", "python.gil", "observer", "input.size")
+OF_THE_MACHINE = _ALWAYS_SOME[:-1]
+_USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
+#: From this share of the tail on, a cause's course over the run is looked at though it is not named.
+_TOLD = 0.02
+
+
+def floors_ms(p50_ms: float, excess_ms: float, meta: Mapping[str, Any], chance_wait_ns: float) -> dict[str, float]:
+    """What each cause's interval must exceed for the cause to be named, in milliseconds.
+
+    :param excess_ms: by which the tail exceeds the reference.
+    :param meta: of the run, for the floor of its clock.
+    :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.queueing_noise_floor`).
+    """
+    timer_ms = float((meta.get("calibration") or {}).get("timer_floor_ns", 0.0)) / 1e6
+    least = max(_LEAST_OF_P50 * p50_ms, timer_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
+    floors = {cause.id: least for cause in CAUSES}
+    for cause_id in _ALWAYS_SOME:
+        floors[cause_id] = max(least, _USUAL_OF_P50 * p50_ms)
+    for cause_id in OF_THE_MACHINE:
+        floors[cause_id] = max(floors[cause_id], _USUAL_MS)
+    floors["traffic.burst"] += chance_wait_ns / 1e6
+    return floors
+
+
+def summarize_cause(
+    k: int,
+    evidence: Evidence,
+    tail: Tail,
+    floor_ms: float,
+    whatif_ms: Mapping[str, float],
+    *,
+    requests: int,
+    largest_ns: float,
+) -> CauseSummary:
+    """The entry of ``CAUSES[k]``.
+
+    :param requests: how many it touched on their own path; ``largest_ns`` the most of one.
+    """
+    cause = CAUSES[k]
+    own_ms, propagated_ms = float(tail.own_ms[k]), float(tail.propagated_ms[k])
+    low, high = (float(end) for end in tail.ci95_ms[k])
+    total = own_ms + propagated_ms
+    figures = TailFigures(
+        own_ms=own_ms, propagated_ms=propagated_ms, requests=requests, largest_ms=float(largest_ns) / 1e6
+    )
+    return CauseSummary(
+        cause=cause.id,
+        tail_ms=total,
+        tail_share=total / tail.excess_ms if tail.excess_ms > 0 else 0.0,
+        own_ms=own_ms,
+        propagated_ms=propagated_ms,
+        ci95_ms=(low, high),
+        named=cause.id != UNEXPLAINED and low > floor_ms,
+        evidence_class=cause.evidence_class,
+        requests=requests,
+        evidence=cause.sentence(evidence, figures),
+        whatif_ms=whatif_ms,
+        fixes=cause.fixes,
+    )
+
+
+def worth_a_course(cause: CauseSummary) -> bool:
+    """Whether it is worth telling when a cause was active."""
+    return cause.named or cause.tail_share > _TOLD
+
+
+def overhead_of(meta: Mapping[str, Any]) -> dict[str, float]:
+    """What latfix itself cost, from ``run.json``."""
+    given = meta.get("overhead") or {}
+    return {key: float(given.get(key, 0.0)) for key in ("per_request_us", "core_share")}

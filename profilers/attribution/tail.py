@@ -1,0 +1,171 @@
+"""The tail: which requests it holds, what each cause owns of it, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.results.diagnosis import Ledger
+from latfix.statistics.block_bootstrap import block_counts, block_length, iter_block_starts
+from latfix.statistics.latency_summary import percentile_ns
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: Causes that belong to a process's start, not to a moment drawn at random.
+ONCE = ("cold.start", "cold.compile")
+#: Resampling stops at so many drawn requests in all; large records need fewer replicates anyway.
+_MOST_DRAWN = 100_000_000
+#: How much further an interval reaches away from zero than towards it, by requests in the tail: a resample holds
+#: no pause longer than the longest that was seen. Fitted to simulated runs; docs/causes.md has what it reaches.
+_UNSEEN = 3.0
+#: What one request is charged may be off by as much, in milliseconds and as a share: no interval is narrower.
+_CHARGE_MS, _CHARGE_SHARE = 0.1, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """What else than the choice of moments makes a cause's figure uncertain.
+
+    :param quiet: ``(n,)`` ledger rows that the references are medians over.
+    :param usual: for each part of the reference, the row of the ledger that counts from it and the ``(n,)``
+        values whose median it is, in nanoseconds.
+    :param spread: ``(K, n)`` standard errors of entries that rest on a fitted or calibrated figure, all rows of a
+        cause moving together; rows of zeros where there is none.
+    """
+
+    quiet: Bools
+    usual: tuple[tuple[int, Ints], ...]
+    spread: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Means over the requests at or above a percentile of latency, in milliseconds.
+
+    :param members: ``(n,)`` which rows of the ledger.
+    :param excess_ms: mean latency less the reference; the causes' ``own_ms + propagated_ms`` sum to it.
+    :param own_ms: ``(K,)``; ``propagated_ms`` the same.
+    :param ci95_ms: ``(K, 2)`` interval of own + propagated.
+    """
+
+    members: Bools
+    mean_ms: float
+    excess_ms: float
+    own_ms: Floats
+    propagated_ms: Floats
+    ci95_ms: Floats
+
+
+def cut_tail(
+    ledger: Ledger, percentile: float, *, doubt: Doubt, seed: int, replicates: int, once: Collection[str]
+) -> Tail:
+    """The tail of a ledger.
+
+    Intervals come from a moving-block bootstrap: in each replicate the tail is cut anew, the references are
+    medians anew, and figures that rest on a model or a calibrated price move by their standard error. Requests
+    that a cause of ``once`` touched are in every replicate: a cold start is no draw from a population of
+    moments, it happens once in every run.
+    """
+    n, kinds = len(ledger.latency_ns), len(ledger.causes)
+    if not n:
+        nothing = np.zeros(kinds)
+        return Tail(
+            members=np.zeros(0, dtype=bool),
+            mean_ms=0.0,
+            excess_ms=0.0,
+            own_ms=nothing,
+            propagated_ms=nothing,
+            ci95_ms=np.zeros((kinds, 2)),
+        )
+    members = np.asarray(ledger.latency_ns >= percentile_ns(ledger.latency_ns, percentile))
+    count = int(np.count_nonzero(members))
+    total = int(ledger.latency_ns[members].sum())
+    own = ledger.own_ns[:, members].sum(axis=1) / count / 1e6
+    propagated = ledger.propagated_ns[:, members].sum(axis=1) / count / 1e6
+    drawn = _resampled(ledger, percentile, doubt, seed, replicates, once)
+    return Tail(
+        members=members,
+        mean_ms=total / count / 1e6,
+        excess_ms=(total - count * ledger.reference_ns) / count / 1e6,
+        own_ms=own,
+        propagated_ms=propagated,
+        ci95_ms=reaching(own + propagated, np.quantile(drawn, [0.025, 0.975], axis=0), count),
+    )
+
+
+def _resampled(
+    ledger: Ledger, percentile: float, doubt: Doubt, seed: int, replicates: int, once: Collection[str]
+) -> Floats:
+    """``(replicates, K)``: every cause's mean over the tail of a resample, in milliseconds."""
+    n = len(ledger.latency_ns)
+    order = np.argsort(ledger.latency_ns, kind="stable")
+    entries = ((ledger.own_ns + ledger.propagated_ns) / 1e6)[:, order]
+    latency, spread = ledger.latency_ns[order], doubt.spread[:, order] / 1e6
+    fixed = np.zeros(n, dtype=bool)
+    for k, cause in enumerate(ledger.causes):
+        if cause in once:
+            fixed |= ledger.own_ns[k] + ledger.propagated_ns[k] > 0.05 * max(ledger.reference_ns, 1)
+    medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
+    rng = np.random.default_rng(seed)
+    block = block_length(ledger.latency_ns)
+    drawn = np.empty((max(2, min(replicates, _MOST_DRAWN // n)), len(entries)))
+    for row, starts in zip(drawn, iter_block_starts(n, block=block, replicates=len(drawn), rng=rng), strict=True):
+        counts = block_counts(n, starts, block)
+        counts[fixed] = 1
+        weight = counts[order]
+        running = np.cumsum(weight)
+        rank = int(np.ceil((int(running[-1]) - 1) * percentile / 100 - 1e-9))
+        threshold = latency[np.searchsorted(running, rank + 1)]
+        first = int(np.searchsorted(latency, threshold, side="left"))
+        held = weight[first:] / max(int(weight[first:].sum()), 1)
+        row[:] = entries[:, first:] @ held + (spread[:, first:] @ held) * rng.standard_normal(len(row))
+        for k, median in medians:
+            row[k] -= median.moved(counts) / 1e6
+    return drawn
+
+
+class Median:
+    """A median over some of the requests, and how it moves when they are drawn anew."""
+
+    def __init__(self, values: Ints, chosen: Bools) -> None:
+        rows = np.flatnonzero(chosen)
+        self._rows = rows[np.argsort(values[rows], kind="stable")]
+        self._values = values[self._rows]
+        self._usual = float(np.median(self._values)) if len(rows) else 0.0
+
+    def moved(self, counts: Ints) -> float:
+        """The median of a resample less the median of the sample, in the values' unit."""
+        running = np.cumsum(counts[self._rows])
+        if not len(running) or running[-1] == 0:
+            return 0.0
+        half = int(running[-1])
+        low, high = np.searchsorted(running, [(half + 1) // 2, half // 2 + 1])
+        return float(self._values[low] + self._values[high]) / 2 - self._usual
+
+
+def reaching(value: Floats, ends: Floats, count: int) -> Floats:
+    """Percentile intervals, drawn out on the side away from zero; ``(K, 2)``.
+
+    The tail's mean is skewed: what a run has not seen can only make it larger.
+    """
+    off = np.where(value != 0, _CHARGE_MS + _CHARGE_SHARE * np.abs(value), 0.0)
+    low, high = np.minimum(ends[0], value - off), np.maximum(ends[1], value + off)
+    reach = 1.0 + _UNSEEN / np.sqrt(count)
+    up = value + reach * (value - low)
+    down = value - reach * (high - value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # As far up, as a factor, as down; at most thrice as far as that in milliseconds.
+        grown = np.where(low > 0, np.minimum(value**2 / low, value + 3 * reach * (value - low)), up)
+        fallen = np.where(high < 0, np.maximum(value**2 / high, value - 3 * reach * (high - value)), down)
+    positive = value >= 0
+    return np.column_stack(
+        [
+            np.where(positive, low, np.minimum(low, np.minimum(down, fallen))),
+            np.where(positive, np.maximum(high, np.maximum(up, grown)), high),
+        ]
+    )

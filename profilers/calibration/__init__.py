@@ -1,0 +1,1 @@
+"""What one fault, switch or driver call costs on this machine."""

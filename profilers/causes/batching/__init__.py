@@ -1,0 +1,1 @@
+"""What sharing a batch costs."""

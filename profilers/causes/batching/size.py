@@ -1,0 +1,59 @@
+"""``batching.size``: computed longer because others shared the batch, and finished after them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
+from latfix.profilers.evidence.expected_work import jackknife_error
+from latfix.profilers.evidence.reference_latency import quiet_median
+from latfix.profilers.evidence.units import Evidence, spread
+from latfix.profilers.evidence.work_model import Floats
+
+
+def _claim(evidence: Evidence, _left: Left) -> Claim:
+    expected = evidence.expected
+    finish, quiet = evidence.units["finish"].wall, evidence.quiet
+    turn = evidence.ahead_in_batch * evidence.norms.of("typical_finish", lambda: quiet_median(finish, quiet))
+    size = np.minimum(evidence.batches["size"], len(expected.typical) - 1)
+    # A batch delays those behind it only where it takes longer than its members one by one.
+    one_by_one = size * expected.typical[min(1, len(expected.typical) - 1)]
+    # The three parts of modelled compute have the median of their sum for a reference, not the sum of medians:
+    # what a typical batch costs more than its parts' medians is this cause's usual part.
+    unpadded, padded = evidence.of_batch(expected.unpadded), evidence.of_batch(expected.padded)
+    typical_batch = evidence.norms.of("typical_batch", lambda: quiet_median(padded, quiet))
+    others = evidence.norms.of(
+        "typical_batch_by_parts",
+        lambda: quiet_median(expected.alone, quiet) + quiet_median(padded - unpadded, quiet),
+    )
+    return Claim(
+        own={"compute": unpadded - expected.alone, "finish_wait": turn},
+        usual={"compute": typical_batch - others},
+        behind=np.maximum(expected.typical[size] - one_by_one, 0),
+        doubt=jackknife_error(_shared(evidence)),
+    )
+
+
+def _shared(evidence: Evidence) -> Floats:
+    """``(folds, n)``: what sharing its batch costs each request, by the fit without each fold."""
+    at_member = [spread(of_fold, evidence.batch_of) for of_fold in evidence.expected.unpadded_of]
+    return np.asarray(np.stack(at_member) - evidence.expected.alone_of, dtype=np.float64)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    size = evidence.of_batch(evidence.batches["size"])[evidence.ok]
+    return (
+        f"the median request shared a batch of {np.median(size):.0f} and the largest held {size.max()}; "
+        f"beyond a typical batch, {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="batching.size",
+    evidence_class="modelled",
+    fixes=("batch.size", "batch.bucket", "batch.adaptive", "batch.continuous"),
+    happened="sharing a larger batch",
+    behind="an oversized batch",
+    claim=_claim,
+    sentence=_sentence,
+)

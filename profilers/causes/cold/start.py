@@ -1,0 +1,84 @@
+"""``cold.start``: first use, such as lazy initialization, weights paged in, first growth of the heap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.formatting import milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import Bools
+
+#: First uses of a shape count as cold where half of them exceed the model by more than this many deviations.
+_DEVIATIONS = 4.0
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    cold = _first_batches(evidence) | _cold_shapes(evidence, left)
+    units = {
+        name: Parts(cpu=np.where(cold, left.cpu_excess(name), 0), blocked=np.where(cold, left.blocked(name), 0))
+        for name in ("collate", "compute")
+    }
+    units["lag"] = Parts(blocked=np.where(cold, left.blocked("lag"), 0))
+    fresh = _first_prepares(evidence)
+    units["prepare"] = Parts(cpu=np.where(fresh, left.cpu_excess("prepare"), 0))
+    first = evidence.of_batch(cold.astype(np.int64)) * (evidence.ahead_in_batch == 0) > 0
+    units["finish"] = Parts(cpu=np.where(first, left.cpu_excess("finish"), 0))
+    return Claim(units=units)
+
+
+def _first_batches(evidence: Evidence) -> Bools:
+    """The first batch of every worker."""
+    first = np.zeros(len(evidence.batches["worker"]), dtype=bool)
+    if not evidence.begins:
+        return first
+    order = np.argsort(evidence.batches["open_ns"], kind="stable")
+    _, where = np.unique(evidence.batches["worker"][order], return_index=True)
+    first[order[where]] = True
+    return first
+
+
+def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
+    """Batches of a shape not seen before, if first uses as such are slow; with free shapes they need not be."""
+    fresh = evidence.batches["first_shape"] > 0
+    model = evidence.expected.models["compute"]
+    excess = left.cpu_excess("compute") + left.blocked("compute")
+    if not fresh.any() or fresh.all():
+        return np.zeros_like(fresh)
+    usual = evidence.norms.of("excess.known_shapes", lambda: float(np.median(excess[~fresh])))
+    usual = max(usual + _DEVIATIONS * 1.4826 * model.residual_mad, 0.1 * model.typical)
+    if evidence.norms.of("excess.new_shapes", lambda: float(np.median(excess[fresh]))) <= usual:
+        return np.zeros_like(fresh)
+    return np.asarray(fresh & (excess > usual))
+
+
+def _first_prepares(evidence: Evidence) -> Bools:
+    """The first request of every prepare thread."""
+    thread = evidence.rows["prepare_thread"]
+    first = np.zeros(len(thread), dtype=bool)
+    if not evidence.begins:
+        return first
+    order = np.argsort(evidence.units["prepare"].start, kind="stable")
+    order = order[thread[order] >= 0]
+    _, where = np.unique(thread[order], return_index=True)
+    first[order[where]] = True
+    return first
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    warm = int(np.count_nonzero(evidence.rows["warmup"]))
+    return (
+        f"{figures.requests} requests met first use after {warm} warm-up requests, at most "
+        f"{milliseconds(figures.largest_ms)} beyond what their inputs need; {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="cold.start",
+    evidence_class="modelled",
+    fixes=("warmup.shapes", "memory.page_prefault", "warmup.resident"),
+    happened="first use (lazy initialization, weights paged in)",
+    behind="one that met first use",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,1 @@
+"""The GPU: copies, launches, clocks, neighbors."""

@@ -1,0 +1,41 @@
+"""``dispatch.launch``: the device was done with what it had, and the host had not issued the next operator yet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.formatting import from_ns, milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.device_idle import idle_ns, unusual_idle_ns
+from latfix.profilers.evidence.units import Evidence
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    profile, idle = evidence.setup.device_profile, unusual_idle_ns(evidence)
+    if profile is None or idle is None:
+        return Claim()
+    part = 1.0 - (profile.sync_share if profile.waits else 0.0)
+    owed = np.rint(idle * part).astype(np.int64)
+    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    profile, idle = evidence.setup.device_profile, idle_ns(evidence)
+    assert profile is not None and idle is not None, "it claims nothing without a profile"
+    usual = idle[evidence.quiet_batch]
+    return (
+        f"{profile.launches:.0f} operators of a batch are issued one by one, and the device waited "
+        f"{from_ns(np.median(usual)) if len(usual) else 'an unknown time'} for them in a typical one; at most "
+        f"{milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="dispatch.launch",
+    evidence_class="modelled",
+    fixes=("fuse.cudagraph",),
+    happened="the GPU waiting for the host to issue its work",
+    behind="one in which the GPU waited for the host",
+    claim=_claim,
+    sentence=_sentence,
+)

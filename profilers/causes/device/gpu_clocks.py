@@ -1,0 +1,75 @@
+"""``gpu.clocks``: the device computed at a lower clock than it does in most of the run: heat, power, idleness."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from latfix.formatting import milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.nvml_samples import Floats, at_batches, series_of
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.gpu.nvml import CLOCK_REASONS
+
+_SERIES = "nvml.sm_clock_mhz"
+#: Clocks move in steps of a per cent or so all the time.
+_LOWER = 0.03
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    lowered = _lowered(evidence)
+    if lowered is None:
+        return Claim()
+    clock, usual = lowered
+    # Work that waits for memory takes no longer at a lower clock: this is the most that the clock can owe.
+    longer = np.where(clock < (1.0 - _LOWER) * usual, usual / np.maximum(clock, 1.0) - 1.0, 0.0)
+    owed = np.rint(evidence.units["compute"].expected_cpu * np.nan_to_num(longer)).astype(np.int64)
+    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+
+
+def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:
+    """The clock at each batch, and what it is at a typical one there; ``None`` where it was not read."""
+    clock = at_batches(evidence, _SERIES)
+    if clock is None:
+        return None
+    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
+    usual = np.full(len(clock), np.nan)
+    for number in np.unique(numbers).tolist():
+        here = numbers == number
+        quiet = clock[here & evidence.quiet_batch & np.isfinite(clock)]
+        key = series_of("gpu.clock", number)
+        usual[here] = evidence.norms.of(key, partial(_median, quiet))
+    return (clock, usual) if np.isfinite(usual).any() else None
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if len(values) else float("nan")
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    lowered = _lowered(evidence)
+    assert lowered is not None, "it claims nothing without clocks"
+    clock, usual = lowered
+    worst = int(np.nanargmin(clock / usual))
+    bits = 0
+    for number in np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist():
+        _, values = evidence.series(series_of("nvml.clock_event_reasons", number))
+        bits |= int(np.bitwise_or.reduce(values.astype(np.int64), initial=0))
+    said = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
+    return (
+        f"the device's clock fell to {clock[worst]:.0f} MHz, {usual[worst]:.0f} MHz at a typical batch"
+        + (f" (NVML's reasons in the run: {said})" if said else "")
+        + f"; at most {milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="gpu.clocks",
+    evidence_class="modelled",
+    fixes=("host.routing",),
+    happened="the GPU computing at a lower clock",
+    behind="one that the GPU computed at a lower clock",
+    claim=_claim,
+    sentence=_sentence,
+)

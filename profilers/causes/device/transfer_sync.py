@@ -1,0 +1,41 @@
+"""``transfer.sync``: the device stood idle because the host had waited for it: ``.item()``, a copy in the middle."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.formatting import milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.device_idle import unusual_idle_ns
+from latfix.profilers.evidence.units import Evidence
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    profile, idle = evidence.setup.device_profile, unusual_idle_ns(evidence)
+    if profile is None or idle is None or not profile.waits:
+        return Claim()
+    owed = np.rint(idle * profile.sync_share).astype(np.int64)
+    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    profile = evidence.setup.device_profile
+    assert profile is not None, "it claims nothing without a profile"
+    where = evidence.setup.device_waits
+    at = f", at {', '.join(where)}" if where else ""
+    return (
+        f"the host waited for the device {profile.waits:.0f} times within a batch's compute{at}, and the device for "
+        f"the host after each; at most {milliseconds(figures.largest_ms)} of one request, and "
+        f"{own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="transfer.sync",
+    evidence_class="modelled",
+    fixes=(),
+    happened="the GPU idle because the host had waited for it",
+    behind="one in which the host and the GPU waited for each other",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,1 @@
+"""Slower with age, and what grew alongside."""

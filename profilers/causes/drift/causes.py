@@ -1,0 +1,71 @@
+"""The form that the four drifts share: one claim, granted to the one whose companion the growth follows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from latfix.formatting import from_ns, significant
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.drift.correlates import Origin, origin_of
+from latfix.profilers.causes.drift.growth import Growth, find_growths
+from latfix.profilers.evidence.units import Evidence
+
+
+def drift_cause(cause_id: str, *, happened: str, behind: str) -> Cause:
+    """One of the drifts, as a cause."""
+
+    def claim(evidence: Evidence, left: Left) -> Claim:
+        growths = find_growths(evidence, left)
+        if not growths or evidence.norms.of("drift.origin", partial(origin_of, evidence, growths)).cause != cause_id:
+            return Claim()
+        units: dict[str, Parts] = {}
+        for growth in growths:
+            known = units.get(growth.unit, Parts())
+            units[growth.unit] = Parts(
+                cpu=growth.claim if growth.part == "cpu" else known.cpu,
+                blocked=growth.claim if growth.part == "blocked" else known.blocked,
+            )
+        return Claim(units=units)
+
+    return Cause(
+        id=cause_id,
+        evidence_class="modelled",
+        fixes=(),
+        happened=happened,
+        behind=behind,
+        claim=claim,
+        sentence=_sentence,
+    )
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    growths = find_growths(evidence)
+    if not growths:
+        return f"work took longer with age, beyond what its inputs need; {own_and_behind(figures)}."
+    largest = max(growths, key=lambda growth: float(growth.level[-1]))
+    return f"{_rise_words(largest)}; {_companion_words(origin_of(evidence, growths))}; {own_and_behind(figures)}."
+
+
+def _rise_words(growth: Growth) -> str:
+    subject = growth.unit if growth.part == "cpu" else f"blocked time in {growth.unit}"
+    first, last = (from_ns(figure) for figure in growth.took)
+    if growth.step_s is not None:
+        more = from_ns(float(growth.level[-1]))
+        return (
+            f"{subject} took {first} until {growth.step_s:,.1f} s and {more} more from then on, for the same inputs"
+        )
+    slope = growth.slope
+    value, low, high = (significant(ns / 1e6) for ns in (slope.value, slope.low, slope.high))
+    return (
+        f"{subject} took {first} in the first quarter and {last} in the last for the same inputs "
+        f"(+{value} ms a second [{low}, {high}])"
+    )
+
+
+def _companion_words(origin: Origin) -> str:
+    if not origin.companions:
+        return "nothing recorded grew alongside"
+    words = " and ".join(companion.words() for companion in origin.companions)
+    if origin.cause == "drift.unknown":
+        return f"{words} alongside, and which of them it follows cannot be told"
+    return f"{words} alongside"

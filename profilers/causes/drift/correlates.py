@@ -1,0 +1,148 @@
+"""What grew alongside a drift: resident memory, sessions, kept objects, shapes, compilations; and what it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.profilers.causes.drift.growth import Growth
+from latfix.profilers.causes.drift.trend_tests import rising_level, squares_left
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import Floats
+
+_POINTS = 48
+_LEAST_SAMPLES = 8
+_LEAST_BYTES = 16 * 2**20
+#: A service that serves leaves some objects behind with each request, latfix's own records among them.
+_LEAST_OBJECTS, _OBJECTS_A_REQUEST = 10_000, 25
+#: Of what a rising level explains, the share that a line on the series must explain too.
+_FOLLOWS = 0.85
+#: A series is preferred where it leaves at most this part of what the next best leaves.
+_PREFERRED = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companion:
+    """A series that grew while work slowed down.
+
+    :param cause: the drift that it would be.
+    :param name: what it counts, in words.
+    :param first: its mean over the first quarter of the run; ``last`` over the last.
+    :param rest: squares of the drift's level that a straight line on it leaves.
+    """
+
+    cause: str
+    name: str
+    first: float
+    last: float
+    rest: float
+
+    def words(self) -> str:
+        """``resident memory grew from 310 to 980 MiB``."""
+        if self.cause == "drift.memory":
+            return f"{self.name} grew from {self.first / 2**20:,.0f} to {self.last / 2**20:,.0f} MiB"
+        return f"{self.name} grew from {self.first:,.0f} to {self.last:,.0f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which drift it is.
+
+    :param cause: its id; ``drift.unknown`` where nothing follows it, or several things do equally well.
+    :param companions: what it follows, the best first.
+    """
+
+    cause: str
+    companions: tuple[Companion, ...]
+
+
+def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
+    """Which series the growth follows.
+
+    A series must have grown materially and explain, by a straight line, nearly all that a rising level does:
+    its shape in time must be the drift's. Where two kinds do, the better one is told only if it leaves half as
+    much as the other; things that all grow evenly cannot be told apart.
+    """
+    times = _common_times(growths)
+    level = sum((np.interp(times, growth.times_s, growth.values) for growth in growths), np.zeros(len(times)))
+    total = float(((level - level.mean()) ** 2).sum())
+    explained = total - float(((level - rising_level(level)) ** 2).sum())
+    following: dict[str, Companion] = {}
+    for cause, name, values in _candidates(evidence, times):
+        rest = squares_left(level, values)
+        rises = float((values - values.mean()) @ (level - level.mean())) > 0
+        if not rises or total - rest < _FOLLOWS * explained:
+            continue
+        known = following.get(cause)
+        if known is None or rest < known.rest:
+            first, last = _quarters(values)
+            following[cause] = Companion(cause=cause, name=name, first=first, last=last, rest=rest)
+    ordered = tuple(sorted(following.values(), key=lambda companion: companion.rest))
+    decided = len(ordered) == 1 or (len(ordered) > 1 and ordered[0].rest <= _PREFERRED * ordered[1].rest)
+    if decided:
+        return Origin(cause=ordered[0].cause, companions=ordered[:1])
+    return Origin(cause="drift.unknown", companions=ordered)
+
+
+def _common_times(growths: list[Growth]) -> Floats:
+    low = max(float(growth.times_s[0]) for growth in growths)
+    high = min(float(growth.times_s[-1]) for growth in growths)
+    return np.linspace(low, max(high, low), _POINTS)
+
+
+def _candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, Floats]]:
+    for series, name in (
+        ("process.rss_bytes", "resident memory"),
+        ("malloc.used_bytes", "memory in use on the heap"),
+    ):
+        t_ns, sampled = evidence.series(series)
+        if len(t_ns) >= _LEAST_SAMPLES:
+            values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
+            if _grew(values, ratio=1.1, amount=_LEAST_BYTES):
+                yield "drift.memory", name, values
+    yield from _session_candidates(evidence, times)
+    t_ns, sampled = evidence.series("python.blocks")
+    if len(t_ns) >= _LEAST_SAMPLES:
+        values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
+        kept = max(_LEAST_OBJECTS, _OBJECTS_A_REQUEST * int(np.count_nonzero(evidence.ok)))
+        if _grew(values, ratio=1.0, amount=kept / 2):  # quarters lie half to three quarters of the run apart
+            yield "drift.cache", "objects that Python keeps", values
+    batches, compiled = evidence.batches, evidence.pauses["compile"].everywhere.start
+    shapes = batches["open_ns"][batches["first_shape"] > 0]
+    for name, moments in (("input shapes seen", shapes), ("compilations made", compiled)):
+        values = _so_far(moments / 1e9, times)
+        if _grew(values, ratio=1.5, amount=4):
+            yield "drift.cache", name, values
+
+
+def _session_candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, Floats]]:
+    known = evidence.sessions >= 0
+    if not known.any():
+        return
+    arrival, session = evidence.rows["arrival_ns"][known] / 1e9, evidence.sessions[known]
+    order = np.argsort(arrival, kind="stable")
+    _, first = np.unique(session[order], return_index=True)
+    _, last = np.unique(session[order][::-1], return_index=True)
+    begun, ended = arrival[order][first], arrival[order][::-1][last]
+    seen = _so_far(begun, times)
+    live = seen - _so_far(ended, times)
+    for name, values in (("sessions seen", seen), ("live sessions", live)):
+        if _grew(values, ratio=1.5, amount=5):
+            yield "drift.sessions", name, values
+
+
+def _so_far(moments_s: Floats, times: Floats) -> Floats:
+    """How many of the moments had passed at each time."""
+    return np.searchsorted(np.sort(moments_s), times, side="right").astype(np.float64)
+
+
+def _quarters(values: Floats) -> tuple[float, float]:
+    quarter = max(len(values) // 4, 1)
+    return float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
+
+
+def _grew(values: Floats, *, ratio: float, amount: float) -> bool:
+    first, last = _quarters(values)
+    return last >= ratio * first and last - first >= amount

@@ -1,0 +1,132 @@
+"""Trends of a few dozen window medians: slope, significance, and the rising level that fits them best.
+
+Everything here works on at most a few hundred values; quadratic cost does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+
+import numpy as np
+
+from latfix.profilers.evidence.work_model import Floats, Ints
+from latfix.statistics.distributions import normal_quantile
+
+#: Neighboring windows are tied together in so many blocks; their order is what the test permutes.
+BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """A slope in the values' unit per unit of time, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def theil_sen(times: Floats, values: Floats) -> Slope:
+    """The median of all pairwise slopes, with Sen's interval (JASA 63, 1968).
+
+    The variance behind the interval is widened for autocorrelation of the ranks about the trend (Hamed and Rao,
+    Journal of Hydrology 204, 1998), so that a slow wave is not taken for many independent readings.
+
+    :param times: ``(w,)``, strictly rising; with fewer than three the slope is zero and its interval infinite.
+    """
+    w = len(values)
+    if w < 3:
+        return Slope(value=0.0, low=-math.inf, high=math.inf)
+    first, second = np.triu_indices(w, 1)
+    slopes = np.sort((values[second] - values[first]) / (times[second] - times[first]))
+    center = float(np.median(slopes))
+    variance = w * (w - 1) * (2 * w + 5) / 18 * _dependence(values - center * times)
+    reach = normal_quantile(0.95) * math.sqrt(variance)
+    low = max(int((len(slopes) - reach) / 2), 0)
+    high = min(math.ceil((len(slopes) + reach) / 2), len(slopes) - 1)
+    return Slope(value=center, low=float(slopes[low]), high=float(slopes[high]))
+
+
+def _dependence(residual: Floats) -> float:
+    """By how much autocorrelation of ranks widens the variance of Kendall's sum; at least one."""
+    w = len(residual)
+    ranks = np.argsort(np.argsort(residual, kind="stable"), kind="stable") - (w - 1) / 2
+    power = float(ranks @ ranks)
+    total = 0.0
+    for lag in range(1, w - 2):
+        correlation = float(ranks[lag:] @ ranks[:-lag]) / power
+        if abs(correlation) > 1.96 / math.sqrt(w):
+            total += (w - lag) * (w - lag - 1) * (w - lag - 2) * correlation
+    return max(1.0 + 2.0 * total / (w * (w - 1) * (w - 2)), 1.0)
+
+
+def rise_probability(values: Floats) -> float:
+    """How often chance alone would order the windows into as clear a rise as they show.
+
+    The means of :data:`BLOCKS` runs of neighboring windows are put into every order. Clarity is what the better
+    of a straight line and of one step upwards explains. Windows that move together within an eighth of the run
+    are one draw, so that one slow wave is not significant.
+
+    :param values: ``(w,)``; with fewer than :data:`BLOCKS` the answer is 1.
+    """
+    if len(values) < BLOCKS:
+        return 1.0
+    means = np.array([float(part.mean()) for part in np.array_split(values, BLOCKS)])
+    clarity = _clarity(means[_orders()] - means.mean())
+    return float(np.mean(clarity >= clarity[0] * (1 - 1e-9)))
+
+
+@cache
+def _orders() -> Ints:
+    """Every order of the blocks, the given one first."""
+    return np.array(list(permutations(range(BLOCKS))), dtype=np.int64)
+
+
+def _clarity(centered: Floats) -> Floats:
+    """Per row, the sum of squares that a rising line or one upward step explains."""
+    ramp = np.arange(BLOCKS) - (BLOCKS - 1) / 2
+    line = np.maximum(centered @ ramp, 0.0) ** 2 / float(ramp @ ramp)
+    before = np.arange(1, BLOCKS)
+    share = before * (BLOCKS - before) / BLOCKS
+    step = np.minimum(np.cumsum(centered, axis=1)[:, :-1], 0.0) ** 2 / (share * BLOCKS)
+    return np.asarray(np.maximum(line, step.max(axis=1)), dtype=np.float64)
+
+
+def rising_level(values: Floats) -> Floats:
+    """The least-squares level that never falls (pool adjacent violators; Barlow et al., 1972)."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            count = counts[-2] + counts[-1]
+            mean = (means[-2] * counts[-2] + means[-1] * counts[-1]) / count
+            del means[-1], counts[-1]
+            means[-1], counts[-1] = mean, count
+    return np.repeat(np.array(means, dtype=np.float64), counts)
+
+
+def best_step(values: Floats) -> tuple[int, float]:
+    """Where one step explains most: the first window after it, and the squares that it leaves."""
+    w = len(values)
+    total = float(((values - values.mean()) ** 2).sum()) if w else 0.0
+    if w < 2:
+        return w, total
+    running = np.cumsum(values)
+    before = np.arange(1, w)
+    left, right = running[:-1] / before, (running[-1] - running[:-1]) / (w - before)
+    gain = before * (w - before) / w * (right - left) ** 2
+    at = int(np.argmax(gain))
+    return at + 1, max(total - float(gain[at]), 0.0)
+
+
+def squares_left(values: Floats, by: Floats) -> float:
+    """What a straight line on ``by`` leaves of the values' squares about their mean."""
+    centered, other = values - values.mean(), by - by.mean()
+    power = float(other @ other)
+    along = float(other @ centered)
+    total = float(centered @ centered)
+    return max(total - along * along / power, 0.0) if power > 0 else total

@@ -1,0 +1,1 @@
+"""Cores, and who else has them."""

@@ -1,0 +1,69 @@
+"""``host.steal``: the hypervisor ran something else on the core."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.formatting import from_ns, milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.intervals import Intervals
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.probes.gil_probe import STALL_SERIES
+
+#: The counter moves in ticks of this size; a smaller growth says nothing about one request.
+_TICK_NS = 10_000_000
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    stalls = _stalls(evidence)
+    units = {}
+    for name in ("dispatch", "prepare", "lag", "collate", "compute", "finish"):
+        unit = evidence.units[name]
+        still = stalls.covered(unit.start, unit.end)
+        held_up = np.minimum(still, np.maximum(left.blocked(name) - evidence.usually_blocked(name), 0))
+        # A stopped core's clock of the thread that was on it goes on.
+        on_core = np.maximum(_counted(evidence, name), still - held_up)
+        units[name] = Parts(cpu=np.minimum(on_core, left.cpu_excess(name)), blocked=held_up)
+    return Claim(units=units)
+
+
+def _stalls(evidence: Evidence) -> Intervals:
+    """When the whole machine stood still, as a thread that only sleeps has felt it."""
+    times, late = evidence.series(STALL_SERIES)
+    return Intervals.merged(times, late.astype(np.int64))
+
+
+def _counted(evidence: Evidence, name: str) -> Ints:
+    """Each unit's share of the growth of the kernel's counter of stolen time."""
+    unit = evidence.units[name]
+    times, values = evidence.series("host.steal_ns")
+    if len(times) < 2 or name in ("dispatch", "lag"):
+        return np.zeros(len(unit.start), np.int64)
+    before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
+    after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
+    grown = np.where(values[after] - values[before] >= _TICK_NS, values[after] - values[before], 0)
+    share = (unit.end - unit.start) / np.maximum(times[after] - times[before], 1)
+    return np.asarray(np.rint(grown * np.minimum(share, 1.0)), dtype=np.int64)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    times, values = evidence.series("host.steal_ns")
+    total = float(values[-1] - values[0]) if len(times) else 0.0
+    stalls = _stalls(evidence)
+    longest = from_ns((stalls.end - stalls.start).max()) if len(stalls) else "0 ms"
+    return (
+        f"the hypervisor took {from_ns(total)} from this machine's cores by its own count, and the machine stood "
+        f"still {len(stalls)} times, at most for {longest}; at most {milliseconds(figures.largest_ms)} "
+        f"of one request, and {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="host.steal",
+    evidence_class="counted",
+    fixes=("host.routing",),
+    happened="the hypervisor taking the core",
+    behind="one whose core the hypervisor took",
+    claim=_claim,
+    sentence=_sentence,
+)

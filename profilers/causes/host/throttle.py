@@ -1,0 +1,67 @@
+"""``host.throttle``: the cgroup's CPU quota was exhausted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.formatting import from_ns, milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.units import Evidence
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    """What stood still while the cgroup's throttled time grew.
+
+    Kernels before 6.17 count a throttled thread as runnable; later ones take it off the queue, and it looks blocked.
+    """
+    runnable = {name: _sampled(evidence, name) for name in ("prepare", "finish", "collate", "compute")}
+    if evidence.setup.workers == 1:  # one worker: growth seen at a batch's end happened since the last one's
+        seen = np.maximum(evidence.batches["throttled_ns"], 0)
+        compute = np.minimum(seen, left.runq("compute"))
+        collate = np.minimum(seen - compute, left.runq("collate"))
+        runnable |= {"compute": compute, "collate": collate, "finish": evidence.of_batch(seen - compute - collate)}
+    units = {}
+    for name in ("dispatch", "prepare", "lag", "collate", "compute", "finish"):
+        asked = runnable.get(name)
+        taken = 0 if asked is None else np.minimum(asked, left.runq(name))
+        stopped = np.maximum(_sampled(evidence, name) - taken, 0)
+        units[name] = Parts(runq=asked, blocked=np.minimum(stopped, _standing_still(evidence, left, name)))
+    return Claim(units=units)
+
+
+def _standing_still(evidence: Evidence, left: Left, name: str) -> Ints:
+    """Blocked time beyond what the unit always waits for and beyond its declared spans."""
+    usual = evidence.usually_blocked(name)
+    span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
+    return np.maximum(left.blocked(name) - np.maximum(usual, span), 0)
+
+
+def _sampled(evidence: Evidence, name: str) -> Ints:
+    """Growth of the sampled counter over each unit, at most the whole step between the samples around it."""
+    unit = evidence.units[name]
+    times, values = evidence.series("cgroup.throttled_ns")
+    if len(times) < 2:
+        return np.zeros(len(unit.start), np.int64)
+    before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
+    after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
+    return np.maximum(values[after] - values[before], 0).astype(np.int64)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    times, values = evidence.series("cgroup.throttled_ns")
+    total = float(values[-1] - values[0]) if len(times) else float(np.sum(evidence.batches["throttled_ns"]))
+    return (
+        f"the cgroup was throttled for {from_ns(total)} in all, and {figures.requests} requests stood still "
+        f"because of it, at most {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="host.throttle",
+    evidence_class="measured",
+    fixes=("host.threads",),
+    happened="the cgroup's CPU quota running out",
+    behind="one that the CPU quota stopped",
+    claim=_claim,
+    sentence=_sentence,
+)

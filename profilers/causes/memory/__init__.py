@@ -1,0 +1,1 @@
+"""The heap and its pages."""

@@ -1,0 +1,69 @@
+"""``memory.fragmentation``: the heap grew although as much was free in it, but not in one piece."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
+from latfix.profilers.causes.memory.device_allocator_stalls import held_up, said_price, stretches_of, with_held
+from latfix.profilers.causes.memory.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
+from latfix.profilers.causes.memory.page_faults import fault_price_ns, price_doubt
+from latfix.profilers.evidence.units import Evidence
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    costs = {}
+    for name in UNITS:
+        price = fault_price_ns(evidence, name)
+        cost = np.rint(faults_beside_free(evidence, name) * price).astype(np.int64)
+        costs[name] = np.minimum(cost, left.cpu_excess(name))
+    doubt = price_doubt(evidence, costs)
+    held, unsure = held_up(evidence, left, "fragmented", costs)
+    return Claim(units=with_held(costs, held), disturbance=False, doubt=np.hypot(doubt, unsure))
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    stretches = stretches_of(evidence)
+    calls = stretches.calls("fragmented")
+    if calls.sum():
+        stuck = float(stretches.pieces[calls > 0].max())
+        return (
+            f"torch's allocator gave cached memory back {int(calls.sum()):,} times because the device had no more"
+            f"{said_price(evidence, 'fragmented')}, while up to {stuck / MIB:.3g} MiB lay free in segments that were "
+            f"in use{_largest_free(evidence)}; {own_and_behind(figures)}."
+        )
+    pieces = {name: grown_in_pieces(evidence, name) for name in UNITS}
+    times = sum(int(np.count_nonzero(bytes_)) for bytes_ in pieces.values())
+    total = sum(float(bytes_.sum()) for bytes_ in pieces.values())
+    _, sampled = evidence.series("malloc.free_bytes")
+    read = max(float(column(evidence, name, "free_bytes").max(initial=0)) for name in UNITS)
+    free = max(read, float(sampled.max(initial=0)))
+    return (
+        f"the heap grew {times:,} times, by {total / MIB:.3g} MiB in all, while at least as much was free in it "
+        f"(at most {free / MIB:.3g} MiB); {own_and_behind(figures)}."
+    )
+
+
+def _largest_free(evidence: Evidence) -> str:
+    _, sizes = evidence.series("cuda.largest_free_block_bytes")
+    return f", at one time none larger than {float(sizes.min()) / MIB:.3g} MiB" if len(sizes) else ""
+
+
+CAUSE = Cause(
+    id="memory.fragmentation",
+    evidence_class="counted",
+    fixes=(
+        "memory.allocator",
+        "memory.pool",
+        "memory.device_allocator",
+        "memory.limit",
+        "memory.page_prefault",
+        "memory.huge_pages",
+        "memory.jemalloc",
+        "memory.tcmalloc",
+    ),
+    happened="the heap growing because what was free in it lay in pieces",
+    behind="one for which a fragmented heap grew",
+    claim=_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,100 @@
+"""``memory.page_faults``: pages faulted in during the request, counted and priced on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.memory.heap_growth import heap_faults
+from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
+from latfix.profilers.evidence.work_model import Floats
+
+#: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
+_CORRECTION = (0.3, 4.0)
+_HEAVY_UNITS = 4
+_HEAVY_FAULTS = 500
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    units, costs = {}, {}
+    for name in ("prepare", "collate", "compute", "finish"):
+        unit = evidence.units[name]
+        price = fault_price_ns(evidence, name)
+        paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
+        # Faults on memory that the heap grew by are the allocator's.
+        faults = unit.minflt - heap_faults(evidence, name)
+        costs[name] = np.minimum(np.rint(faults * price).astype(np.int64), left.cpu_excess(name))
+        units[name] = Parts(cpu=costs[name], blocked=paged_in)
+    return Claim(units=units, disturbance=False, doubt=price_doubt(evidence, costs))
+
+
+def price_doubt(evidence: Evidence, costs: Mapping[str, Ints]) -> Floats:
+    """Per request, the standard error of what its faults are charged, for the calibrated price's own.
+
+    :param costs: by unit, nanoseconds that rest on the price.
+    """
+    total = np.zeros(len(evidence.ok))
+    for name, cost in costs.items():
+        total += cost if name in REQUEST_UNITS else evidence.of_batch(cost)
+    return np.asarray(evidence.setup.minor_fault_error * total, dtype=np.float64)
+
+
+def fault_price_ns(evidence: Evidence, name: str) -> float:
+    """Nanoseconds a minor fault in this unit: calibrated, corrected by what heavily faulting units took.
+
+    A fault's price depends on what the kernel must do (zero a page, copy one, map one of a file), which the
+    calibration cannot know.
+    """
+    return evidence.norms.of(f"fault_price.{name}", lambda: _paid_ns(evidence, name))
+
+
+def _paid_ns(evidence: Evidence, name: str) -> float:
+    unit, price = evidence.units[name], evidence.setup.minor_fault_ns
+    if not len(unit.minflt):
+        return price
+    usual = float(np.median(unit.minflt))
+    heavy = unit.minflt > 4 * usual + _HEAVY_FAULTS
+    if np.count_nonzero(heavy) < _HEAVY_UNITS:
+        return price
+    extra = (unit.cpu - unit.expected_cpu)[heavy] - usual * price
+    paid = float(np.median(extra / (unit.minflt[heavy] - usual)))
+    return float(np.clip(paid, _CORRECTION[0] * price, _CORRECTION[1] * price))
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    rows, batches, ok = evidence.rows, evidence.batches, evidence.ok
+    own = rows["prepare_minflt"] + rows["finish_minflt"]
+    faults = (own + evidence.of_batch(batches["collate_minflt"] + batches["compute_minflt"]))[ok]
+    median, high = f"{np.median(faults):,.0f}", f"{np.quantile(faults, 0.99):,.0f}"
+    price = f"{fault_price_ns(evidence, 'compute'):.0f} ns"
+    how = f"calibrated here{_interval(evidence)}" if evidence.setup.calibrated else "not calibrated"
+    return (
+        f"{median} minor page faults in the median request and {high} at p99, {price} each in compute ({how}); "
+        f"{own_and_behind(figures)}."
+    )
+
+
+def _interval(evidence: Evidence) -> str:
+    """The calibrated price's interval, in words; nothing where the record has none."""
+    ends = [evidence.series(f"cost.minor_fault_{end}_ns")[1] for end in ("low", "high")]
+    return f": {ends[0][-1]:.0f} to {ends[1][-1]:.0f} ns" if all(map(len, ends)) else ""
+
+
+CAUSE = Cause(
+    id="memory.page_faults",
+    evidence_class="counted",
+    fixes=(
+        "memory.allocator",
+        "memory.pool",
+        "memory.page_prefault",
+        "memory.huge_pages",
+        "memory.jemalloc",
+        "memory.tcmalloc",
+    ),
+    happened="pages faulted in during the request",
+    behind="one that faulted pages in",
+    claim=_claim,
+    sentence=_sentence,
+)

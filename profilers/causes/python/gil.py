@@ -1,0 +1,76 @@
+"""``python.gil``: waited for the interpreter lock while another thread of the process ran."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.formatting import from_ns, milliseconds
+from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.probes.gil_probe import PERIOD_S, USUAL_NS, WAIT_SERIES
+
+_ROLES = {"latfix-prepare": "a prepare thread of the service", "latfix-worker": "a worker of the service"}
+
+
+def _claim(evidence: Evidence, left: Left) -> Claim:
+    if not len(evidence.series(WAIT_SERIES)[0]):
+        return Claim()
+    units = {name: Parts(blocked=held_ns(evidence, left, name)) for name in PROCESS_CPU}
+    for name in ("dispatch", "lag"):  # no account is kept of them: one wake-up each
+        unit = evidence.units[name]
+        units[name] = Parts(blocked=np.minimum(one_wakeup_ns(evidence, unit.start, unit.end), left.blocked(name)))
+    return Claim(units=units, disturbance=False)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    _, waits = evidence.series(WAIT_SERIES)
+    waited = float(np.mean(waits > USUAL_NS)) if len(waits) else 0.0
+    longest = from_ns(waits.max()) if len(waits) else "0 ms"
+    holder = _busiest(evidence)
+    return (
+        f"a thread that woke every {PERIOD_S * 1000:g} ms had to wait for the interpreter lock {100 * waited:.0f} % "
+        f"of the times, at most {longest}{holder}; {figures.requests} requests waited so while others ran, "
+        f"at most {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
+    )
+
+
+def _busiest(evidence: Evidence) -> str:
+    """The thread of the process that was on a core most while the lock was waited for, in words."""
+    times, waits = evidence.series(WAIT_SERIES)
+    contended = times[waits > USUAL_NS]
+    if not len(contended):
+        return ""
+    found = [
+        (busy, name)
+        for name, series in service_threads(evidence, "cpu_ns")
+        if (busy := _busy_share(evidence, series, contended)) > 0
+    ]
+    if not found:
+        return ""
+    busy, name = max(found)
+    shown = next((role for prefix, role in _ROLES.items() if name.startswith(prefix)), f"thread {name!r}")
+    return f", and {shown} was on a core for {100 * busy:.0f} % of those times"
+
+
+def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
+    """Share of a core that a thread used in the sampling steps that hold the times ``at``."""
+    times, values = evidence.series(series)
+    if len(times) < 2:
+        return 0.0
+    steps = np.diff(times)
+    used = np.clip(np.diff(values), 0, None) / np.maximum(steps, 1)
+    where = np.searchsorted(times, at, side="right") - 1
+    where = where[(where >= 0) & (where < len(steps))]
+    return float(np.mean(used[where])) if len(where) else 0.0
+
+
+CAUSE = Cause(
+    id="python.gil",
+    evidence_class="counted",
+    fixes=(),
+    happened="waiting for the interpreter lock that another thread held",
+    behind="one that waited for the interpreter lock",
+    claim=_claim,
+    sentence=_sentence,
+)

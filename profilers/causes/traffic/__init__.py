@@ -1,0 +1,1 @@
+"""Waits that arrivals make."""

@@ -1,0 +1,40 @@
+"""``traffic.overload``: arrivals outran the runner for good."""
+
+from __future__ import annotations
+
+from latfix.formatting import milliseconds
+from latfix.profilers.causes.cause import Cause, TailFigures, no_claim
+from latfix.profilers.evidence.units import Evidence
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    return (
+        f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
+        f"{milliseconds(figures.largest_ms)}: load stayed at or above the capacity of {evidence.setup.workers} "
+        "worker(s), and the backlog kept growing."
+    )
+
+
+CAUSE = Cause(
+    id="traffic.overload",
+    evidence_class="modelled",
+    fixes=(
+        "host.workers",
+        "batch.size",
+        "admit.limit",
+        "admit.shed",
+        "quantize.int8_dynamic",
+        "quantize.int8_weight_only",
+        "quantize.fp8_dynamic",
+        "quantize.bf16",
+        "quantize.fp16",
+        "fuse.compile",
+        "fuse.onnxruntime",
+        "fuse.openvino",
+        "fuse.tensorrt",
+    ),
+    happened="arrivals outrunning the runner for good",
+    behind="arrivals outrunning the runner for good",
+    claim=no_claim,
+    sentence=_sentence,
+)

@@ -1,0 +1,1 @@
+"""The same attribution for records that do not fit into memory, chunk by chunk."""

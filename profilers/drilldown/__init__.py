@@ -1,0 +1,1 @@
+"""One request explained: timeline, whom it waited behind, its ledger."""

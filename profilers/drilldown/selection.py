@@ -1,0 +1,132 @@
+"""Which requests are to be told of: by id, or the slowest."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from heapq import nsmallest
+
+import numpy as np
+
+from latfix.errors import InputError
+from latfix.profilers.evidence.work_model import Ints
+from latfix.run_record.run_record import RunRecord
+
+MOST_SLOWEST = 1000
+_SUGGESTED = 3
+_SCANNED = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A request to tell of.
+
+    :param index: its place in the schedule.
+    :param row: its row in the record; ``None`` where it has none.
+    :param matches: how many requests of the schedule bear its id.
+    """
+
+    index: int
+    row: int | None
+    matches: int
+
+
+def check_ids(wanted: Sequence[str], ids: Sequence[str]) -> None:
+    """Refuse ids that the traffic does not have.
+
+    :raises InputError: naming the nearest ones.
+    """
+    if not wanted:
+        return
+    unknown = set(wanted).difference(ids)
+    for name in wanted:
+        if name in unknown:
+            near = ", ".join(_shown(found) for found in nearest(name, ids))
+            raise InputError(
+                f"--request: found {_shown(name)}, which is none of the traffic's {len(ids):,} requests; expected an "
+                f"id{f', e.g. {near}' if near else ''}"
+            )
+
+
+def nearest(name: str, ids: Sequence[str]) -> list[str]:
+    """Ids that someone who typed ``name`` may have meant, the likeliest first."""
+    if not ids:
+        return []
+    name = name[:200]
+    candidates = list(ids)
+    if len(candidates) > _SCANNED:
+        holding = [found for found in ids if name and (name in found or found in name)][:_SUGGESTED]
+        ordered = sorted(candidates)
+        at = bisect_left(ordered, name)
+        candidates = [*holding, *ordered[max(at - 100, 0) : at + 100]]
+    folded = name.casefold()
+    # What was typed without the traffic's prefix or its leading zeros comes before what only looks alike.
+    parts = [found for found in candidates if folded and folded in found.casefold()]
+    likely = nsmallest(_SUGGESTED, parts, key=len)
+    likely += get_close_matches(name, candidates, n=_SUGGESTED, cutoff=0.5)
+    return list(dict.fromkeys(likely))[:_SUGGESTED] or list(candidates[:_SUGGESTED])
+
+
+def choose_ids(record: RunRecord, wanted: Sequence[str]) -> tuple[Chosen, ...]:
+    """Every request of the schedule with one of these ids, in the order asked for, each once.
+
+    The measured row is meant; a warm-up one only where the run recorded no other.
+
+    :raises InputError: an id is none of the schedule's.
+    """
+    ids = record.traffic.ids
+    check_ids(wanted, ids)
+    places: dict[str, list[int]] = {name: [] for name in wanted}
+    for k, name in enumerate(ids):
+        if name in places:
+            places[name].append(k)
+    index = record.requests["index"]
+    chosen = []
+    for found in places.values():
+        for k in found:
+            row = _row_of(index, k)
+            warmup = None if row is not None else _warmup_row(index, k, len(ids))
+            chosen.append(Chosen(index=k, row=row if row is not None else warmup, matches=len(found)))
+    return tuple(chosen)
+
+
+def slowest_rows(record: RunRecord, count: int = 20) -> list[int]:
+    """Rows of the slowest measured requests of any status, the slowest first."""
+    candidates = np.flatnonzero(record.measured)
+    order = np.argsort(-record.requests["latency_ns"][candidates], kind="stable")
+    return [int(row) for row in candidates[order[:count]]]
+
+
+def choose_slowest(record: RunRecord, count: int) -> tuple[Chosen, ...]:
+    """The slowest measured requests of any status, the slowest first."""
+    index = record.requests["index"]
+    return tuple(Chosen(index=int(index[row]), row=row, matches=1) for row in slowest_rows(record, count))
+
+
+def check_slowest(count: int | None) -> None:
+    """Refuse a count that is none.
+
+    :raises InputError: it is not from 1 to 1000.
+    """
+    if count is not None and not 1 <= count <= MOST_SLOWEST:
+        raise InputError(f"--slowest: found {count}; expected a whole number from 1 to {MOST_SLOWEST}")
+
+
+def _row_of(index: Ints, wanted: int) -> int | None:
+    at = int(np.searchsorted(index, wanted))
+    return at if at < len(index) and int(index[at]) == wanted else None
+
+
+def _warmup_row(index: Ints, wanted: int, scheduled: int) -> int | None:
+    """The first warm-up row that replayed a request of the schedule; warm-up repeats the schedule in turns."""
+    early = np.flatnonzero(index < 0)
+    same = early[(-index[early] - 1) % max(scheduled, 1) == wanted]
+    return int(same[-1]) if len(same) else None
+
+
+def _shown(name: str) -> str:
+    """An id in one line of an error message."""
+    shown = repr(name)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

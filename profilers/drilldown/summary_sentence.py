@@ -1,0 +1,114 @@
+"""The end of a request's story: why it was slow, in plain words."""
+
+from __future__ import annotations
+
+from latfix.formatting import count, from_ns
+from latfix.profilers.causes import CAUSES
+from latfix.results.diagnosis import UNEXPLAINED
+from latfix.results.request_explanation import Entry, Holder, Story
+
+_KNOWN = {cause.id: cause for cause in CAUSES}
+#: An excess below this share of the reference makes no request slow.
+_SLOW = 0.15
+_MINOR_NS = 10_000
+_TOLD = 2
+#: The part of the excess that the causes told of should reach, and from which what is unexplained is told.
+_ENOUGH, _WORTH = 0.75, 0.2
+
+
+def closing_sentence(story: Story) -> str:
+    """Why the request was slow, or how it ended."""
+    if story.row is None:
+        return "It has no row: it was in flight, or not yet sent, when the run stopped."
+    if story.status != "ok":
+        return _failed(story)
+    if story.reference_ns is None:
+        what = "a warm-up request" if story.warmup else "a request without a recorded batch"
+        return f"It took {from_ns(story.latency_ns)}; {what} is not in the ledger."
+    excess = story.latency_ns - story.reference_ns
+    if excess <= max(_SLOW * story.reference_ns, _MINOR_NS):
+        than = "no longer than" if excess <= 0 else f"hardly longer ({from_ns(excess)}) than"
+        took, quiet = from_ns(story.latency_ns), from_ns(story.reference_ns)
+        return f"It was not slow: it took {took}, {than} a quiet request ({quiet})."
+    opening = f"It took {from_ns(story.latency_ns)}, {from_ns(excess)} more than a quiet request: "
+    reasons = _reasons(story.entries, excess)
+    sentence = opening + ", and ".join(reasons) + "." if reasons else opening + "no single cause stands out."
+    return sentence + _culprit(story) + _unexplained(story, excess)
+
+
+def _failed(story: Story) -> str:
+    taken = [stage for stage in story.stages if stage.duration_ns > 0]
+    ended = taken[-1].stage if taken else "admission"
+    words = {"error": "It failed", "timeout": "Its caller gave up", "shed": "It was turned away"}[story.status]
+    if story.status == "shed":
+        after = from_ns(story.latency_ns)
+        return f"{words} {after} after its arrival: the service held as many requests as it admits."
+    longest = max(taken, key=lambda stage: stage.duration_ns, default=None)
+    most = ""
+    if longest is not None and longest.stage != ended and longest.duration_ns > 0.5 * story.latency_ns:
+        most = f", most of it ({from_ns(longest.duration_ns)}) in {longest.stage}"
+    deadline = f"; its deadline was {from_ns(story.deadline_ms * 1e6)}" if story.deadline_ms else ""
+    reason = f": {story.error.rstrip('.')}" if story.error else ""
+    return f"{words} in {ended} after {from_ns(story.latency_ns)}{most}{deadline}{reason}." + (
+        _culprit(story) if story.status == "timeout" else ""
+    )
+
+
+def _reasons(entries: tuple[Entry, ...], excess: int) -> list[str]:
+    """The largest entries that are told, until most of the excess is."""
+    reasons: list[str] = []
+    told = 0
+    sides = [
+        (ns, waits, entry.cause)
+        for entry in entries
+        for ns, waits in ((entry.own_ns, False), (entry.propagated_ns, True))
+        if entry.cause != UNEXPLAINED
+    ]
+    for ns, waits, cause in sorted(sides, key=lambda side: -side[0]):
+        if len(reasons) == _TOLD or told >= _ENOUGH * excess or ns < 0.1 * excess:
+            break
+        known = _KNOWN.get(cause)
+        if waits:
+            words = f"waiting behind {known.behind}" if known else f"waiting, for {cause}"
+        else:
+            words = known.happened if known else cause
+        reasons.append(f"{from_ns(ns)} is {words}")
+        told += ns
+    return reasons
+
+
+def _unexplained(story: Story, excess: int) -> str:
+    rest = sum(entry.total_ns for entry in story.entries if entry.cause == UNEXPLAINED)
+    if abs(rest) < _WORTH * excess:
+        return ""
+    if rest < 0:
+        return f" The causes above claim {from_ns(-rest)} more than it took: take them with care."
+    return f" No probe accounts for {from_ns(rest)} of it."
+
+
+def _culprit(story: Story) -> str:
+    """The one piece of work that it waited behind and that took far longer than usual, if there is one."""
+    wait = max(story.waits, key=lambda wait: wait.duration_ns, default=None)
+    if wait is None or wait.duration_ns < _WORTH * story.latency_ns:
+        return ""
+    ahead = len(wait.holders) + (wait.others.count if wait.others else 0)
+    what = "batch" if wait.resource == "queue" else "prepare"
+    worst = max(wait.holders, key=_weight, default=None)
+    if worst is None:
+        return ""
+    requests = f"{count(worst.size)} request{'s' if worst.size != 1 else ''}"
+    name = f"batch {worst.label} ({requests})" if what == "batch" else f"the prepare of {worst.label}"
+    many = f" Ahead of it ran {count(ahead)} {what}{'es' if what == 'batch' else 's'}"
+    if worst.excess_ns < 0.2 * worst.typical_ns:
+        return f"{many}, none of which took much longer than usual." if ahead > 1 else ""
+    why = next((cause for cause, ns in worst.causes if ns > 0.3 * worst.excess_ns), "")
+    reason = f", mostly {why}" if why else ""
+    opening = f"{many}; {name}" if ahead > 1 else f" Ahead of it ran {name}, which"
+    return (
+        f"{opening} held the {'worker' if what == 'batch' else 'thread'} {from_ns(worst.held_ns)} where "
+        f"{from_ns(worst.typical_ns)} is typical{reason}."
+    )
+
+
+def _weight(holder: Holder) -> int:
+    return holder.within_ns + max(holder.excess_ns, 0)

@@ -1,0 +1,123 @@
+"""Who had the worker: the work that held threads while a request waited, back to when they were last idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.profilers.drilldown.service_costs import Costs
+from latfix.profilers.evidence.intervals import Intervals
+from latfix.profilers.evidence.work_model import Ints
+from latfix.results.request_explanation import Holder, Others, Wait
+
+#: Holders that are told one by one.
+TOLD = 8
+_UNRECORDED_NS = 1_000_000
+
+Describe = Callable[[int, int], tuple[str, int, int, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lane:
+    """The work of one thread in order of time.
+
+    :param rows: rows of the costs.
+    :param begun: position in ``rows`` of the first work since the thread was last idle.
+    """
+
+    rows: Ints
+    start: Ints
+    end: Ints
+    begun: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """All threads of one kind."""
+
+    costs: Costs
+    lanes: tuple[_Lane, ...]
+
+    @classmethod
+    def of(cls, costs: Costs, ready: Ints, free: Ints | None = None) -> Lanes:
+        """Sort work by thread.
+
+        :param ready: ``(m,)`` since when it could have been taken up.
+        :param free: ``(m,)`` when its thread became free for it; the end of the work before it where ``None``.
+        """
+        lanes = []
+        for thread in np.unique(costs.thread[costs.thread >= 0]):
+            rows = np.flatnonzero((costs.thread == thread) & (costs.end > costs.start))
+            rows = rows[np.argsort(costs.start[rows], kind="stable")]
+            if not len(rows):
+                continue
+            ended = np.concatenate([costs.start[rows[:1]], costs.end[rows[:-1]]])
+            let_go = ended if free is None else free[rows]
+            # Free long after the last recorded work: what ran between was not recorded.
+            fresh = (ready[rows] > let_go) | (let_go > ended + _UNRECORDED_NS)
+            fresh[0] = True
+            begun = np.maximum.accumulate(np.where(fresh, np.arange(len(rows)), 0))
+            lanes.append(_Lane(rows=rows, start=costs.start[rows], end=costs.end[rows], begun=begun))
+        return cls(costs=costs, lanes=tuple(lanes))
+
+    def wait(self, resource: str, arrival: int, begin: int, end: int, describe: Describe) -> Wait | None:
+        """Tell of a wait from ``begin`` to ``end``.
+
+        :param describe: of a row and of ``begin``: label, size, how many overtook, facts.
+        """
+        if end <= begin:
+            return None
+        found, since = [], begin
+        for lane in self.lanes:
+            first = int(np.searchsorted(lane.end, begin, side="right"))
+            last = int(np.searchsorted(lane.start, end, side="left"))
+            if last > first:
+                start = int(lane.begun[first])
+                found.append(lane.rows[start:last])
+                since = min(since, int(lane.start[start]))
+        rows = np.concatenate(found) if found else np.zeros(0, np.int64)
+        costs = self.costs
+        rows = rows[np.argsort(costs.start[rows], kind="stable")]
+        low, high = np.maximum(costs.start[rows], begin), np.minimum(costs.end[rows], end)
+        within = np.maximum(high - low, 0)
+        covered = Intervals.merged(low, within).covered(np.array([begin]), np.array([end]))
+        excess = costs.end[rows] - costs.start[rows] - costs.typical[rows]
+        weight = within + np.maximum(excess, 0)
+        told = np.sort(np.argsort(-weight, kind="stable")[:TOLD])
+        rest = np.setdiff1d(np.arange(len(rows)), told)
+        others = None
+        if len(rest):
+            others = Others(
+                count=len(rest),
+                held_ns=int((costs.end - costs.start)[rows[rest]].sum()),
+                within_ns=int(within[rest].sum()),
+                excess_ns=int(excess[rest].sum()),
+                causes=costs.named(rows[rest]),
+            )
+        return Wait(
+            resource=resource,
+            at_ns=begin - arrival,
+            duration_ns=end - begin,
+            busy_since_ns=since - arrival,
+            idle_ns=end - begin - int(covered[0]),
+            holders=tuple(self._holder(int(rows[k]), int(within[k]), arrival, begin, describe) for k in told),
+            others=others,
+        )
+
+    def _holder(self, row: int, within: int, arrival: int, begin: int, describe: Describe) -> Holder:
+        costs = self.costs
+        label, size, overtook, facts = describe(row, begin)
+        return Holder(
+            label=label,
+            thread=int(costs.thread[row]),
+            size=size,
+            at_ns=int(costs.start[row]) - arrival,
+            held_ns=int(costs.end[row] - costs.start[row]),
+            within_ns=within,
+            typical_ns=int(costs.typical[row]),
+            causes=costs.named(np.array([row])),
+            overtook=overtook,
+            facts=facts,
+        )

@@ -1,0 +1,226 @@
+"""What each request's and each batch's work should take for its inputs: designs, fits and counterfactuals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.evidence.run_baselines import Norms
+from latfix.profilers.evidence.work_model import Bools, Floats, Ints, WorkModel, fit_work_model
+from latfix.queueing.length_buckets import padded_elements
+
+_MAX_FEATURES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """What is known of the inputs.
+
+    :param attributes: ``(n, g)`` per request: elements, length, then numeric features; nonnegative.
+    :param order: requests that were in a batch, grouped by batch.
+    :param first: ``(m,)`` where each batch's group starts in ``order``; ``count`` how long it is.
+    :param usable: ``(n,)`` requests whose attributes are typical material: measured, ended ``ok``.
+    """
+
+    attributes: Floats
+    order: Ints
+    first: Ints
+    count: Ints
+    usable: Bools
+
+    def total(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Per batch, the sum over its members."""
+        running = np.concatenate(
+            [np.zeros((1, *values.shape[1:]), values.dtype), np.cumsum(values[self.order], axis=0)]
+        )
+        return np.asarray(running[self.first + self.count] - running[self.first])
+
+    def largest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Per batch, the largest over its members; zero for a batch without recorded members."""
+        result = np.zeros((len(self.first), *values.shape[1:]), values.dtype)
+        some = self.count > 0
+        if some.any():
+            result[some] = np.maximum.reduceat(values[self.order], self.first[some], axis=0)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedWork:
+    """Predicted nanoseconds of work, all ``int64``.
+
+    :param prepare: ``(n,)`` for the request's own input; ``finish`` the same.
+    :param alone: ``(n,)`` compute, had the request been alone in its batch.
+    :param unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it was.
+    :param typical: ``(max_size + 1,)`` compute of a batch of that many typical inputs, by batch size.
+    :param models: by unit, for the report.
+    :param alone_of: ``(folds, n)`` what the fit without each fold says of ``alone``, ``typical_of`` ``(folds,)`` of
+        a typical input alone, ``unpadded_of`` and ``padded_of`` ``(folds, m)`` the same of batches. Their spread
+        is the jackknife's error.
+    """
+
+    prepare: Ints
+    finish: Ints
+    alone: Ints
+    unpadded: Ints
+    padded: Ints
+    typical: Ints
+    models: Mapping[str, WorkModel]
+    alone_of: Floats
+    typical_of: Floats
+    unpadded_of: Floats
+    padded_of: Floats
+
+    def quality(self) -> dict[str, Any]:
+        """How good each model is, for ``diagnosis.json``."""
+        return {
+            unit: {
+                "accepted": model.accepted,
+                "r2": round(model.r2, 4),
+                "residual_mad_ms": model.residual_mad / 1e6,
+                "samples": model.samples,
+            }
+            for unit, model in self.models.items()
+        }
+
+
+def telling_features(features: Mapping[str, npt.NDArray[Any]], position: Ints) -> tuple[str, ...]:
+    """Names of the numeric, nonnegative, varying features of the requests, at most three.
+
+    Where there are more, those with the most distinct values are kept: they can tell most inputs apart.
+    """
+    found: list[tuple[int, str]] = []
+    for name, column in features.items():
+        if column.dtype.kind not in "iuf" or not len(column):
+            continue
+        values = numeric(column, position)
+        distinct = len(np.unique(values))
+        if distinct > 1 and values.min() >= 0:
+            found.append((distinct, name))
+    found.sort(key=lambda item: -item[0])
+    return tuple(name for _, name in found[:_MAX_FEATURES])
+
+
+def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
+    """A feature of each request as a finite number; zero where it has none."""
+    return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def expect_work(
+    members: Members,
+    batches: Mapping[str, npt.NDArray[Any]],
+    times: Mapping[str, Floats],
+    clean: Mapping[str, Bools],
+    max_size: int,
+    norms: Norms,
+) -> ExpectedWork:
+    """Fit the models, or take those that the run has, and predict.
+
+    :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
+    :param clean: which of them show no known disturbance.
+    """
+    request_design = _request_design(members.attributes)
+    size = np.maximum(batches["size"].astype(np.float64), 1.0)
+    total, largest = members.total(members.attributes), members.largest(members.attributes)
+    padded_top = largest.copy()
+    longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
+    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
+        padded_top[:, 1] = np.maximum(longest, collated)
+    real = _unpadded_design(members, size, total, largest)
+    padded = _padded_design(batches, size, total, padded_top)
+    fitted_here = "models" not in norms
+    designs = {"prepare": request_design, "finish": request_design, "compute": padded}
+    models = norms.of(
+        "models",
+        lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
+    )
+    model = models["compute"]
+    by_itself = _alone_design(members.attributes)
+    typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
+    if fitted_here:  # each by the fit that did not see it
+        folds = {unit: models[unit].fold for unit in designs}
+    else:
+        folds = {unit: models[unit].folds_of(len(design)) for unit, design in designs.items()}
+    fold = np.zeros(len(members.attributes), np.int64)
+    fold[members.order] = np.repeat(folds["compute"], members.count)
+    own = {unit: _ints(models[unit].predict(designs[unit], folds[unit])) for unit in ("prepare", "finish")}
+    alone = model.predict(by_itself, fold)
+    return ExpectedWork(
+        prepare=own["prepare"],
+        finish=own["finish"],
+        alone=_ints(alone),
+        unpadded=_ints(model.predict(real, folds["compute"])),
+        padded=_ints(model.predict(padded, folds["compute"])),
+        typical=_ints(model.predict_mean(typical)),
+        models=models,
+        alone_of=model.predict_each(by_itself),
+        typical_of=model.predict_each(typical)[:, min(1, max_size)],
+        unpadded_of=model.predict_each(real),
+        padded_of=model.predict_each(padded),
+    )
+
+
+def jackknife_error(of_folds: Floats) -> Floats:
+    """Standard error of a figure from its values without each fold, ``(folds, n)``; Tukey (1958)."""
+    folds = len(of_folds)
+    gap = of_folds - of_folds.mean(axis=0)
+    return np.asarray(np.sqrt((folds - 1) / folds * (gap**2).sum(axis=0)), dtype=np.float64)
+
+
+def _tells_length(longest: Floats, collated: Floats) -> bool:
+    """Whether dimension 1 of collated batches behaves like the length that they were padded to."""
+    return bool(len(collated) and len(np.unique(collated)) > 1 and np.mean(collated >= longest) >= 0.95)
+
+
+# Columns of the compute design, for g attributes (elements, length, features):
+# 1, B, real elements, padded elements, sum of lengths padded, of their squares, longest, and for each feature
+# its sum as padded and its largest. Without padding a sum runs over the members; with it, B times the largest.
+
+
+def _request_design(attributes: Floats) -> Floats:
+    one = np.ones(len(attributes))
+    return np.column_stack([one, attributes, attributes[:, 1] ** 2])
+
+
+def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
+    elements = np.maximum(padded_elements(batches), total[:, 0])
+    columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
+    for k in range(2, top.shape[1]):
+        columns += [size * top[:, k], top[:, k]]
+    return np.column_stack(columns)
+
+
+def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Floats) -> Floats:
+    squares = members.total(members.attributes[:, 1] ** 2)
+    columns = [np.ones(len(size)), size, total[:, 0], total[:, 0], total[:, 1], squares, largest[:, 1]]
+    for k in range(2, total.shape[1]):
+        columns += [total[:, k], largest[:, k]]
+    return np.column_stack(columns)
+
+
+def _alone_design(attributes: Floats) -> Floats:
+    one = np.ones(len(attributes))
+    elements, length = attributes[:, 0], attributes[:, 1]
+    columns = [one, one, elements, elements, length, length**2, length]
+    for k in range(2, attributes.shape[1]):
+        columns += [attributes[:, k], attributes[:, k]]
+    return np.column_stack(columns)
+
+
+def _typical_design(members: Members, max_size: int) -> Floats:
+    some = members.attributes[members.usable]
+    typical = np.median(some, axis=0) if len(some) else np.zeros(members.attributes.shape[1])
+    size = np.maximum(np.arange(max_size + 1, dtype=np.float64), 1.0)
+    elements, length = typical[0], typical[1]
+    columns = [np.ones(len(size)), size, size * elements, size * elements, size * length, size * length**2]
+    columns.append(np.full(len(size), length))
+    for value in typical[2:]:
+        columns += [size * value, np.full(len(size), value)]
+    return np.column_stack(columns)
+
+
+def _ints(values: Floats) -> Ints:
+    return np.rint(values).astype(np.int64)

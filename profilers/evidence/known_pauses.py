@@ -1,0 +1,89 @@
+"""Pauses whose intervals are known: collections and compilations, by the thread that they ran in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.evidence.intervals import Intervals
+from latfix.run_record.run_record import RunRecord
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """Intervals of one kind of pause.
+
+    :param everywhere: in whatever thread.
+    :param worker: those known to have run in a worker's thread, by worker; ``prepare`` by prepare thread.
+    :param unplaced: those whose thread is not known.
+    :param count: how many there were, ``longest_ns`` the longest.
+    """
+
+    everywhere: Intervals
+    worker: Mapping[int, Intervals]
+    prepare: Mapping[int, Intervals]
+    unplaced: Intervals
+    count: int
+    longest_ns: int
+
+    def seen(self, start: Ints, end: Ints) -> Ints:
+        """Nanoseconds of each span during which a pause was under way anywhere."""
+        return self.everywhere.covered(start, end)
+
+    def inside(self, start: Ints, end: Ints, thread: Ints, *, worker: bool) -> Ints:
+        """Nanoseconds of each span during which its own thread was in a pause."""
+        total = np.zeros(len(start), np.int64)
+        for number, intervals in (self.worker if worker else self.prepare).items():
+            mine = thread == number
+            total[mine] = intervals.covered(start[mine], end[mine])
+        return total
+
+
+def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
+    """Collections (``gc``) and compilations (``compile``) of a run, placed in the runner's threads.
+
+    ``threads`` in ``run.json`` names the native ids. Where it is missing no pause has a place: that its
+    interval lies within a worker's batch does not say that it ran there, since any thread's can.
+    """
+    events = record.events
+    named = _named_threads(record)
+    kinds = events["kind"]
+    result: dict[str, Pauses] = {}
+    for kind in ("gc", "compile"):
+        keep = kinds == kind if len(kinds) else np.zeros(0, bool)
+        start, duration = events["t_ns"][keep].astype(np.int64), events["duration_ns"][keep].astype(np.int64)
+        thread = events["thread"][keep].astype(np.int64)
+        placed: dict[tuple[str, int], Intervals] = {}
+        known = np.zeros(len(start), dtype=bool)
+        for native in np.unique(thread):
+            mine = thread == native
+            place = named.get(int(native))
+            if place is not None:
+                placed[place] = Intervals.merged(start[mine], duration[mine])
+            if named:  # a thread without a role is then known to be neither a worker's nor a prepare thread
+                known |= mine
+        result[kind] = Pauses(
+            everywhere=Intervals.merged(start, duration),
+            worker={number: found for (role, number), found in placed.items() if role == "worker"},
+            prepare={number: found for (role, number), found in placed.items() if role == "prepare"},
+            unplaced=Intervals.merged(start[~known], duration[~known]),
+            count=len(start),
+            longest_ns=int(duration.max(initial=0)),
+        )
+    return result
+
+
+def _named_threads(record: RunRecord) -> dict[int, tuple[str, int]]:
+    """Native id -> role and number, from ``run.json``'s ``threads``: ``{"worker": [ids], "prepare": [ids]}``."""
+    threads = record.meta.get("threads")
+    named: dict[int, tuple[str, int]] = {}
+    if isinstance(threads, Mapping):
+        for role in ("worker", "prepare"):
+            for number, native in enumerate(threads.get(role, ())):
+                named[int(native)] = (role, number)
+    return named

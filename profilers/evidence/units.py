@@ -1,0 +1,439 @@
+"""A record laid out for attribution: units of work with their components, batches, members, known intervals.
+
+A unit is what one thread did over an interval: ``dispatch`` (the replayer was late), ``prepare`` and
+``finish`` of a request; ``lag`` (a worker that should have started and had not), ``collate``, ``h2d``,
+``compute`` and ``d2h`` of a batch. Its wall time splits into on-CPU, run-queue delay and blocked; the split
+sums exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
+from latfix.profilers.evidence.intervals import Intervals
+from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
+from latfix.profilers.evidence.run_baselines import Norms
+from latfix.profilers.evidence.run_settings import Setup
+from latfix.profilers.evidence.work_model import Bools, Floats, Ints
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+from latfix.stages import Status
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
+REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One kind of work, a row a request or a batch. All times in nanoseconds.
+
+    :param start: when it began; ``end`` when it ended.
+    :param cpu: on-CPU; ``runq`` runnable but not running; ``blocked`` the rest of the wall time.
+    :param expected_cpu: on-CPU time that its inputs need.
+    :param thread: worker or prepare thread that did it.
+    """
+
+    start: Ints
+    end: Ints
+    cpu: Ints
+    runq: Ints
+    blocked: Ints
+    minflt: Ints
+    majflt: Ints
+    expected_cpu: Ints
+    thread: Ints
+
+    @property
+    def wall(self) -> Ints:
+        """Wall nanoseconds."""
+        return self.cpu + self.runq + self.blocked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything the causes look at.
+
+    :param rows: the record's requests, warm-up included; ``batches`` its batches.
+    :param ok: ``(n,)`` measured requests that ended ``ok``: those the ledger is about.
+    :param batch_of: ``(n,)`` row of the request's batch, -1 where it has none.
+    :param head: ``(m,)`` row of the batch's first member, -1 where none is recorded.
+    :param window: ``(n,)`` nanoseconds that the request waited in an open batch with an idle worker.
+    :param ahead_in_batch: ``(n,)`` how many members of its batch were finished before it.
+    :param priority: ``(n,)`` class of service, 0 the highest.
+    :param sessions: ``(n,)`` a number for each session of the traffic, -1 where the request has none.
+    :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
+    :param quiet_batch: ``(m,)`` the batches of quiet requests.
+    :param norms: what is usual in the run that these requests are of.
+    :param begins: these requests are the run's first, or all of it.
+    """
+
+    setup: Setup
+    rows: Columns
+    batches: Columns
+    samples: Columns
+    ok: Bools
+    batch_of: Ints
+    head: Ints
+    members: Members
+    units: Mapping[str, Unit]
+    window: Ints
+    ahead_in_batch: Ints
+    priority: Ints
+    sessions: Ints
+    pauses: Mapping[str, Pauses]
+    spikes: Intervals
+    expected: ExpectedWork
+    quiet: Bools
+    quiet_batch: Bools
+    norms: Norms
+    begins: bool
+
+    def usually_blocked(self, unit: str) -> int:
+        """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
+        return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
+
+    @property
+    def released_ns(self) -> Ints:
+        """``(m,)`` when the next batch could begin: where batches overlap, answers are handed out beside it."""
+        name = "compute_end_ns" if self.setup.overlapped else "finish_end_ns"
+        return np.asarray(self.batches[name], dtype=np.int64)
+
+    def of_batch(self, per_batch: Ints) -> Ints:
+        """A batch's figure, at each of its members; zero for requests without a batch."""
+        return spread(per_batch, self.batch_of)
+
+    def series(self, name: str) -> tuple[Ints, Floats]:
+        """One sampled series: times and values."""
+        keep = self.samples["series"] == name if len(self.samples["series"]) else np.zeros(0, bool)
+        return (
+            np.asarray(self.samples["t_ns"][keep], dtype=np.int64),
+            np.asarray(self.samples["value"][keep], dtype=np.float64),
+        )
+
+
+def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:
+    """A batch's figure at each of its members; zero for requests without a batch."""
+    if not len(per_batch):
+        return np.zeros(len(batch_of), per_batch.dtype)
+    return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
+
+
+def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
+    """Lay out a record, or a piece of one, for attribution.
+
+    :param norms: what was learned of the run from other pieces; what is missing is learned here.
+    :param begins: the piece holds the run's first requests.
+    """
+    norms = Norms() if norms is None else norms
+    rows, batches = record.requests, record.batches
+    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows))
+    n, m = len(rows["index"]), len(batches["batch_id"])
+    batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
+    position = _positions(rows["index"] - record.first_index, len(record.traffic))
+    ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
+    members = _members(record, batch_of, position, m, ok, norms)
+    priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
+    enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    head = _heads(batch_of, enqueue, priority, m)
+    ideal = _ideal_close(batches, members, enqueue, head, setup)
+    lag = np.maximum(batches["close_ns"] - ideal, 0)
+    pauses = collect_pauses(record)
+    units = {**_request_units(rows, batches, batch_of), **_batch_units(batches, lag, setup)}
+    clean = {} if "models" in norms else _clean(units, pauses, batches, rows)
+    spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
+    spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
+    expected = _expected(units, members, batches, setup, clean, spans, norms)
+    units = _with_expectations(units, expected, spans, norms)
+    opened = spread(batches["open_ns"], batch_of)
+    window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
+    quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
+    return Evidence(
+        setup=setup,
+        rows=rows,
+        batches=batches,
+        samples=record.samples,
+        ok=ok,
+        batch_of=batch_of,
+        head=head,
+        members=members,
+        units=units,
+        window=window.astype(np.int64),
+        ahead_in_batch=_ahead(rows, batch_of, members),
+        priority=priority,
+        sessions=_sessions(record.traffic.sessions, position),
+        pauses=pauses,
+        spikes=_spikes(record),
+        expected=expected,
+        quiet=quiet,
+        quiet_batch=quiet_batch,
+        norms=norms,
+        begins=begins,
+    )
+
+
+def _batch_rows(wanted: Ints, ids: Ints) -> Ints:
+    if not len(ids):
+        return np.full(len(wanted), -1, np.int64)
+    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where((wanted >= 0) & (ids[at] == wanted), at, -1).astype(np.int64)
+
+
+def _positions(index: Ints, scheduled: int) -> Ints:
+    if not scheduled:
+        return np.zeros(len(index), np.int64)
+    return np.where(index < 0, (-index - 1) % scheduled, np.minimum(index, scheduled - 1)).astype(np.int64)
+
+
+def _sessions(names: Sequence[str | None], position: Ints) -> Ints:
+    numbers: dict[str | None, int] = {None: -1}
+    codes = np.array([numbers.setdefault(name, len(numbers) - 1) for name in names], dtype=np.int64)
+    return np.asarray(codes[position] if len(codes) else np.full(len(position), -1), dtype=np.int64)
+
+
+def _members(record: RunRecord, batch_of: Ints, position: Ints, m: int, ok: Bools, norms: Norms) -> Members:
+    rows, features = record.requests, record.traffic.features
+    sizes = np.column_stack([rows["input_elements"], rows["input_length"]]).astype(np.float64)
+    names = norms.of("features", lambda: telling_features(features, position))
+    columns = [numeric(features[name], position)[:, None] for name in names]
+    attributes = np.concatenate([sizes, *columns], axis=1)
+    order = np.flatnonzero(batch_of >= 0)
+    order = order[np.argsort(batch_of[order], kind="stable")]
+    count = np.bincount(batch_of[order], minlength=m).astype(np.int64)
+    first = np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int64) if m else np.zeros(0, np.int64)
+    return Members(attributes=np.maximum(attributes, 0.0), order=order, first=first, count=count, usable=ok)
+
+
+def _heads(batch_of: Ints, enqueue: Ints, priority: Ints, m: int) -> Ints:
+    rows = np.flatnonzero(batch_of >= 0)
+    rows = rows[np.lexsort((enqueue[rows], priority[rows], batch_of[rows]))]
+    head = np.full(m, -1, np.int64)
+    if len(rows):
+        batch, first = np.unique(batch_of[rows], return_index=True)
+        head[batch] = rows[first]
+    return head
+
+
+def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, setup: Setup) -> Ints:
+    """When a batch had to close: full, or the window past; at most when it did close."""
+    opened = batches["open_ns"]
+    last = np.maximum(opened, members.largest(enqueue - enqueue.min(initial=0)) + enqueue.min(initial=0))
+    if setup.window_most_ns > setup.window_ns:
+        return _moved_close(batches, members, enqueue, last, setup)
+    if setup.window_ns <= 0 or setup.max_batch <= 1:
+        due = opened
+    else:
+        begun = np.where(head >= 0, enqueue[np.maximum(head, 0)] if len(enqueue) else 0, opened)
+        due = np.where(batches["size"] >= setup.max_batch, last, np.maximum(opened, begun + setup.window_ns))
+    return np.asarray(np.minimum(due, batches["close_ns"]), dtype=np.int64)
+
+
+def _moved_close(batches: Columns, members: Members, enqueue: Ints, last: Ints, setup: Setup) -> Ints:
+    """When a batch had to close under a window that a controller moved: what that was is not in the record.
+
+    One that closed before the least window was past was full by then. Otherwise it is taken to have been held until
+    it closed, as long as that is within the largest window: a worker that was late is then counted to the window.
+    """
+    opened, close = batches["open_ns"], batches["close_ns"]
+    latest = enqueue.max(initial=0)
+    oldest = latest - members.largest(latest - enqueue)
+    held = np.clip(
+        close, np.maximum(opened, oldest + setup.window_ns), np.maximum(opened, oldest + setup.window_most_ns)
+    )
+    due = np.where(close < np.maximum(opened, oldest + setup.window_ns), np.maximum(opened, last), held)
+    return np.asarray(np.minimum(due, close), dtype=np.int64)
+
+
+def _split(wall: Ints, cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
+    wall = np.maximum(wall, 0)
+    on = np.clip(cpu, 0, wall)
+    delayed = np.clip(runq, 0, wall - on)
+    return on, delayed, wall - on - delayed
+
+
+def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints, *, known: bool) -> tuple[Ints, Ints, Ints]:
+    """Where others work while the thread waits for them: a pool of threads, or a device.
+
+    :param process_cpu: of the whole process: what it did not use of the wall time, nobody worked in.
+    :param known: the work is this process's, so that its absence says that all were blocked.
+    """
+    wall = np.maximum(wall, 0)
+    delayed = np.clip(runq, 0, wall)
+    on = wall - delayed
+    if known:
+        on = np.where(process_cpu > 0, np.minimum(on, process_cpu), on)
+    return on, delayed, wall - delayed - on
+
+
+def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[Ints, Ints], thread: Ints) -> Unit:
+    cpu, runq, blocked = parts
+    return Unit(
+        start=start,
+        end=end,
+        cpu=cpu,
+        runq=runq,
+        blocked=blocked,
+        minflt=faults[0],
+        majflt=faults[1],
+        expected_cpu=np.zeros(len(start), np.int64),
+        thread=thread,
+    )
+
+
+def _request_units(rows: Columns, batches: Columns, batch_of: Ints) -> dict[str, Unit]:
+    handed = rows["arrival_ns"] + rows["dispatch_ns"]
+    end = handed + rows["prepare_ns"]
+    prepare = _split(rows["prepare_ns"] - rows["prepare_wait_ns"], rows["prepare_cpu_ns"], rows["prepare_runq_ns"])
+    finished = rows["arrival_ns"] + rows["latency_ns"]
+    own = np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
+    finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"])
+    worker = spread(batches["worker"], batch_of)
+    zero = np.zeros(len(handed), np.int64)
+    lag = np.maximum(rows["dispatch_ns"], 0)
+    nobody = np.full(len(handed), -1, np.int64)
+    return {
+        "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), nobody),
+        "prepare": _unit(
+            end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
+        ),
+        "finish": _unit(finished - own, finished, finish, (rows["finish_minflt"], rows["finish_majflt"]), worker),
+    }
+
+
+def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
+    zero = np.zeros(len(lag), np.int64)
+    close, collated = batches["close_ns"], batches["collated_ns"]
+    begin, end, out = batches["h2d_end_ns"], batches["compute_end_ns"], batches["d2h_end_ns"]
+    runq = batches["compute_runq_ns"]
+    collate = _split(collated - close, batches["collate_cpu_ns"], batches["collate_runq_ns"])
+    compute = _split(end - begin, batches["compute_cpu_ns"], runq)
+    if setup.pooled or setup.on_device:
+        compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq, known=not setup.on_device)
+    none, worker = (zero, zero), batches["worker"]
+    return {
+        "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
+        "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),
+        # No account is taken over the copies: their wall time is work of unknown kind.
+        "h2d": _unit(collated, begin, (np.maximum(begin - collated, 0), zero, zero), none, worker),
+        "compute": _unit(begin, end, compute, (batches["compute_minflt"], batches["compute_majflt"]), worker),
+        "d2h": _unit(end, out, (np.maximum(out - end, 0), zero, zero), none, worker),
+    }
+
+
+def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Columns, rows: Columns) -> dict[str, Bools]:
+    """Units without a known disturbance of their on-CPU time, for the models to learn from."""
+    clean: dict[str, Bools] = {}
+    for name in ("prepare", "finish", "compute"):
+        unit = units[name]
+        known = sum((p.seen(unit.start, unit.end) for p in pauses.values()), start=np.zeros(len(unit.cpu), np.int64))
+        clean[name] = np.asarray((unit.wall > 0) & (known <= 0.02 * unit.wall) & (unit.majflt == 0))
+        if np.count_nonzero(clean[name]) < 0.3 * len(unit.cpu):
+            clean[name] = np.asarray(unit.wall > 0)
+    settled = clean["compute"] & (batches["retried"] == 0) & (batches["first_shape"] == 0)
+    if np.count_nonzero(settled) < 100:
+        settled = clean["compute"] & (batches["retried"] == 0)
+    clean["compute"] = settled
+    for name in ("prepare", "finish"):
+        clean[name] &= rows["status"] == Status.OK
+    return clean
+
+
+def _expected(
+    units: dict[str, Unit],
+    members: Members,
+    batches: Columns,
+    setup: Setup,
+    clean: dict[str, Bools],
+    spans: Mapping[str, Ints],
+    norms: Norms,
+) -> ExpectedWork:
+    times: dict[str, Floats] = {}
+    for name in ("prepare", "finish", "compute"):
+        work = (units[name].cpu - spans.get(name, 0)).astype(np.float64)
+        times[name] = np.maximum(work - np.minimum(units[name].minflt * setup.minor_fault_ns, 0.9 * work), 0.0)
+    return expect_work(members, batches, times, clean, setup.max_batch, norms)
+
+
+def span_cpu(unit: Unit, span: Ints) -> Ints:
+    """The on-CPU part of declared spans: what of them the unit's blocked time cannot hold."""
+    return np.asarray(np.clip(span - unit.blocked, 0, unit.cpu), dtype=np.int64)
+
+
+def _with_expectations(
+    units: dict[str, Unit], expected: ExpectedWork, spans: Mapping[str, Ints], norms: Norms
+) -> dict[str, Unit]:
+    by_name = {
+        "prepare": expected.prepare + spans["prepare"],
+        "finish": expected.finish + spans["finish"],
+        "compute": expected.padded,
+    }
+    result: dict[str, Unit] = {}
+    for name, unit in units.items():
+        usual = norms.of(f"on-cpu.{name}", partial(_median, unit.cpu))
+        plain = np.full(len(unit.cpu), usual, np.int64)
+        result[name] = replace(unit, expected_cpu=by_name.get(name, plain))
+    return result
+
+
+def _quiet(
+    ok: Bools,
+    batch_of: Ints,
+    units: Mapping[str, Unit],
+    pauses: Mapping[str, Pauses],
+    batches: Columns,
+    norms: Norms,
+) -> tuple[Bools, Bools]:
+    """Requests whose known disturbances are small beside a typical service time.
+
+    Waiting in a queue is not among them: it has no part in a reference, and under load the few that did not
+    wait are no sample of the traffic. Where few are (a run disturbed throughout), the least disturbed quarter serves.
+    """
+    quiet_batch = np.zeros(len(batches["size"]), dtype=bool)
+    if not ok.any():
+        return ok.copy(), quiet_batch
+    disturbed = np.zeros(len(ok), np.float64)
+    service = np.zeros(len(ok), np.float64)
+    for name, unit in units.items():
+        known = unit.runq + sum(p.seen(unit.start, unit.end) for p in pauses.values())
+        disturbed += known if name in REQUEST_UNITS else spread(known, batch_of)
+        service += unit.wall if name in REQUEST_UNITS else spread(unit.wall, batch_of)
+    if len(batches["size"]):
+        fresh = spread(np.maximum(batches["first_shape"], batches["retried"]), batch_of) > 0
+        settled = int(np.count_nonzero(ok & ~fresh)), int(np.count_nonzero(ok))
+        if norms.of("fresh_is_rare", lambda: settled[0] >= max(20, 0.2 * settled[1])):
+            disturbed[fresh] = np.inf
+    limit = norms.of(
+        "quiet_limit",
+        lambda: max(0.05 * float(np.median(service[ok])), float(np.quantile(disturbed[ok], 0.25, method="lower"))),
+    )
+    quiet = ok & (disturbed <= limit)
+    quiet_batch[batch_of[quiet]] = True
+    return np.asarray(quiet), quiet_batch
+
+
+def _median(values: Ints) -> int:
+    return int(np.median(values)) if len(values) else 0
+
+
+def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:
+    """How many members of the request's batch were finished before it."""
+    order = members.order
+    ahead = np.zeros(len(batch_of), np.int64)
+    if len(order):
+        by_turn = order[np.lexsort((rows["finish_wait_ns"][order], batch_of[order]))]
+        ahead[by_turn] = np.arange(len(order)) - np.repeat(members.first, members.count)
+    return ahead
+
+
+def _spikes(record: RunRecord) -> Intervals:
+    kind = record.events["kind"]
+    keep = kind == "spike" if len(kind) else np.zeros(0, bool)
+    return Intervals.merged(record.events["t_ns"][keep], record.events["duration_ns"][keep])

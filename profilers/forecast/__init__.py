@@ -1,0 +1,1 @@
+"""Latency of the recorded requests under other settings, simulated."""

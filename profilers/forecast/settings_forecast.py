@@ -1,0 +1,315 @@
+"""What latency the recorded traffic would have met under other settings: a replay of the service without running it.
+
+Each request brings what was measured of it: when it was handed over, its own ``prepare`` and ``finish``, the inputs
+that its batch's compute depends on, and what its batch took beyond that (pauses, faults, waits for a core). The
+service's policy is then run over them on simulated time, with batches formed anew and their compute taken from the
+run's own model of work. A forecast is a prediction: it is calibrated by what the same simulation says of the settings
+that ran, and :attr:`Forecast.error` says how far that is from what was measured.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.attribution.ledger import Books, make_books
+from latfix.profilers.causes import CAUSES
+from latfix.profilers.evidence.units import Evidence, gather
+from latfix.profilers.evidence.work_model import WorkModel
+from latfix.queueing.length_buckets import alike, padded_elements
+from latfix.run_record.run_record import RunRecord
+from latfix.stages import Status
+from latfix.statistics.latency_summary import summarize_ms
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: More requests than this are not simulated: their first so many stand for the run.
+MOST = 20_000
+#: Causes that the simulation brings about by itself: removing one of them is a matter of settings.
+_OF_THE_POLICY = ("traffic.", "batching.", "input.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How requests are served, as far as a forecast knows of it. The fields are those of the runner's settings.
+
+    :param window_ns: how long the oldest request waits for company.
+    :param by_length: a batch takes those like its head.
+    :param compute: ``(a, b)``: a batch whose compute took ``t`` nanoseconds takes ``a + b·t``.
+    :param without: ids of causes whose time is taken out of requests and batches.
+    """
+
+    max_batch: int
+    window_ns: float
+    workers: int
+    prepare_threads: int
+    by_length: bool = False
+    compute: tuple[float, float] = (0.0, 1.0)
+    without: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What requests bring. Nanoseconds, ``(n,)`` in order of being handed over.
+
+    :param index: position in the schedule.
+    :param inputs: ``(n, g)`` elements, length, features.
+    :param extra: ``(k, n)`` what a request's batch took beyond its inputs, by cause, at the batch's head; the last
+        row is what no cause of its own stands for. ``prepare_extra`` the same of ``prepare``.
+    :param length: what batches by length go by.
+    """
+
+    index: Ints
+    arrival: Floats
+    handed: Floats
+    prepare: Floats
+    finish: Floats
+    inputs: Floats
+    extra: Floats
+    prepare_extra: Floats
+    priority: Ints
+    length: Ints
+    causes: tuple[str, ...]
+
+
+class Forecast:
+    """Latencies of a run's requests under other settings.
+
+    :param books: of the run, where they are at hand.
+    """
+
+    def __init__(self, record: RunRecord, *, evidence: Evidence | None = None, books: Books | None = None) -> None:
+        evidence = gather(record) if evidence is None else evidence
+        books = make_books(evidence) if books is None else books
+        setup = evidence.setup
+        self.serving = Serving(
+            max_batch=setup.max_batch,
+            window_ns=float(setup.window_ns),
+            workers=setup.workers,
+            prepare_threads=setup.prepare_threads,
+            by_length=setup.by_length,
+        )
+        self._model = _BatchTime.of(evidence)
+        self._work = _work(evidence, books, self._model)
+        measured = record.latencies_ns()
+        self.measured = summarize_ms(measured)
+        self.simulated = summarize_ms(self.latencies(self.serving))
+
+    @property
+    def error(self) -> float:
+        """How far the simulation of what ran is from what was measured: the larger error of mean and p99, a share."""
+        pairs = [(self.simulated[key], self.measured[key]) for key in ("mean", "p99")]
+        return max((abs(told / was - 1.0) for told, was in pairs if was > 0), default=0.0)
+
+    def latencies(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> Floats:
+        """Nanoseconds by request, in the order of their arrival.
+
+        :param within: stretches of the schedule in nanoseconds, each served on its own from an empty queue; the whole
+            where there are none.
+        """
+        work = self._work
+        if not within:
+            return self._serve(serving, np.arange(len(work.index)))
+        parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
+        return np.concatenate([self._serve(serving, part) for part in parts]) if parts else np.zeros(0)
+
+    @staticmethod
+    def ratios(before: Floats, after: Floats) -> dict[str, float]:
+        """Statistics of some simulated latencies over those of others; 1 where there are none."""
+        now, then = summarize_ms(before), summarize_ms(after)
+        return {key: then[key] / now[key] if now[key] > 0 else 1.0 for key in now}
+
+    def predicted_ms(self, serving: Serving) -> dict[str, float]:
+        """Statistics under ``serving``: what was measured, times what the simulation says that it changes."""
+        then = summarize_ms(self.latencies(serving))
+        return {
+            key: self.measured[key] * then[key] / was if (was := self.simulated[key]) > 0 else then[key]
+            for key in then
+        }
+
+    def _serve(self, serving: Serving, some: Ints) -> Floats:
+        work = self._work
+        kept = np.array([cause not in serving.without for cause in work.causes] + [True], dtype=np.float64)
+        # What the machine takes from computing, and what the model of work misses, goes with how long it computes.
+        exposed = np.array([cause.startswith("host.") for cause in work.causes] + [True])
+        disturbed = kept * np.where(exposed, serving.compute[1], 1.0)
+        prepare = np.maximum(work.prepare[some] - (1.0 - kept) @ work.prepare_extra[:, some], 0.0)
+        ready = _prepared(work.handed[some], prepare, serving.prepare_threads)
+        ended = _batched(
+            serving,
+            self._model,
+            ready,
+            work.inputs[some],
+            disturbed @ work.extra[:, some],
+            work.finish[some],
+            work.priority[some].tolist(),
+            work.length[some].tolist(),
+        )
+        return ended - work.arrival[some]
+
+
+def removable(causes: Collection[str]) -> frozenset[str]:
+    """Of some causes, those whose time a forecast can take out; the others are the policy's and the traffic's."""
+    return frozenset(cause for cause in causes if not cause.startswith(_OF_THE_POLICY))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BatchTime:
+    """How long a batch computes for its members' inputs.
+
+    :param fixed: nanoseconds that every batch takes beside its compute: collate, copies.
+    :param bias: nanoseconds that computing takes beyond what the model of work says, where nothing disturbed it.
+    :param coefficients: of the run's model of compute; empty where inputs tell nothing, then ``typical`` counts.
+    :param typical: ``(max_size + 1,)`` by batch size.
+    :param padded: the share of what padding to the largest member would add that was added.
+    """
+
+    fixed: float
+    bias: float
+    coefficients: tuple[float, ...]
+    typical: tuple[float, ...]
+    padded: float
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> _BatchTime:
+        batches, members, expected = evidence.batches, evidence.members, evidence.expected
+        size = np.maximum(batches["size"].astype(np.float64), 1.0)
+        real = members.total(members.attributes)[:, 0]
+        most = size * members.largest(members.attributes)[:, 0]
+        added = np.maximum(padded_elements(batches) - real, 0.0)
+        could = np.maximum(most - real, 0.0)
+        held = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
+        computed = (batches["compute_end_ns"] - batches["h2d_end_ns"]).astype(np.float64)
+        quiet = evidence.quiet_batch
+        beside, beyond = (held - computed)[quiet], (computed - expected.padded)[quiet]
+        model: WorkModel = expected.models["compute"]
+        return cls(
+            fixed=max(float(np.median(beside)), 0.0) if len(beside) else 0.0,
+            bias=max(float(np.median(beyond)), 0.0) if len(beyond) else 0.0,
+            coefficients=tuple(model.coefficients.mean(axis=0).tolist()) if model.accepted else (),
+            typical=tuple(expected.typical.astype(float).tolist()),
+            padded=float(np.clip(added.sum() / could.sum(), 0.0, 1.0)) if could.sum() > 0 else 0.0,
+        )
+
+    def compute(self, inputs: Floats) -> float:
+        """Nanoseconds that a batch of these inputs computes, ``(B, g)``, undisturbed."""
+        size = len(inputs)
+        if not self.coefficients:
+            return self.bias + self.typical[min(size, len(self.typical) - 1)]
+        total, top = inputs[:, 0].sum(), inputs.max(axis=0)
+        elements = total + self.padded * (size * top[0] - total)
+        longest = top[1]
+        columns = [1.0, size, total, elements, size * longest, size * longest**2, longest]
+        for value in top[2:]:
+            columns += [size * value, value]
+        return self.bias + float(np.dot(columns, self.coefficients))
+
+
+def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
+    rows, line = evidence.rows, books.line
+    chosen = np.flatnonzero((rows["warmup"] == 0) & (evidence.batch_of >= 0) & (rows["status"] == Status.OK))
+    chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:MOST]
+    batches = evidence.batches
+    held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
+    known = evidence.head >= 0
+    beyond = np.zeros(len(evidence.ok))
+    beyond[evidence.head[known]] = (held - model.fixed - model.bias - evidence.expected.padded)[known]
+    # What the causes own of it; the rest is nobody's and stays.
+    causes = tuple(cause.id for cause in CAUSES)
+    owned = np.where(np.isin(causes, sorted(removable(causes)))[:, None], np.maximum(line.batch_extra.T, 0.0), 0.0)
+    total = owned.sum(axis=0)
+    owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
+    extra = np.concatenate([owned, (beyond - owned.sum(axis=0))[None]])
+    prepare = evidence.units["prepare"].wall.astype(np.float64)
+    brought = np.clip(line.prepare_extra.T, 0.0, prepare)
+    brought = np.concatenate([brought, np.zeros((1, len(prepare)))])
+    return _Work(
+        index=rows["index"][chosen],
+        arrival=rows["arrival_ns"][chosen].astype(np.float64),
+        handed=line.handed[chosen],
+        prepare=prepare[chosen],
+        finish=evidence.units["finish"].wall[chosen].astype(np.float64),
+        inputs=evidence.members.attributes[chosen],
+        extra=extra[:, chosen],
+        prepare_extra=brought[:, chosen],
+        priority=evidence.priority[chosen],
+        length=rows["bucket_length"][chosen],
+        causes=causes,
+    )
+
+
+def _prepared(handed: Floats, work: Floats, threads: int) -> Floats:
+    """When each request leaves a pool that serves in order."""
+    free = [float("-inf")] * threads
+    ready = np.empty(len(handed))
+    for k, (when, took) in enumerate(zip(handed.tolist(), work.tolist(), strict=True)):
+        end = max(heapq.heappop(free), when) + took
+        heapq.heappush(free, end)
+        ready[k] = end
+    return ready
+
+
+def _batched(
+    serving: Serving,
+    model: _BatchTime,
+    ready: Floats,
+    inputs: Floats,
+    extra: Floats,
+    finish: Floats,
+    priority: list[int],
+    length: list[int],
+) -> Floats:
+    """When each request was finished, by the runner's own rules of forming batches."""
+    order = np.argsort(ready, kind="stable").tolist()
+    when = ready.tolist()
+    intercept, slope = serving.compute
+    free = [float("-inf")] * serving.workers
+    waiting: list[tuple[int, int, int]] = []  # class, place in the queue, request
+    ended = np.empty(len(when))
+    place, count, most = 0, len(order), serving.max_batch
+
+    def admit(until: float, room: int | None = None) -> float:
+        nonlocal place
+        last = until
+        while place < count and when[order[place]] <= until and (room is None or len(waiting) < room):
+            last = when[order[place]]
+            heapq.heappush(waiting, (priority[order[place]], place, order[place]))
+            place += 1
+        return last
+
+    while place < count or waiting:
+        idle = heapq.heappop(free)
+        opened = idle if waiting else max(idle, when[order[place]])
+        admit(opened)
+        close = opened
+        if serving.window_ns > 0 and len(waiting) < most:
+            due = min(when[item[2]] for item in waiting) + serving.window_ns
+            if due > opened:
+                last = admit(due, most)
+                close = last if len(waiting) >= most else due
+        members = _members(waiting, most, serving.by_length, length)
+        compute = intercept + slope * model.compute(inputs[members])
+        clock = close + max(model.fixed + compute + float(extra[members].sum()), 0.0)
+        for member in members:
+            clock += finish[member]
+            ended[member] = clock
+        heapq.heappush(free, clock)
+    return ended
+
+
+def _members(waiting: list[tuple[int, int, int]], most: int, by_length: bool, length: list[int]) -> list[int]:
+    """Take the next batch out of the queue."""
+    if not by_length or most == 1:
+        return [heapq.heappop(waiting)[2] for _ in range(min(most, len(waiting)))]
+    head = heapq.heappop(waiting)
+    like = [item for item in waiting if alike(length[item[2]], length[head[2]])]
+    near = sorted(like, key=lambda item: (item[0], abs(length[item[2]] - length[head[2]]), item[1]))[: most - 1]
+    taken = {item[1] for item in near}
+    waiting[:] = [item for item in waiting if item[1] not in taken]
+    heapq.heapify(waiting)
+    return [head[2], *(item[2] for item in near)]

@@ -1,0 +1,1 @@
+"""What a GPU, its driver and torch's allocator say during a run."""

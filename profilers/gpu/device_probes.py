@@ -1,0 +1,108 @@
+"""Readings of every device that workers are on: NVML and torch's allocator, the first device's under plain names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from latfix.profilers.gpu.allocator_counters import cuda_reader
+from latfix.profilers.gpu.device_ids import device_index, device_uuid
+from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.probes.sampler import Probe
+
+Reading = dict[str, float]
+Read = Callable[[], Reading]
+
+_NVML_S, _ALLOCATOR_S = 1.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProbe:
+    """One device's readers.
+
+    :param device: a torch device string.
+    :param nvml: where NVML was opened for it; :param allocator: of torch, on a GPU.
+    :param line: what there is of NVML, or why it is not read.
+    :param number: that its series have in their names; none for the first device.
+    """
+
+    device: str
+    nvml: Nvml | None
+    allocator: Read | None
+    line: str
+    number: int | None
+
+    def named(self, series: str) -> str:
+        """A series of this device: ``nvml.sm_clock_mhz`` of the first, ``nvml.2.sm_clock_mhz`` of ``cuda:2``."""
+        if self.number is None:
+            return series
+        kind, _, name = series.partition(".")
+        return f"{kind}.{self.number}.{name}"
+
+    def renamed(self, read: Read) -> Read:
+        """A reader of the same values under this device's names."""
+        if self.number is None:
+            return read
+        return lambda: {self.named(series): value for series, value in read().items()}
+
+
+def open_devices(
+    devices: Sequence[str],
+    *,
+    open_nvml: Callable[[str], tuple[Nvml | None, str]] | None = None,
+    allocator: Callable[[str], Read | None] = cuda_reader,
+) -> list[DeviceProbe]:
+    """Readers of the workers' devices, each once, in the order of the workers.
+
+    :param devices: one a worker.
+    """
+    probes: list[DeviceProbe] = []
+    for device in dict.fromkeys(devices):
+        nvml, line = (open_nvml or _open_nvml)(device)
+        number = device_index(device) if probes else None
+        probes.append(DeviceProbe(device, nvml, allocator(device), line, number))
+    return probes
+
+
+def lines_of(probes: Sequence[DeviceProbe]) -> dict[str, str]:
+    """By probe, what is read of each device or why not, for the run's list of probes."""
+    return {_label("nvml", probe): probe.line for probe in probes}
+
+
+def nvml_probes(probes: Sequence[DeviceProbe], taken: Callable[[str, float], None]) -> Iterator[Probe]:
+    """What polls NVML.
+
+    :param taken: told after each poll the share of a device that other processes had, where NVML tells.
+    """
+    for probe in probes:
+        if probe.nvml is not None:
+            yield Probe(_label("nvml", probe), _NVML_S, probe.renamed(_telling(probe.device, probe.nvml.read, taken)))
+
+
+def allocator_probes(probes: Sequence[DeviceProbe]) -> Iterator[Probe]:
+    """What polls the allocator of all devices but the first."""
+    for probe in probes[1:]:
+        if probe.allocator is not None:
+            yield Probe(_label("cuda", probe), _ALLOCATOR_S, probe.renamed(probe.allocator))
+
+
+def _label(kind: str, probe: DeviceProbe) -> str:
+    return kind if probe.number is None else f"{kind}.{probe.number}"
+
+
+def _telling(device: str, read: Read, taken: Callable[[str, float], None]) -> Read:
+    def reading() -> Reading:
+        found = read()
+        others = found.get("nvml.others_sm_util")
+        if others is not None:
+            taken(device, others / 100.0)
+        return found
+
+    return reading
+
+
+def _open_nvml(device: str) -> tuple[Nvml | None, str]:
+    index = device_index(device)
+    if index is None:
+        return None, "NVML: not read, the model is not on a GPU"
+    return Nvml.open(index, uuid=device_uuid(index))

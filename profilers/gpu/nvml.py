@@ -1,0 +1,212 @@
+"""Utilization, clocks, limits and memory of an NVIDIA GPU over time, through NVML, for a thread of its own.
+
+An NVML read can stall the machine for milliseconds, so it is polled once or twice a second, and each poll's own
+duration is logged. Counters since the driver's start are given as what they grew by since the last poll.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused
+
+Reading = dict[str, float]
+
+_SM, _MEMORY = 1, 2
+_GPU_SENSOR = 0
+_SENT, _RECEIVED = 0, 1
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+#: NVML's number of a reason why clocks are held down, by name; times are in nanoseconds on the data-center drivers.
+VIOLATIONS = {"power": 0, "thermal": 1, "sync_boost": 2, "board_limit": 3, "low_utilization": 4, "reliability": 5}
+#: Bits of ``nvml.clock_event_reasons``.
+CLOCK_REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal, by software",
+    0x40: "thermal, by hardware",
+    0x80: "power brake",
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+#: Metrics of the GPU's performance monitor (Hopper and later), by their number.
+GPM = {2: "sm_util", 3: "sm_occupancy", 5: "tensor_util", 10: "dram_util"}
+#: A reading of PCIe throughput lasts 20 ms, so it is taken once in so many polls.
+_SELDOM = 5
+#: Samples of processes come with times of their own, up to seconds apart: they are asked for from so long before the
+#: newest on, and the newest of each process is kept for so long.
+_SAMPLES_BACK_US = 2_000_000
+_SAMPLES_KEPT_US = 3_000_000
+#: Drivers are known to give far more than this for some samples.
+_MOST_UTIL = 100
+
+
+class Nvml:
+    """Readings of one device.
+
+    :param calls: where NVML is asked.
+    :param device: its number there.
+    :param pid: of the process that counts as this one.
+    """
+
+    def __init__(self, calls: NvmlCalls, device: int = 0, *, pid: int | None = None) -> None:
+        self._calls = calls
+        self._device = device
+        self._pid = os.getpid() if pid is None else pid
+        self._refused: set[tuple[str, tuple[int, ...]]] = set()
+        self._last: dict[str, float] = {}
+        self._seen_us = 0
+        #: By process, its newest sample of utilization: when, and how much.
+        self._newest: dict[int, tuple[int, float]] = {}
+        self._polls = 0
+
+    @classmethod
+    def open(
+        cls, device: int = 0, *, uuid: str = "", live: Callable[..., NvmlCalls] = LiveNvml
+    ) -> tuple[Nvml | None, str]:
+        """A reader, and one line that says what is there or what is missing.
+
+        :param uuid: the device's, where its number may not be NVML's.
+        """
+        try:
+            calls = live({device: uuid} if uuid else None)
+            name = calls.ask("DeviceGetName", device)
+        except ImportError:
+            return None, "NVML: not read, the package nvidia-ml-py is not installed"
+        except NvmlRefused as error:
+            return None, f"NVML: not read, {error}"
+        return cls(calls, device), f"NVML: {name}"
+
+    def read(self) -> Reading:
+        """One poll, values by series. What this device does not tell is left out."""
+        reading: Reading = {}
+        self._load(reading)
+        self._clocks(reading)
+        self._link(reading)
+        self._errors(reading)
+        self._processes(reading)
+        self._monitor(reading)
+        self._polls += 1
+        return reading
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._calls.close()
+
+    def _load(self, reading: Reading) -> None:
+        rates = self._ask("DeviceGetUtilizationRates")
+        if rates is not None:
+            reading["nvml.gpu_util"], reading["nvml.memory_util"] = float(rates["gpu"]), float(rates["memory"])
+        memory = self._ask("DeviceGetMemoryInfo")
+        if memory is not None:
+            reading["nvml.memory_used_bytes"] = float(memory["used"])
+            reading["nvml.memory_total_bytes"] = float(memory["total"])
+        power = self._ask("DeviceGetPowerUsage")
+        if power is not None:
+            reading["nvml.power_w"] = float(power) / 1e3
+        self._take(reading, "nvml.temperature_c", "DeviceGetTemperature", _GPU_SENSOR)
+
+    def _clocks(self, reading: Reading) -> None:
+        self._take(reading, "nvml.sm_clock_mhz", "DeviceGetClockInfo", _SM)
+        self._take(reading, "nvml.mem_clock_mhz", "DeviceGetClockInfo", _MEMORY)
+        reasons = self._ask("DeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # the name that it had before driver 535
+            reasons = self._ask("DeviceGetCurrentClocksThrottleReasons")
+        if reasons is not None:
+            reading["nvml.clock_event_reasons"] = float(reasons)
+        for name, number in VIOLATIONS.items():
+            found = self._ask("DeviceGetViolationStatus", number)
+            if found is not None:
+                self._grown(reading, f"nvml.violation_{name}_ns", float(found["violationTime"]))
+
+    def _link(self, reading: Reading) -> None:
+        self._take(reading, "nvml.pcie_generation", "DeviceGetCurrPcieLinkGeneration")
+        self._take(reading, "nvml.pcie_width", "DeviceGetCurrPcieLinkWidth")
+        replays = self._ask("DeviceGetPcieReplayCounter")
+        if replays is not None:
+            self._grown(reading, "nvml.pcie_replays", float(replays))
+        if self._polls % _SELDOM == 0:
+            for name, number in (("sent", _SENT), ("received", _RECEIVED)):
+                found = self._ask("DeviceGetPcieThroughput", number)
+                if found is not None:
+                    reading[f"nvml.pcie_{name}_bytes_per_s"] = float(found) * 1024
+
+    def _errors(self, reading: Reading) -> None:
+        for name, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
+            found = self._ask("DeviceGetTotalEccErrors", number, _VOLATILE)
+            if found is not None:
+                self._grown(reading, f"nvml.ecc_{name}", float(found))
+
+    def _processes(self, reading: Reading) -> None:
+        found = self._ask("DeviceGetComputeRunningProcesses")
+        if found is not None:
+            reading["nvml.processes"] = float(len(found))
+            memory = [(one["pid"], one["usedGpuMemory"]) for one in found]
+            # A process that computes has memory: 0 is told where the driver cannot look into a container.
+            if (self._pid, 0) not in memory:
+                self._split(reading, "nvml.memory_{}_bytes", memory)
+        samples = self._ask("DeviceGetProcessUtilization", max(self._seen_us - _SAMPLES_BACK_US, 0))
+        if samples is not None:
+            named = {one["pid"] for one in found or ()} | {self._pid}
+            # A process that has ended is still in the samples for a while.
+            self._split(reading, "nvml.{}_sm_util", [each for each in self._latest(samples) if each[0] in named])
+
+    def _latest(self, samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+        """Utilization by process, of samples that are new or still hold."""
+        for one in samples:
+            pid, at, util = int(one["pid"]), int(one["timeStamp"]), float(one["smUtil"])
+            self._seen_us = max(self._seen_us, at)
+            if util <= _MOST_UTIL and at >= self._newest.get(pid, (0, 0.0))[0]:
+                self._newest[pid] = at, util
+        oldest = self._seen_us - _SAMPLES_KEPT_US
+        self._newest = {pid: each for pid, each in self._newest.items() if each[0] > oldest}
+        return [(pid, util) for pid, (_, util) in self._newest.items()]
+
+    def _split(self, reading: Reading, series: str, values: Sequence[tuple[int, Any]]) -> None:
+        """This process's share and that of all others.
+
+        In a container the driver may name processes by the host's numbers; then which one is this is not known, and
+        nothing is said.
+        """
+        known = [(pid, value) for pid, value in values if isinstance(value, int | float)]
+        if any(pid == self._pid for pid, _ in known):
+            reading[series.format("own")] = float(sum(value for pid, value in known if pid == self._pid))
+            reading[series.format("others")] = float(sum(value for pid, value in known if pid != self._pid))
+
+    def _monitor(self, reading: Reading) -> None:
+        found = self._ask("GpmMetrics", *GPM)
+        for number, name in GPM.items():
+            value = (found or {}).get(str(number))
+            if value is not None:
+                reading[f"nvml.gpm_{name}"] = float(value)
+
+    def _take(self, reading: Reading, series: str, function: str, *arguments: int) -> None:
+        found = self._ask(function, *arguments)
+        if isinstance(found, int | float):
+            reading[series] = float(found)
+
+    def _grown(self, reading: Reading, series: str, total: float) -> None:
+        before = self._last.get(series)
+        self._last[series] = total
+        if before is not None:
+            reading[series] = max(total - before, 0.0)
+
+    def _ask(self, function: str, *arguments: int) -> Any:
+        """The answer; ``None`` where NVML refuses, which for good reasons it does each time: it is asked once."""
+        if (function, arguments) in self._refused:
+            return None
+        try:
+            return self._calls.ask(function, self._device, *arguments)
+        except NvmlRefused as error:
+            if error.code in _FOR_GOOD:
+                self._refused.add((function, arguments))
+            return None
+
+
+#: Not supported, no permission, a function that the driver does not have.
+_FOR_GOOD = (3, 4, 13)

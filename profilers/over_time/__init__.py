@@ -1,0 +1,1 @@
+"""When in the run something happened: windows, active intervals."""

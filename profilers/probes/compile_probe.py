@@ -1,0 +1,63 @@
+"""Compilations and recompilations by ``torch._dynamo``, whoever asked for them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+from latfix.profilers.probes.stage_recorder import EventLog
+
+
+class CompileEvents:
+    """Logs each compilation as an event of kind ``compile``, in the thread that paid for it.
+
+    ``torch._dynamo`` is not imported for this (it is slow, and fills the heap that the collector walks):
+    :meth:`attach` is called again and again and takes hold as soon as the workload has imported it.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._start = 0
+        self._trigger = ""
+        self._thread = 0
+        self._attached = False
+        self.count = 0
+        self.total_ns = 0
+
+    def attach(self) -> bool:
+        """Register with dynamo if it is loaded; returns whether events are being seen."""
+        if self._attached:
+            return True
+        module = sys.modules.get("torch._dynamo.callback")
+        if module is None or not hasattr(module, "callback_handler"):
+            return False
+        module.callback_handler.register_start_callback(self._on_start)
+        module.callback_handler.register_end_callback(self._on_end)
+        self._attached = True
+        return True
+
+    def detach(self) -> None:
+        """Stop listening."""
+        if self._attached:
+            handler = sys.modules["torch._dynamo.callback"].callback_handler
+            handler.remove_start_callback(self._on_start)
+            handler.remove_end_callback(self._on_end)
+            self._attached = False
+
+    # Dynamo calls back for the outermost compilation of the process only, so one start is open at a time.
+    def _on_start(self, args: Any) -> None:
+        self._start = time.perf_counter_ns()
+        self._trigger = str(getattr(args, "callback_trigger", "")).rpartition(".")[2].lower()
+        self._thread = threading.get_native_id()
+
+    def _on_end(self, args: Any) -> None:
+        del args
+        if not self._start:  # attached while it was compiling
+            return
+        duration = time.perf_counter_ns() - self._start
+        self.count += 1
+        self.total_ns += duration
+        self._log.add("compile", self._start, duration, thread=self._thread, detail={"trigger": self._trigger})
+        self._start = 0

@@ -1,0 +1,236 @@
+"""Readings of machine and process over time, on threads of their own, each poll's own duration logged."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
+from latfix.profilers.probes.thread_counters import CgroupThrottle
+
+Reading = dict[str, float]
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: A poll longer than this is an event of its own: a probe that stalls is a cause (``observer``).
+SPIKE_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A periodic reading.
+
+    :param name: as it appears in ``poll.<name>_ns`` and in the run's list of probes.
+    :param period_s: seconds between polls.
+    :param read: returns values by series.
+    """
+
+    name: str
+    period_s: float
+    read: Callable[[], Reading]
+
+
+class Sampler:
+    """Polls a group of probes on one thread.
+
+    :param probes: polled in turn; the thread wakes at the shortest period.
+    """
+
+    def __init__(self, probes: list[Probe], samples: SampleLog, events: EventLog, *, name: str) -> None:
+        self._probes = probes
+        self._samples = samples
+        self._events = events
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"latfix-{name}", daemon=True)
+        self.cpu_ns = 0
+        self.polls: dict[str, list[int]] = {probe.name: [] for probe in probes}
+
+    def __enter__(self) -> Sampler:
+        if self._probes:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._probes:
+            self._thread.join()
+
+    def _run(self) -> None:
+        due = {probe.name: time.monotonic() for probe in self._probes}
+        shortest = min(probe.period_s for probe in self._probes)
+        while True:
+            now = time.monotonic()
+            for probe in self._probes:
+                if due[probe.name] <= now:
+                    due[probe.name] += probe.period_s
+                    self._poll(probe)
+            self.cpu_ns = time.thread_time_ns()
+            if self._stop.wait(max(0.001, shortest - (time.monotonic() - now))):
+                for probe in self._probes:
+                    self._poll(probe)
+                return
+
+    def _poll(self, probe: Probe) -> None:
+        start = time.perf_counter_ns()
+        cpu = time.thread_time_ns()
+        reading = probe.read()
+        end = time.perf_counter_ns()
+        for series, value in reading.items():
+            self._samples.add(start, series, float(value))
+        self._samples.add(start, f"poll.{probe.name}_ns", float(end - start))
+        self.polls[probe.name].append(end - start)
+        # Only a poll that itself burned the time can have held anybody up; a preempted one is a victim.
+        if time.thread_time_ns() - cpu > SPIKE_NS:
+            thread = threading.get_native_id()
+            self._events.add("spike", start, end - start, thread=thread, detail={"probe": probe.name})
+
+
+class KeptOpen:
+    """A small file of the kernel's, opened once and read again and again: opening takes longer than reading.
+
+    :param path: of a file that a read at offset 0 makes anew.
+    :raises OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str | Path, size: int = 4096) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size = size
+
+    def read(self) -> bytes:
+        """Its content now."""
+        return os.pread(self._fd, self._size, 0)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def host_reader() -> Callable[[], Reading]:
+    """Machine-wide busy and stolen time, from ``/proc/stat``."""
+    file = KeptOpen("/proc/stat", size=256)  # the first line is enough
+
+    def read() -> Reading:
+        fields = [int(field) for field in file.read().split(b"\n", 1)[0].split()[1:]]
+        busy = sum(fields[:3]) + sum(fields[5:8])
+        steal = fields[7] if len(fields) > 7 else 0
+        return {"host.cpu_busy_ns": busy * _TICK_NS, "host.steal_ns": steal * _TICK_NS}
+
+    return read
+
+
+def process_reader() -> Callable[[], Reading]:
+    """This process's CPU time, resident memory, page faults, and how many objects Python keeps."""
+    page_faults, file = _page_faults, KeptOpen("/proc/self/statm")
+
+    def read() -> Reading:
+        resident = int(file.read().split()[1]) * _PAGE
+        minor, major = page_faults()
+        return {
+            "process.cpu_ns": time.process_time_ns(),
+            "process.rss_bytes": resident,
+            "process.minflt": minor,
+            "process.majflt": major,
+            "python.blocks": sys.getallocatedblocks(),
+        }
+
+    return read
+
+
+#: Distinct names of Python threads that get a series of their own; threads beyond them are counted together.
+_NAMED_THREADS = 32
+_LONGEST_NAME = 48
+
+
+def thread_reader() -> Callable[[], Reading]:
+    """How many threads this process has, CPU time and run-queue delay of Python's by name, of all others together."""
+    names: set[str] = set()
+    files: dict[str, KeptOpen] = {}
+
+    def label(thread: threading.Thread | None) -> str:
+        if thread is None:
+            return "native"
+        name = thread.name[:_LONGEST_NAME]
+        if name not in names and len(names) >= _NAMED_THREADS:
+            return "other"
+        names.add(name)
+        return name
+
+    def read() -> Reading:
+        python = {thread.native_id: thread for thread in threading.enumerate()}
+        entries = os.listdir("/proc/self/task")  # noqa: PTH208
+        reading: Reading = {"process.threads": len(entries)}
+        for ended in files.keys() - set(entries):
+            files.pop(ended).close()
+        for entry in entries:
+            try:
+                if entry not in files:
+                    files[entry] = KeptOpen(f"/proc/self/task/{entry}/schedstat", size=128)
+                fields = files[entry].read().split()
+            except OSError:  # the thread ended meanwhile, or another one has its number now
+                if entry in files:
+                    files.pop(entry).close()
+                continue
+            series = f"thread.{label(python.get(int(entry)))}"
+            for name, value in (("cpu_ns", fields[0]), ("runq_ns", fields[1])):
+                key = f"{series}.{name}"
+                reading[key] = reading.get(key, 0.0) + int(value)
+        return reading
+
+    return read
+
+
+def _page_faults() -> tuple[int, int]:
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_majflt
+
+
+def cgroup_reader() -> Callable[[], Reading] | None:
+    """Throttling of this process's cgroup; ``None`` where it reports none."""
+    throttle = CgroupThrottle()
+    if not throttle.available:
+        return None
+
+    def read() -> Reading:
+        stat = throttle.read()
+        return {
+            "cgroup.throttled_ns": throttle.of(stat),
+            "cgroup.nr_throttled": stat.get("nr_throttled", 0),
+            "cgroup.cpu_ns": stat.get("usage_usec", 0) * 1000,
+        }
+
+    return read
+
+
+def pressure_reader() -> Callable[[], Reading] | None:
+    """Pressure-stall totals of the machine (PSI); ``None`` where the kernel keeps none."""
+    folder = Path("/proc/pressure")
+    kinds = [kind for kind in ("cpu", "memory", "io") if (folder / kind).exists()]
+    if not kinds:
+        return None
+
+    try:
+        files = {kind: KeptOpen(folder / kind) for kind in kinds}
+
+        def read() -> Reading:
+            totals = {kind: file.read().partition(b"\n")[0].rpartition(b"total=")[2] for kind, file in files.items()}
+            return {f"pressure.{kind}_some_us": int(total) for kind, total in totals.items()}
+
+        read()
+    except (OSError, ValueError):  # present but disabled at boot
+        return None
+    return read

@@ -1,0 +1,340 @@
+"""The stage recorder: stamps in preallocated columns, and segments on disk at least once a second.
+
+The measured threads write one integer into a preallocated column per boundary and nothing else. A thread
+of the recorder's own turns finished rows into segments. A stamp is written once, by the thread that crosses
+the boundary; adjacent stages share it, so a request's stages add up to its latency exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.probes.thread_counters import Account, ThreadCounters
+from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
+from latfix.stages import STAGES
+
+#: Boundaries of a request that its own threads stamp; the rest are its batch's.
+_OWN_STAMPS: tuple[str, ...] = ("handed", "prepare_start", "enqueued", "taken", "finish_start", "end")
+_PLAIN: tuple[str, ...] = (
+    "status",
+    "batch_id",
+    "prepare_thread",
+    "prepare_wake_runq_ns",
+    "prepare_span_ns",
+    "finish_span_ns",
+    "input_elements",
+    "input_length",
+    "bucket_length",
+)
+_BATCH_STAMPS = (
+    "free_ns",
+    "open_ns",
+    "close_ns",
+    "collated_ns",
+    "h2d_end_ns",
+    "compute_end_ns",
+    "d2h_end_ns",
+    "finish_end_ns",
+)
+_ACCOUNTS: tuple[str, ...] = (*THREAD_ACCOUNT, *PROCESS_ACCOUNT)
+FLUSH_INTERVAL_S = 0.5
+
+
+class EventLog:
+    """Events of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
+
+    :param most: keep the latest so many only, where nobody may ever flush; ``None`` keeps all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._rows: deque[tuple[int, int, str, int, int, int, Mapping[str, Any]]] = deque(maxlen=most)
+
+    def add(
+        self,
+        kind: str,
+        start_ns: int,
+        duration_ns: int,
+        *,
+        thread: int = 0,
+        request: int = -1,
+        batch_id: int = -1,
+        detail: Mapping[str, Any],
+    ) -> None:
+        """Log an event; ``start_ns`` is on the clock of ``time.perf_counter_ns``."""
+        self._rows.append((start_ns, duration_ns, kind, thread, request, batch_id, detail))
+
+    def drain(self, t0_ns: int) -> str:
+        """All events since the last call as JSON Lines, with times from ``t0_ns``."""
+        lines = []
+        while self._rows:
+            start, *rest = self._rows.popleft()
+            lines.append(json.dumps([start - t0_ns, *rest]))
+        return "".join(line + "\n" for line in lines)
+
+
+class SampleLog:
+    """Samples of the probes, in memory until the next flush."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[int, str, float]] = deque()
+
+    def add(self, t_ns: int, series: str, value: float) -> None:
+        """Log one reading; ``t_ns`` is on the clock of ``time.perf_counter_ns``."""
+        self._rows.append((t_ns, series, value))
+
+    def drain(self, t0_ns: int) -> str:
+        """All samples since the last call as JSON Lines, with times from ``t0_ns``."""
+        lines = []
+        while self._rows:
+            t_ns, series, value = self._rows.popleft()
+            lines.append(json.dumps([t_ns - t0_ns, series, value]))
+        return "".join(line + "\n" for line in lines)
+
+
+class StageRecorder:
+    """Stamps of ``warmup`` + ``requests`` requests and of their batches.
+
+    Requests are addressed by slot: warm-up first, then the schedule in order. Columns are memoryviews over
+    preallocated arrays; writing one integer costs some tens of nanoseconds and allocates nothing.
+
+    :param requests: measured requests in the schedule.
+    :param warmup: requests before them that are recorded, marked and left out.
+    """
+
+    #: Rows are written out after a while: what is known late may be put in until then.
+    defers = True
+
+    def __init__(self, requests: int, warmup: int = 0) -> None:
+        self.slots = requests + warmup
+        self.warmup = warmup
+        self.t0_ns = 0
+        self.scheduled_ns = np.zeros(self.slots, dtype=np.int64)
+        names = [*_OWN_STAMPS, *_PLAIN]
+        names += [f"{part}_{name}" for part in ("prepare", "finish") for name in _ACCOUNTS]
+        self._columns: Columns = {name: np.zeros(self.slots, dtype=np.int64) for name in names}
+        self._columns["batch_id"].fill(-1)
+        self._columns["prepare_thread"].fill(-1)
+        self._views = {name: memoryview(column.data) for name, column in self._columns.items()}
+        self.handed = self._views["handed"]
+        self.prepare_start = self._views["prepare_start"]
+        self.enqueued = self._views["enqueued"]
+        self.taken = self._views["taken"]
+        self.finish_start = self._views["finish_start"]
+        self.batch_id = self._views["batch_id"]
+        self.prepare_thread = self._views["prepare_thread"]
+        self.prepare_wake = self._views["prepare_wake_runq_ns"]
+        self.prepare_span = self._views["prepare_span_ns"]
+        self.finish_span = self._views["finish_span_ns"]
+        self.input_elements = self._views["input_elements"]
+        self.input_length = self._views["input_length"]
+        self.bucket_length = self._views["bucket_length"]
+        self._accounts = {
+            part: tuple(self._views[f"{part}_{name}"] for name in _ACCOUNTS) for part in ("prepare", "finish")
+        }
+        # A failed batch is followed by one batch for each member, hence room for two a request.
+        room = 2 * self.slots + 16
+        self._batches: Columns = {name: np.zeros(room, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+        #: One view a column of :data:`latfix.run_record.schema.BATCH_DTYPE`, by batch id.
+        self.batch = {name: memoryview(column.data) for name, column in self._batches.items()}
+        self._batch_accounts = {
+            "collate": tuple(self.batch[f"collate_{name}"] for name in _ACCOUNTS),
+            "compute": (
+                *(self.batch[f"compute_{name}"] for name in THREAD_ACCOUNT),
+                self.batch["process_cpu_ns"],
+                *(self.batch[f"compute_{name}"] for name in PROCESS_ACCOUNT[1:]),
+            ),
+        }
+        self._next_batch = 0
+        self._batch_lock = threading.Lock()
+        self._done: deque[int] = deque()
+        self._done_batches: deque[int] = deque()
+        self.completed = 0
+        #: Called before rows are looked at: they put in what is known only after a batch has ended.
+        self.resolvers: list[Callable[[], None]] = []
+        #: Counters of the threads on the requests' path, for what reading them cost.
+        self.counters: list[ThreadCounters] = []
+        self._complete_lock = threading.Lock()
+
+    def index_of(self, slot: int) -> int:
+        """The schedule index of a slot: from 0 for measured requests, -1, -2, … for warm-up."""
+        return slot - self.warmup if slot >= self.warmup else -1 - slot
+
+    def new_batch(self) -> int:
+        """The id of the next batch."""
+        with self._batch_lock:
+            self._next_batch += 1
+            return self._next_batch - 1
+
+    def account(self, part: str, slot: int, spent: Account) -> None:
+        """What the thread, then the process did during this request's own ``prepare`` or ``finish``.
+
+        :param spent: in the order of :data:`THREAD_ACCOUNT`, then :data:`PROCESS_ACCOUNT`.
+        """
+        for view, value in zip(self._accounts[part], spent, strict=True):
+            view[slot] = value
+
+    def batch_values(self, batch_id: int, values: Mapping[str, int]) -> None:
+        """Fill in columns of a batch's row; its stamps must stand before any member is done."""
+        views = self.batch
+        for name, value in values.items():
+            views[name][batch_id] = value
+
+    def batch_account(self, part: str, batch_id: int, spent: Account) -> None:
+        """What the worker's thread, then the process did during ``collate`` or ``compute`` of a batch."""
+        for view, value in zip(self._batch_accounts[part], spent, strict=True):
+            view[batch_id] = value
+
+    def batch_done(self, batch_id: int, finish_end_ns: int) -> None:
+        """The last member of a batch was finished; its row is complete."""
+        self.batch["batch_id"][batch_id] = batch_id
+        self.batch["finish_end_ns"][batch_id] = finish_end_ns
+        self._done_batches.append(batch_id)
+
+    def request_done(self, slot: int, status: int, end_ns: int) -> None:
+        """A request ended at ``end_ns``; call once, after its batch's stamps stand where it has one."""
+        self._views["status"][slot] = status
+        self._views["end"][slot] = end_ns
+        self._done.append(slot)
+        with self._complete_lock:
+            self.completed += 1
+
+    def drain_requests(self) -> npt.NDArray[Any]:
+        """Rows of :data:`latfix.run_record.schema.REQUEST_DTYPE` of requests that ended since the last call."""
+        slots = np.array([self._done.popleft() for _ in range(len(self._done))], dtype=np.int64)
+        self._resolve()
+        return self._rows(slots)
+
+    def drain_batches(self) -> npt.NDArray[Any]:
+        """Rows of :data:`latfix.run_record.schema.BATCH_DTYPE` of batches that ended since the last call."""
+        ids = np.array([self._done_batches.popleft() for _ in range(len(self._done_batches))], dtype=np.int64)
+        self._resolve()
+        rows = np.zeros(len(ids), dtype=BATCH_DTYPE)
+        for name, column in self._batches.items():
+            rows[name] = column[ids] - (self.t0_ns if name in _BATCH_STAMPS else 0)
+        return rows
+
+    def _resolve(self) -> None:
+        for resolver in self.resolvers:
+            resolver()
+
+    def _rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        rows = np.zeros(len(slots), dtype=REQUEST_DTYPE)
+        column = {name: values[slots] for name, values in self._columns.items()}
+        batch = column["batch_id"]
+        known = np.maximum(batch, 0)
+        end = column["end"]
+
+        def boundary(stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            # A boundary never reached (shed, failed, timed out) lies at the request's end: stages after it are 0.
+            return np.where(stamps == 0, end, np.minimum(stamps, end))
+
+        def of_batch(name: str) -> npt.NDArray[np.int64]:
+            return np.where(batch >= 0, self._batches[name][known], 0)
+
+        stamps = [
+            self.scheduled_ns[slots],
+            boundary(column["handed"]),
+            boundary(column["enqueued"]),
+            boundary(column["taken"]),
+            boundary(of_batch("collated_ns")),
+            boundary(of_batch("h2d_end_ns")),
+            boundary(of_batch("compute_end_ns")),
+            boundary(of_batch("d2h_end_ns")),
+            end,
+        ]
+        for k, stage in enumerate(STAGES):
+            rows[f"{stage}_ns"] = stamps[k + 1] - stamps[k]
+        rows["index"] = np.where(slots < self.warmup, -1 - slots, slots - self.warmup)
+        rows["arrival_ns"] = stamps[0] - self.t0_ns
+        rows["latency_ns"] = end - stamps[0]
+        rows["warmup"] = slots < self.warmup
+        rows["prepare_wait_ns"] = boundary(column["prepare_start"]) - stamps[1]
+        rows["finish_wait_ns"] = boundary(column["finish_start"]) - stamps[7]
+        for name in _PLAIN:
+            rows[name] = column[name]
+        for part in ("prepare", "finish"):
+            for name in _ACCOUNTS:
+                rows[f"{part}_{name}"] = column[f"{part}_{name}"]
+        return rows
+
+
+class SegmentWriter:
+    """Appends what was recorded to ``segments/`` from a thread of its own.
+
+    :param folder: the run's folder; ``segments/`` must exist in it.
+    :raises OSError: from :meth:`check` and :meth:`close`, where the disk would not take it.
+    """
+
+    def __init__(self, folder: Path, recorder: StageRecorder, events: EventLog, samples: SampleLog) -> None:
+        self._recorder = recorder
+        self._events = events
+        self._samples = samples
+        segments = folder / "segments"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._files = {
+            name: os.open(segments / name, flags, 0o644)
+            for name in ("requests.bin", "batches.bin", "events.jsonl", "samples.jsonl")
+        }
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="latfix-segments", daemon=True)
+        self.error: OSError | None = None
+        self.cpu_ns = 0
+
+    def __enter__(self) -> SegmentWriter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(FLUSH_INTERVAL_S):
+            try:
+                self.flush()
+            except OSError as error:
+                self.error = error
+                return
+            self.cpu_ns = time.thread_time_ns()
+
+    def flush(self) -> None:
+        """Write what ended since the last call. Batches first: a request's row may point to its batch."""
+        t0 = self._recorder.t0_ns
+        _write_all(self._files["batches.bin"], self._recorder.drain_batches().tobytes())
+        _write_all(self._files["requests.bin"], self._recorder.drain_requests().tobytes())
+        _write_all(self._files["events.jsonl"], self._events.drain(t0).encode())
+        _write_all(self._files["samples.jsonl"], self._samples.drain(t0).encode())
+
+    def check(self) -> None:
+        """Raise the error that stopped the thread, if one did."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Write the rest and close the files."""
+        self._stop.set()
+        self._thread.join()
+        try:
+            if self.error is None:
+                self.flush()
+        finally:
+            for fd in self._files.values():
+                os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

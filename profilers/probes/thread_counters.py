@@ -1,0 +1,326 @@
+"""What a thread did: on-CPU time, run-queue delay, switches and page faults, read from its own counters.
+
+For a thread over an interval, wall = on-CPU + run-queue delay + blocked. On-CPU comes from
+``CLOCK_THREAD_CPUTIME_ID``; run-queue delay from the second field of ``/proc/thread-self/schedstat`` (its
+first field is up to a scheduler tick stale and not used). Run-queue delay includes time throttled by a
+cgroup quota.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from latfix.profilers.probes.heap_readers import HostHeap
+from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
+
+Account = tuple[int, ...]
+NO_ACCOUNT: Account = (0,) * len(THREAD_ACCOUNT)
+
+#: A snapshot whose two clock readings lie further apart than this was interrupted in the middle.
+_TORN_NS = 60_000
+_TRIES = 3
+#: No line of these files is longer.
+_BUFFER = 128
+_pread = ctypes.PyDLL(None).pread
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_RUNQ = THREAD_ACCOUNT.index("runq_ns")
+_MINFLT = THREAD_ACCOUNT.index("minflt")
+#: Minor faults of a unit below which its memory is not looked at: they cost a tenth of a millisecond at most.
+WORTH_READING = 64
+#: So many units after one that faulted pages in are looked at too: they show what is given back.
+_WATCHED_UNITS = 100
+_NO_HEAP = (0, 0, 0)
+_ARENA, _FREE = 2, 4  # in a reading of ProcessMemory
+NO_GROWTH: Account = (0,) * (len(PROCESS_ACCOUNT) - 1)
+
+
+class _KernelFile:
+    """A small file of ``/proc``, kept open and read without letting go of the interpreter lock.
+
+    A read that lets go hands the lock to any thread that wants it, and takes it back milliseconds later where that
+    thread runs Python: the probe would then cause the wait that it is to measure. The kernel makes these files up in
+    memory, in about a microsecond.
+    """
+
+    __slots__ = ("_arguments", "_buffer", "_fd")
+
+    def __init__(self, path: str) -> None:
+        self._buffer = ctypes.create_string_buffer(_BUFFER)
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+        # Made once: converting them takes longer than the call.
+        where, size, offset = ctypes.byref(self._buffer), ctypes.c_size_t(_BUFFER), ctypes.c_ssize_t(0)
+        self._arguments = (ctypes.c_int(self._fd), where, size, offset)
+
+    @property
+    def open(self) -> bool:
+        """Whether it can be read."""
+        return self._fd >= 0
+
+    def read(self) -> bytes:
+        """Its content now; empty where it cannot be read."""
+        length = _pread(*self._arguments)
+        return self._buffer.raw[:length] if length > 0 else b""
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._arguments = (ctypes.c_int(-1), *self._arguments[1:])
+
+
+class ThreadCounters:
+    """Counters of the thread that creates it; use it on that thread only, and close it there.
+
+    Where the kernel keeps no scheduler statistics, run-queue delay reads as zero and
+    :attr:`has_run_delay` is false.
+    """
+
+    __slots__ = ("_file", "_queued_ns", "reads")
+
+    def __init__(self) -> None:
+        self.reads = self._queued_ns = 0
+        self._file = _KernelFile("/proc/thread-self/schedstat")
+        self.snapshot()
+        self.reads = 0  # only those that are taken on the requests' path are counted
+
+    @property
+    def has_run_delay(self) -> bool:
+        """Whether the kernel reports how long the thread was runnable but not running."""
+        return self._file.open
+
+    def snapshot(self) -> Account:
+        """The thread's totals so far, in the order of :data:`latfix.run_record.schema.THREAD_ACCOUNT`.
+
+        The readings are not atomic: a snapshot that was interrupted in the middle is taken again.
+        """
+        self.reads += 1
+        for _ in range(_TRIES):
+            start = time.perf_counter_ns()
+            cpu = time.thread_time_ns()
+            delay = int(self._file.read().split(b" ", 2)[1]) if self._file.open else 0
+            if time.perf_counter_ns() - start < _TORN_NS:
+                break
+        self._queued_ns = delay
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        return (cpu, delay, usage.ru_nvcsw, usage.ru_nivcsw, usage.ru_minflt, usage.ru_majflt)
+
+    def wake(self) -> tuple[Account, int]:
+        """A snapshot where work begins, and the run-queue delay since the last one: what waking up waited for a core.
+
+        No account of a unit has that delay: a thread reads its counters once it runs.
+        """
+        before = self._queued_ns
+        now = self.snapshot()
+        return now, now[_RUNQ] - before
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+def difference(later: Account, earlier: Account) -> Account:
+    """What happened between two snapshots."""
+    return tuple(b - a for a, b in zip(earlier, later, strict=True))
+
+
+class ProcessMemory:
+    """Memory of this process, shared by the threads on the requests' path: mappings, resident pages, the heap.
+
+    A reading is mapped, resident, arena, block and free bytes, as in :data:`schema.PROCESS_ACCOUNT`.
+    Mapped are private writable mappings. The kernel batches the count of resident pages by core, so that small
+    changes of it mean nothing. What cannot be read is zero; the heap also while reading it takes long.
+
+    :param heap: the C library's heap.
+    :ivar latest: the last reading of any thread.
+    :ivar reads: how often it was read, for what that cost.
+    """
+
+    __slots__ = ("_file", "_watched", "heap", "latest", "reads")
+
+    def __init__(self, heap: HostHeap | None = None) -> None:
+        self.heap = heap or HostHeap()
+        self.reads = 0
+        self._watched = 0  # so many units more begin with a reading
+        self._file = _KernelFile("/proc/self/statm")
+        self.latest = self.read()
+
+    def read(self) -> Account:
+        """The memory of the process, now."""
+        self.reads += 1
+        heap = self.heap.sizes() if self.heap.quick else _NO_HEAP
+        if not self._file.open:
+            return (0, 0, *heap)
+        fields = self._file.read().split(b" ", 6)
+        self.latest = (int(fields[5]) * _PAGE, int(fields[1]) * _PAGE, *heap)
+        return self.latest
+
+    def begin(self) -> Account:
+        """The memory before a unit: read where units faulted pages in lately, else the last reading of any thread."""
+        return self.read() if self._watched > 0 else self.latest
+
+    def growth(self, before: Account, spent: Account) -> Account:
+        """What a unit changed, and what was free before it; looked at where this or another faulted pages in.
+
+        :param before: from :meth:`begin`; what other threads mapped meanwhile is in the growth too.
+        :param spent: the thread's account of the unit.
+        """
+        if spent[_MINFLT] >= WORTH_READING:
+            self._watched = _WATCHED_UNITS
+        elif self._watched > 0:
+            self._watched -= 1
+        else:
+            return NO_GROWTH
+        return self.change(before, self.read())
+
+    @staticmethod
+    def change(before: Account, after: Account) -> Account:
+        """Growth between two readings, and what was free at the first."""
+        mapped, resident, arena, blocks, free = difference(after, before)
+        if not (before[_ARENA] and after[_ARENA]):  # one of them was taken without the heap
+            return (mapped, resident, 0, 0, 0, 0)
+        return (mapped, resident, arena, blocks, arena + blocks - free, before[_FREE])
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+class PoolDelays:
+    """Run-queue delays of the framework's own pool threads (OpenMP), which no snapshot of ours can see.
+
+    :meth:`refresh` finds threads of this process that Python did not start; :meth:`read` returns each
+    one's run-queue delay so far. Used only where operators run on more than one thread.
+    """
+
+    def __init__(self) -> None:
+        self._fds: dict[int, int] = {}
+
+    def refresh(self) -> None:
+        """Look again for pool threads; call it after the first batches, when the pool exists."""
+        python = {thread.native_id for thread in threading.enumerate()}
+        for entry in os.listdir("/proc/self/task"):  # noqa: PTH208
+            tid = int(entry)
+            if tid in python or tid in self._fds:
+                continue
+            try:
+                self._fds[tid] = os.open(f"/proc/self/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # the thread ended meanwhile
+                continue
+
+    def read(self) -> dict[int, int]:
+        """Run-queue delay in nanoseconds so far, by native thread id."""
+        delays: dict[int, int] = {}
+        for tid, fd in self._fds.items():
+            try:
+                delays[tid] = int(os.pread(fd, 64, 0).split(b" ", 2)[1])
+            except (OSError, IndexError):  # the thread ended
+                continue
+        return delays
+
+    @staticmethod
+    def largest_growth(before: dict[int, int], after: dict[int, int]) -> int:
+        """The largest growth of any one thread's delay, in nanoseconds."""
+        return max((after[tid] - before.get(tid, after[tid]) for tid in after), default=0)
+
+
+class CgroupThrottle:
+    """Time that the cgroup's CPU quota kept this process's threads from running."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._path, self._unit_ns, self._key = _throttle_source()
+
+    @property
+    def available(self) -> bool:
+        """Whether the cgroup reports throttling."""
+        return self._path is not None
+
+    def throttled_ns(self) -> int:
+        """Throttled time so far, in nanoseconds; 0 where it cannot be read."""
+        return self.of(self.read())
+
+    def of(self, stat: Mapping[str, int]) -> int:
+        """Throttled nanoseconds among counters that :meth:`read` returned."""
+        return stat.get(self._key, 0) * self._unit_ns
+
+    def read(self) -> dict[str, int]:
+        """All counters of ``cpu.stat``; empty where it cannot be read."""
+        if self._path is None:
+            return {}
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            lines = os.pread(self._fd, 4096, 0).decode().splitlines()
+        except OSError:
+            return {}
+        return {key: int(value) for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def _throttle_source() -> tuple[Path | None, int, str]:
+    """``cpu.stat`` of this process's cgroup: version 2 counts microseconds, version 1 nanoseconds."""
+    try:
+        entries = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None, 1, ""
+    groups = {parts[1]: parts[2] for parts in (entry.split(":", 2) for entry in entries) if len(parts) == 3}
+    candidates: list[tuple[Path, int, str]] = []
+    for controllers, group in groups.items():
+        if "cpu" in controllers.split(","):
+            for mount in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"):
+                candidates.append((Path(mount + group) / "cpu.stat", 1, "throttled_time"))
+                candidates.append((Path(mount) / "cpu.stat", 1, "throttled_time"))
+    if "" in groups:
+        candidates.append((Path("/sys/fs/cgroup" + groups[""]) / "cpu.stat", 1000, "throttled_usec"))
+        candidates.append((Path("/sys/fs/cgroup/cpu.stat"), 1000, "throttled_usec"))
+    for path, unit, key in candidates:
+        try:
+            if key in path.read_text():
+                return path, unit, key
+        except OSError:
+            continue
+    return None, 1, ""
+
+
+def snapshot_cost_ns(samples: int = 300) -> int:
+    """Median cost of one :meth:`ThreadCounters.snapshot` on this machine, now, in nanoseconds."""
+    counters = ThreadCounters()
+    cost = _median_cost_ns(counters.snapshot, samples)
+    counters.close()
+    return cost
+
+
+def memory_cost_ns(samples: int = 300) -> int:
+    """Median cost of one :meth:`ProcessMemory.read` on this machine, now, in nanoseconds."""
+    memory = ProcessMemory()
+    cost = _median_cost_ns(memory.read, samples)
+    memory.close()
+    return cost
+
+
+def process_clock_cost_ns(samples: int = 300) -> int:
+    """Median cost of reading the CPU time of the whole process, in nanoseconds."""
+    return _median_cost_ns(time.process_time_ns, samples)
+
+
+def _median_cost_ns(read: Callable[[], object], samples: int) -> int:
+    costs = []
+    for _ in range(samples):
+        start = time.perf_counter_ns()
+        read()
+        costs.append(time.perf_counter_ns() - start)
+    return int(statistics.median(costs))

@@ -1,0 +1,1 @@
+"""Matplotlib to inline SVG."""

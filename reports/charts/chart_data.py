@@ -1,0 +1,164 @@
+"""What the pictures draw: arrays from a run's record, thinned so that a page stays small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.run_record.run_record import RunRecord
+from latfix.stages import STAGES, Status
+
+Floats = npt.NDArray[np.float64]
+
+#: Points that a scatter draws at most; the slowest are always among them.
+POINTS = 3000
+_SLOWEST = 1000
+_WINDOWS = 60
+_CURVE = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """Latency by scheduled arrival.
+
+    :param arrival_s: of the points that are drawn.
+    :param latency_ms: of the points that are drawn.
+    :param total: how many requests they stand for.
+    :param failed_s: arrivals of requests that did not end ok, thinned.
+    :param failed: how many those are.
+    """
+
+    arrival_s: Floats
+    latency_ms: Floats
+    total: int
+    failed_s: Floats
+    failed: int
+
+    @property
+    def thinned(self) -> bool:
+        """Some points are left out."""
+        return len(self.arrival_s) < self.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Percentiles over equal spans of time; windows with too few requests hold NaN.
+
+    :param edges_s: ``(k + 1,)``.
+    """
+
+    edges_s: Floats
+    p50_ms: Floats
+    p99_ms: Floats
+
+
+def measured_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
+    """Rows of the requests over which percentiles are taken."""
+    return np.asarray(record.measured & (record.requests["status"] == Status.OK))
+
+
+def scatter(record: RunRecord) -> Scatter:
+    """Measured requests by arrival: the slowest, and every k-th of the others."""
+    ok = measured_ok(record)
+    failed = np.asarray(record.measured & ~ok)
+    arrival = record.requests["arrival_ns"] / 1e9
+    latency = record.requests["latency_ns"] / 1e6
+    keep = _thin(latency[ok])
+    failures = arrival[failed]
+    return Scatter(
+        arrival_s=arrival[ok][keep],
+        latency_ms=latency[ok][keep],
+        total=int(np.count_nonzero(ok)),
+        failed_s=failures[:: max(1, -(-len(failures) // 500))],
+        failed=len(failures),
+    )
+
+
+def _thin(latency: Floats) -> npt.NDArray[np.intp]:
+    if len(latency) <= POINTS:
+        return np.arange(len(latency))
+    slowest = np.argpartition(latency, -_SLOWEST)[-_SLOWEST:]
+    step = -(-len(latency) // (POINTS - _SLOWEST))
+    return np.union1d(slowest, np.arange(0, len(latency), step))
+
+
+def windows(record: RunRecord) -> Windows:
+    """p50 and p99 over at most 60 windows, each of about a hundred requests or more."""
+    ok = measured_ok(record)
+    arrival = record.requests["arrival_ns"][ok] / 1e9
+    latency = record.requests["latency_ns"][ok] / 1e6
+    if not len(arrival):
+        return Windows(edges_s=np.zeros(1), p50_ms=np.zeros(0), p99_ms=np.zeros(0))
+    low, high = float(arrival.min()), float(arrival.max())
+    number = int(np.clip(len(arrival) // 100, 1, _WINDOWS))
+    edges = np.linspace(low, high if high > low else low + 1e-3, number + 1)
+    slot = np.clip(np.searchsorted(edges, arrival, side="right") - 1, 0, number - 1)
+    order = np.argsort(slot, kind="stable")
+    bounds = np.searchsorted(slot[order], np.arange(number + 1))
+    values = np.full((2, number), np.nan)
+    for k in range(number):
+        window = latency[order[bounds[k] : bounds[k + 1]]]
+        if len(window) >= 5:
+            values[:, k] = np.percentile(window, [50, 99])
+    return Windows(edges_s=edges, p50_ms=values[0], p99_ms=values[1])
+
+
+def percentile_curve(record: RunRecord) -> tuple[Floats, Floats]:
+    """Latency in ms against the share of requests that are slower, from all of them down to the slowest one."""
+    latency = np.sort(record.latencies_ns() / 1e6)
+    count = len(latency)
+    if not count:
+        return np.zeros(0), np.zeros(0)
+    slower = np.geomspace(1.0, 1.0 / count, num=min(_CURVE, max(2 * count, 2))) if count > 1 else np.array([1.0])
+    rank = np.clip(np.ceil((1 - slower) * count - 1e-9).astype(np.int64), 0, count - 1)
+    return slower, latency[rank]
+
+
+def stage_profile(record: RunRecord) -> tuple[list[str], Floats]:
+    """Mean milliseconds of each stage over all, typical (p45–p55) and slow requests.
+
+    :returns: names of the groups, and ``(groups, stages)``. Each row sums to that group's mean latency.
+    """
+    ok = measured_ok(record)
+    latency = record.requests["latency_ns"][ok]
+    if not len(latency):
+        return [], np.zeros((0, len(STAGES)))
+    p45, p55, p95, p99 = np.percentile(latency, [45, 55, 95, 99])
+    masks = [
+        ("all requests", np.ones(len(latency), dtype=bool)),
+        ("typical (p45–p55)", (latency >= p45) & (latency <= p55)),
+        ("p95 to p99", (latency >= p95) & (latency <= p99)),
+        ("slowest 1 %", latency >= p99),
+    ]
+    stages = np.stack([record.requests[f"{stage}_ns"][ok] / 1e6 for stage in STAGES], axis=1)
+    kept = [(name, mask) for name, mask in masks if mask.any()]
+    return [name for name, _ in kept], np.stack([stages[mask].mean(axis=0) for _, mask in kept])
+
+
+def arrival_rate(record: RunRecord) -> tuple[Floats, Floats]:
+    """Scheduled arrivals a second over equal spans of time: edges in seconds, and the rate in each."""
+    arrival = record.requests["arrival_ns"][record.measured] / 1e9
+    if not len(arrival):
+        return np.zeros(1), np.zeros(0)
+    low, high = min(0.0, float(arrival.min())), float(arrival.max())
+    number = int(np.clip(len(arrival) // 20, 1, 120))
+    edges = np.linspace(low, high if high > low else low + 1e-3, number + 1)
+    counts, _ = np.histogram(arrival, bins=edges)
+    return edges, counts / np.diff(edges)
+
+
+def in_flight(record: RunRecord) -> tuple[Floats, Floats]:
+    """Requests inside the service over time: the largest number in each of at most 600 spans."""
+    rows = record.requests
+    arrival = np.sort(rows["arrival_ns"][record.measured])
+    end = np.sort((rows["arrival_ns"] + rows["latency_ns"])[record.measured])
+    if not len(arrival):
+        return np.zeros(0), np.zeros(0)
+    inside = np.arange(1, len(arrival) + 1) - np.searchsorted(end, arrival, side="right")
+    seconds = arrival / 1e9
+    if len(seconds) <= 600:
+        return seconds, np.asarray(inside, dtype=np.float64)
+    starts = np.linspace(0, len(seconds), 601).astype(np.int64)[:-1]
+    return seconds[starts], np.maximum.reduceat(inside, starts).astype(np.float64)

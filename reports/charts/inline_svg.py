@@ -1,0 +1,163 @@
+"""Matplotlib figures as inline SVG: deterministic, small, colored by the page and unique in their ids.
+
+Figures are drawn with stand-in colors (:data:`INK`), which become CSS variables here, so that one drawing
+reads well on light and dark pages and on paper.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from xml.etree import ElementTree
+
+from latfix.reports.elements import Html
+from latfix.reports.escaping import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROLES: Final = (
+    "ink",
+    "muted",
+    "grid",
+    "card",
+    "before",
+    "after",
+    "own",
+    "queue",
+    "relief",
+    "bad",
+    *(f"stage-{k}" for k in range(8)),
+)
+#: Stand-in color of each role of the page's palette.
+INK: Final[dict[str, str]] = {role: f"#01fe{k + 16:02x}" for k, role in enumerate(_ROLES)}
+_VARIABLES: Final = {color: f"var(--{role})" for role, color in INK.items()}
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_XLINK = "{http://www.w3.org/1999/xlink}href"
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_COLOR = re.compile("#01fe[0-9a-f]{2}")
+_FAMILY = re.compile(r"\s*font-family:[^;]*;")
+_FONT = re.compile(r"font:\s*(?:[a-z0-9]+ )*?([\d.]+)px\s*[^;]*;?")
+_DOT = re.compile(r"M (\S+ \S+) L \1(?= M|$)")
+_LONGEST_LABEL = 200
+
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "latfix",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 11.0,
+    "axes.unicode_minus": True,
+    "axes.edgecolor": INK["grid"],
+    "axes.labelcolor": INK["muted"],
+    "axes.titlecolor": INK["ink"],
+    "axes.titlesize": 11.0,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK["grid"],
+    "grid.linewidth": 0.6,
+    "text.color": INK["ink"],
+    "xtick.color": INK["muted"],
+    "ytick.color": INK["muted"],
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "xtick.minor.size": 0.0,
+    "ytick.minor.size": 0.0,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 10.0,
+    "legend.labelcolor": INK["ink"],
+    "path.simplify": False,
+}
+
+
+def load_matplotlib() -> None:
+    """Import matplotlib as if the environment named no backend: none is needed, and an unknown one is an error."""
+    wished = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib  # noqa: F401
+    finally:
+        if wished is not None:
+            os.environ["MPLBACKEND"] = wished
+
+
+@contextmanager
+def drawing_style() -> Iterator[None]:
+    """The settings under which a figure must be made and saved; the caller's own are left as they were."""
+    load_matplotlib()
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The browser's fonts have the glyphs that the measuring font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def inline_svg(figure: Figure, *, name: str, label: str) -> Html:
+    """The figure as one ``<svg>`` element.
+
+    :param name: unique on the page; it prefixes every id inside.
+    :param label: what a reader who cannot see the picture is told.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    for parent in root.iter():
+        for child in list(parent):
+            if child.tag in (f"{_SVG}metadata", f"{_SVG}style") or _is_empty(child):
+                parent.remove(child)
+    for node in root.iter():
+        node.tag = node.tag.removeprefix(_SVG)
+        _rewrite(node, name)
+    view = root.attrib["viewBox"]
+    root.attrib = {"viewBox": view, "role": "img", "aria-labelledby": f"{name}-title"}
+    title = ElementTree.Element("title", {"id": f"{name}-title"})
+    title.text = visible(label, limit=600)
+    root.insert(0, title)
+    return Html(re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)))
+
+
+def _is_empty(node: ElementTree.Element) -> bool:
+    """Groups and definitions that hold nothing (matplotlib leaves several)."""
+    return node.tag in (f"{_SVG}defs", f"{_SVG}g") and not len(node) and not (node.text or "").strip()
+
+
+def _rewrite(node: ElementTree.Element, name: str) -> None:
+    attributes: dict[str, str] = {}
+    for key, value in node.attrib.items():
+        if key == _XLINK:
+            attributes["href"] = value.replace("#", f"#{name}-", 1)
+        elif key == "id":
+            if not re.fullmatch(r"(?:figure|axes|patch|line2d|text|xtick|ytick|matplotlib\.axis|legend).*", value):
+                attributes["id"] = f"{name}-{value}"
+        elif key == "clip-path":
+            attributes[key] = value.replace("url(#", f"url(#{name}-")
+        elif key == "style":
+            plain = _FAMILY.sub("", _FONT.sub(r"font-size: \1px;", value))
+            attributes[key] = _COLOR.sub(lambda match: _VARIABLES[match[0]], plain)
+        elif key in ("d", "x", "y", "transform", "points"):
+            attributes[key] = _DOT.sub(r"M \1 h0", " ".join(_NUMBER.sub(_rounded, value).split()))
+        else:
+            attributes[key] = value
+    node.attrib = attributes
+    if node.text:
+        node.text = visible(node.text, limit=_LONGEST_LABEL) if node.text.strip() else None
+
+
+def _rounded(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")

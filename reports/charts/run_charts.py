@@ -1,0 +1,285 @@
+"""The pictures of the HTML reports, drawn with matplotlib from plain arrays and returned as inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latfix.formatting import milliseconds, percentile_label, significant, tick
+from latfix.reports.before_after import Ratio
+from latfix.reports.cause_rows import OTHERS, CauseRow
+from latfix.reports.charts.chart_data import Floats, Scatter, Windows
+from latfix.reports.charts.inline_svg import INK, drawing_style, inline_svg
+from latfix.reports.elements import Html
+from latfix.reports.escaping import visible
+from latfix.stages import STAGES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 10.0
+_LABEL = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """One arm's requests over time, under its name."""
+
+    label: str
+    role: str
+    points: Scatter
+    windows: Windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One arm's percentile curve: latency against the share of slower requests."""
+
+    label: str
+    role: str
+    slower: Floats
+    latency_ms: Floats
+
+
+def draw(name: str, label: str, height: float, rows: int, plot: Callable[[Figure, list[Axes]], None]) -> Html:
+    """A figure of so many panels as SVG, drawn by ``plot``; ``height`` in inches of a page ten wide."""
+    with drawing_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = list(np.atleast_1d(figure.subplots(rows, 1, sharex=rows > 1)))
+        plot(figure, axes)
+        return inline_svg(figure, name=name, label=label)
+
+
+def _number_axis(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _position: tick(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _latency_axis(axes: Axes, values: Floats) -> None:
+    """Milliseconds from zero, or on a logarithmic axis where the tail would flatten everything else."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    axes.set_ylabel("latency, ms")
+    if len(positive) and positive.max() > 15 * np.median(positive):
+        axes.set_yscale("log")
+        axes.set_ylim(max(float(np.percentile(positive, 1)) * 0.7, positive.max() * 1e-6), positive.max() * 1.4)
+    else:
+        axes.set_ylim(0, (float(positive.max()) if len(positive) else 1.0) * 1.08)
+    _number_axis(axes.yaxis)
+
+
+def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Html:
+    """Every request as a dot by its scheduled arrival, with p50 and p99 of each window; one panel an arm."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        together = np.concatenate([arm.points.latency_ms for arm in arms])
+        for axes, arm in zip(panels, arms, strict=True):
+            _scatter(axes, arm)
+            _latency_axis(axes, together)
+            if arm.points.failed:
+                top = axes.get_ylim()[1]
+                axes.plot(
+                    arm.points.failed_s,
+                    np.full(len(arm.points.failed_s), top),
+                    linestyle="none",
+                    marker="x",
+                    markersize=5,
+                    color=INK["bad"],
+                    clip_on=False,
+                    label=f"not ok ({arm.points.failed:,})",
+                )
+            axes.set_title(visible(arm.label, limit=_LABEL))
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.1)
+        panels[-1].set_xlabel("scheduled arrival, s")
+        _number_axis(panels[-1].xaxis)
+
+    label = "Latency of requests by scheduled arrival, with p50 and p99 of each window of time"
+    return draw(name, label, 2.9 * len(arms) + 0.3, len(arms), plot)
+
+
+def _scatter(axes: Axes, arm: Arrivals) -> None:
+    points = arm.points
+    # Dots as zero-length strokes of one path: a tenth of the size of one marker element a request.
+    x = np.repeat(points.arrival_s, 3)
+    y = np.repeat(points.latency_ms, 3)
+    y[2::3] = np.nan
+    axes.plot(x, y, color=INK[arm.role], alpha=0.45, linewidth=3, solid_capstyle="round")
+    axes.plot([], [], color=INK[arm.role], marker="o", markersize=3, linestyle="none", label="request")
+    _steps(axes, arm.windows.edges_s, arm.windows.p50_ms, color=INK["muted"], label="p50 of window")
+    _steps(axes, arm.windows.edges_s, arm.windows.p99_ms, color=INK["ink"], label="p99 of window")
+
+
+def _steps(axes: Axes, edges: Floats, values: Floats, *, color: str, label: str, fill: bool = False) -> None:
+    if not len(values):
+        return
+    if fill:
+        axes.stairs(values, edges, fill=True, color=color, alpha=0.35)
+    axes.stairs(values, edges, baseline=None, color=color, linewidth=1.6, label=label)
+
+
+def percentile_curves(name: str, curves: Sequence[Curve]) -> Html:
+    """Latency by percentile, the tail spread out: each division of the axis is ten times rarer."""
+    curves = [curve for curve in curves if len(curve.slower)]
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        axes = panels[0]
+        for curve in curves:
+            axes.plot(
+                curve.slower,
+                curve.latency_ms,
+                color=INK[curve.role],
+                linewidth=2.2,
+                label=visible(curve.label, limit=_LABEL),
+            )
+        axes.set_xscale("log")
+        rarest = min((float(curve.slower.min()) for curve in curves), default=0.01)
+        axes.set_xlim(1.0, max(min(rarest, 0.1), 1e-7) * 0.999)
+        marks = [p for p in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999) if 1 - p / 100 >= rarest * 0.999]
+        axes.set_xticks([1 - p / 100 for p in marks], [percentile_label(p) if p else "fastest" for p in marks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("percentile: share of requests at least as fast")
+        together = [curve.latency_ms for curve in curves]
+        _latency_axis(axes, np.concatenate(together) if together else np.zeros(0))
+        if len(curves) > 1:
+            axes.legend(loc="upper left")
+
+    return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
+
+
+def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Html:
+    """One stacked bar a group, a color a stage.
+
+    :param groups: name and ``(stages,)`` mean milliseconds, from the top.
+    """
+    used = [k for k in range(len(STAGES)) if any(values[k] > 0 for _, values in groups)]
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        axes = panels[0]
+        position = np.arange(len(groups))[::-1]
+        left = np.zeros(len(groups))
+        for k in used:
+            widths = np.array([values[k] for _, values in groups])
+            axes.barh(position, widths, left=left, height=0.62, color=INK[f"stage-{k}"], label=STAGES[k])
+            left += widths
+        for y, total in zip(position, left, strict=True):
+            axes.annotate(milliseconds(float(total)), (total, y), (6, 0), textcoords="offset points", va="center")
+        axes.set_yticks(position, [visible(group, limit=_LABEL) for group, _ in groups])
+        axes.tick_params(axis="y", labelcolor=INK["ink"])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlim(0, float(left.max(initial=0.0)) * 1.14 or 1.0)
+        axes.set_xlabel("mean of the group, ms")
+        _number_axis(axes.xaxis)
+        if used:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=8, handlelength=0.9, columnspacing=1.1)
+
+    return draw(name, "Mean milliseconds in each stage by group of requests", 0.42 * len(groups) + 1.2, 1, plot)
+
+
+def cause_bars(name: str, rows: Sequence[CauseRow]) -> Html:
+    """Milliseconds of the tail by cause: own and through the queue, with the interval of their sum."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        axes = panels[0]
+        position = np.arange(len(rows))[::-1]
+        for y, row in zip(position, rows, strict=True):
+            reach = {True: 0.0, False: 0.0}
+            for value, role in ((row.own_ms, "own"), (row.propagated_ms, "queue")):
+                side = value >= 0
+                axes.barh(y, value, left=reach[side], height=0.6, color=INK[role if side else "relief"])
+                reach[side] += value
+            high = reach[True]
+            if row.ci95_ms is not None and all(np.isfinite(row.ci95_ms)):
+                axes.plot(row.ci95_ms, (y, y), color=INK["ink"], linewidth=1.2, marker="|", markersize=7)
+                high = max(high, row.ci95_ms[1])
+            axes.annotate(
+                significant(row.tail_ms),
+                (high, y),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=INK["ink"],
+                weight="bold" if row.named else "normal",
+            )
+        names = [f"{row.count} smaller causes" if row.cause == OTHERS else row.cause for row in rows]
+        axes.set_yticks(position, [visible(text, limit=_LABEL) for text in names])
+        axes.tick_params(axis="y", labelcolor=INK["ink"])
+        axes.grid(visible=False, axis="y")
+        axes.axvline(0, color=INK["muted"], linewidth=1)
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, high + 0.08 * (high - low))
+        axes.set_xlabel("milliseconds of the tail's excess (mean over tail requests), with 95 % interval")
+        _number_axis(axes.xaxis)
+        for role, words in (("own", "own path"), ("queue", "through the queue"), ("relief", "shortens the tail")):
+            if role != "relief" or _shows_relief(rows):
+                axes.barh(np.nan, np.nan, color=INK[role], label=words)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=0.9, borderaxespad=0.1)
+
+    return draw(name, "Milliseconds of the tail's excess by cause", 0.36 * len(rows) + 1.1, 1, plot)
+
+
+def _shows_relief(rows: Sequence[CauseRow]) -> bool:
+    """Some negative part is wide enough to be seen."""
+    parts = [part for row in rows for part in (row.own_ms, row.propagated_ms)]
+    return min(parts, default=0.0) < -0.005 * max(map(abs, parts), default=0.0)
+
+
+def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floats, Floats]) -> Html:
+    """Arrivals a second, and below it how many requests were inside the service."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        top, bottom = panels
+        _steps(top, *rate, color=INK["before"], label="arrivals", fill=True)
+        top.set_ylabel("arrivals, 1/s")
+        bottom.fill_between(*inside, step="post", color=INK["queue"], alpha=0.45, linewidth=0)
+        bottom.set_ylabel("in flight")
+        bottom.set_xlabel("scheduled arrival, s")
+        for axes in panels:
+            axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
+            _number_axis(axes.yaxis)
+        _number_axis(bottom.xaxis)
+
+    return draw(name, "Arrivals a second and requests in flight over time", 3.4, 2, plot)
+
+
+def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, str]]) -> Html:
+    """Each fix's ratio of p99 with its interval, on a logarithmic axis around 1.
+
+    :param rows: fix, ratio, color role; ratios without a value are left out.
+    """
+    shown = [(fix, step, role) for fix, step, role in rows if step.value is not None and step.value > 0]
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        axes = panels[0]
+        position = np.arange(len(shown))[::-1]
+        axes.set_xscale("log")
+        axes.axvline(1, color=INK["ink"], linewidth=1)
+        values = [1.0]
+        for y, (_, step, role) in zip(position, shown, strict=True):
+            value = step.value or 1.0
+            bounds = (value, value) if step.ci95 is None else tuple(max(b, value * 1e-3) for b in step.ci95)
+            axes.plot(bounds, (y, y), color=INK[role], linewidth=2.2, solid_capstyle="round")
+            axes.plot([value], [y], color=INK[role], marker="o", markersize=7)
+            values += [value, *bounds]
+            axes.annotate(
+                f"×{significant(value)}", (max(value, *bounds), y), (9, 0), textcoords="offset points", va="center"
+            )
+        low, high = min(values), max(values)
+        axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
+        axes.set_ylim(-0.6, len(shown) - 0.3)
+        axes.set_yticks(position, [visible(fix, limit=_LABEL) for fix, _, _ in shown])
+        axes.tick_params(axis="y", labelcolor=INK["ink"])
+        fine = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0)
+        coarse = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+        marks = [m for m in (fine if high < 3 * low else coarse) if low * 0.9 <= m <= high * 1.2]
+        axes.set_xticks(marks, [f"×{tick(m)}" for m in marks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
+
+    return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)

@@ -1,0 +1,205 @@
+"""The pictures of a sweep's page: latency and throughput over load, the front, and theory beside reality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latfix.formatting import tick
+from latfix.reports.charts.inline_svg import INK
+from latfix.reports.charts.run_charts import draw
+from latfix.reports.elements import Html
+from latfix.reports.escaping import visible
+from latfix.reports.sweep_rows import MODEL_WORDS, PointRow, SettingRow, SweepRows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LABEL = 40
+#: Settings beyond this many share a color and have no name in the legend.
+COLORS = 8
+_MODEL_STYLE = {"mm1": ":", "mg1": "-.", "kingman": "--", "replay": "-", "replay_own": (0, (1, 1))}
+_MODEL_ROLE = {"mm1": "muted", "mg1": "stage-3", "kingman": "queue", "replay": "after", "replay_own": "before"}
+
+
+def _plain(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _position: tick(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Axes, *, columns: int = 1) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", ncols=columns)
+
+
+def _color(place: int) -> str:
+    return INK[f"stage-{(place + 1) % COLORS}"]
+
+
+def _named(settings: Sequence[SettingRow]) -> list[tuple[int, SettingRow]]:
+    return [(place, setting) for place, setting in enumerate(settings) if setting.points]
+
+
+def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> None:
+    """Logarithmic where the figures span more than a factor of eight."""
+    positive = [value for value in (*values, *([limit] if limit else [])) if value > 0]
+    if positive and max(positive) > 8 * min(positive):
+        axes.set_yscale("log")
+        axes.set_ylim(min(positive) * 0.7, max(positive) * 1.5)
+    else:
+        axes.set_ylim(0, max(positive, default=1.0) * 1.15)
+    _plain(axes.yaxis)
+
+
+def latency_over_load(name: str, rows: SweepRows) -> Html:
+    """The objective's percentile by offered load, one line a setting, with intervals, the limit and the knees."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        axes, values = panels[0], []
+        for place, setting in _named(rows.settings):
+            some = [point for point in setting.points if point.percentile_ms is not None]
+            x = [point.offered for point in some]
+            y = [point.percentile_ms or 0.0 for point in some]
+            values += y
+            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
+            axes.plot(x, y, color=_color(place), linewidth=1.8, label=label)
+            for point in some:
+                _interval(axes, point, _color(place))
+            _marks(axes, setting, some, _color(place))
+        if rows.slo_ms is not None:
+            axes.axhline(rows.slo_ms, color=INK["bad"], linewidth=1.2, label="limit")
+        _milliseconds(axes, values, rows.slo_ms)
+        axes.set_ylabel(f"{rows.percentile}, ms")
+        axes.set_xlabel("offered load, requests a second")
+        axes.set_xlim(0, None)
+        _plain(axes.xaxis)
+        _legend(axes)
+
+    return draw(name, f"{rows.percentile} of latency by offered load", 4.2, 1, plot)
+
+
+def _interval(axes: Axes, point: PointRow, color: str) -> None:
+    low, value = point.ci95_ms[0], point.percentile_ms
+    if low is None or value is None:
+        return
+    high = point.ci95_ms[1]
+    axes.plot((point.offered, point.offered), (low, value if high is None else high), color=color, linewidth=1.1)
+    if high is None:  # open above
+        axes.plot([point.offered], [value * 1.12], color=color, marker="^", markersize=4, linestyle="none")
+
+
+def _marks(axes: Axes, setting: SettingRow, points: Sequence[PointRow], color: str) -> None:
+    for point in points:
+        face = "none" if point.saturated else color
+        axes.plot(
+            [point.offered],
+            [point.percentile_ms or np.nan],
+            color=color,
+            marker="o",
+            markersize=6,
+            markerfacecolor=face,
+            linestyle="none",
+        )
+    knee = next((point for point in points if setting.knee is not None and point.offered == setting.knee), None)
+    if knee is not None and knee.percentile_ms is not None:
+        axes.plot([knee.offered], [knee.percentile_ms], color=INK["ink"], marker="x", markersize=9, linestyle="none")
+
+
+def throughput_over_load(name: str, rows: SweepRows) -> Html:
+    """Requests served by offered load, and how busy the workers were."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        top, bottom = panels
+        offered = [point.offered for _, setting in _named(rows.settings) for point in setting.points]
+        reach = max(offered, default=1.0)
+        top.plot((0, reach), (0, reach), color=INK["muted"], linewidth=1, linestyle=":", label="all that is offered")
+        for place, setting in _named(rows.settings):
+            x = [point.offered for point in setting.points]
+            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
+            served = [np.nan if p.achieved is None else p.achieved for p in setting.points]
+            busy = [np.nan if p.workers is None else 100 * p.workers for p in setting.points]
+            top.plot(x, served, color=_color(place), marker="o", markersize=4, linewidth=1.8, label=label)
+            bottom.plot(x, busy, color=_color(place), marker="o", markersize=4, linewidth=1.8)
+        top.set_ylabel("served, 1/s")
+        bottom.set_ylabel("workers busy, %")
+        bottom.set_xlabel("offered load, requests a second")
+        top.set_ylim(0, None)
+        bottom.set_ylim(0, 105)
+        top.set_xlim(0, None)
+        for axis in (top.yaxis, bottom.yaxis, bottom.xaxis):
+            _plain(axis)
+        _legend(top)
+
+    return draw(name, "Requests served and workers busy by offered load", 4.6, 2, plot)
+
+
+def front(name: str, rows: SweepRows) -> Html:
+    """Every load of every setting by throughput and percentile, and the front of those that none beats."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        axes, values = panels[0], []
+        for place, setting in _named(rows.settings):
+            some = [p for p in setting.points if p.percentile_ms is not None and not p.saturated]
+            values += [point.percentile_ms or 0.0 for point in some]
+            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
+            axes.plot(
+                [np.nan if point.achieved is None else point.achieved for point in some],
+                [point.percentile_ms or np.nan for point in some],
+                color=_color(place),
+                marker="o",
+                markersize=5,
+                linestyle="none",
+                label=label,
+            )
+        known = [
+            (served, latency) for _, _, served, latency, _ in rows.front if served is not None and latency is not None
+        ]
+        if known:
+            axes.plot(*zip(*known, strict=True), color=INK["ink"], linewidth=1.4, label="front")
+        if rows.slo_ms is not None:
+            axes.axhline(rows.slo_ms, color=INK["bad"], linewidth=1.2, label="limit")
+        _milliseconds(axes, values, rows.slo_ms)
+        axes.set_xlabel("served, requests a second (right is better)")
+        axes.set_ylabel(f"{rows.percentile}, ms (down is better)")
+        axes.set_xlim(0, None)
+        _plain(axes.xaxis)
+        _legend(axes)
+
+    return draw(name, f"Throughput against {rows.percentile}, with the front", 4.0, 1, plot)
+
+
+def theory(name: str, setting: SettingRow, rows: SweepRows) -> Html:
+    """Mean wait and percentile over load: measured, and as each model has it."""
+
+    def plot(_figure: Figure, panels: list[Axes]) -> None:
+        waits, tails = panels
+        _compared(waits, setting, [p.wait_ms for p in setting.points], [p.waits_ms for p in setting.points])
+        _compared(tails, setting, [p.percentile_ms for p in setting.points], [p.predicted_ms for p in setting.points])
+        waits.set_ylabel("mean wait, ms")
+        tails.set_ylabel(f"{rows.percentile}, ms")
+        tails.set_xlabel("offered load, requests a second")
+        waits.set_title(visible(setting.label, limit=_LABEL))
+        _legend(waits, columns=2)
+        tails.set_xlim(0, None)
+        _plain(tails.xaxis)
+
+    return draw(name, f"Measured and predicted waits and {rows.percentile}, {setting.label}", 5.4, 2, plot)
+
+
+def _compared(axes: Axes, setting: SettingRow, measured: Sequence[float | None], models: Sequence[Any]) -> None:
+    x = [point.offered for point in setting.points]
+    every = [value for value in measured if value]
+    for model, words in MODEL_WORDS.items():
+        y = [np.nan if answer.get(model) is None else float(answer[model]) for answer in models]
+        if not np.isfinite(y).any():
+            continue
+        every += [value for value in y if np.isfinite(value)]
+        axes.plot(x, y, color=INK[_MODEL_ROLE[model]], linestyle=_MODEL_STYLE[model], linewidth=1.5, label=words)
+    shown = [np.nan if value is None else value for value in measured]
+    axes.plot(x, shown, color=INK["ink"], marker="o", markersize=5, linewidth=2, label="measured")
+    _milliseconds(axes, every, None)

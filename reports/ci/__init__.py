@@ -1,0 +1,1 @@
+"""For machines and pull requests."""

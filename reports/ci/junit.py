@@ -1,0 +1,95 @@
+"""JUnit XML: one testcase a gate, in the shape that Jenkins' and Ant's schemas and their readers share.
+
+An undecided gate is ``skipped``, with its reason: it has neither passed nor failed, and the exit code says 3.
+A gate that could not be looked at, because the run failed, is an ``error``.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from latfix.formatting import LATENCY_KEYS, key_label, significant
+from latfix.reports.ci.ci_summary import GateLine, Summary
+from latfix.reports.escaping import visible
+
+_LONGEST = 2000
+_TAGS = {"failed": "failure", "undecided": "skipped"}
+
+
+def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> str:
+    """The document, with its XML declaration.
+
+    :param started: UTC, ``2026-01-02T03:04:05``: the schema has no room for a time zone.
+    :param seconds: that everything took.
+    :param host: name of the machine; ``localhost`` where it is empty.
+    """
+    cases = [_case(summary, gate) for gate in summary.gates]
+    errors = [_error(summary, gate, summary.failure or "it was not judged") for gate in summary.unjudged]
+    if summary.failure and not errors:
+        errors.append(_error(summary, "run", summary.failure))
+    suite = ElementTree.Element(
+        "testsuite",
+        {
+            "name": f"latfix {summary.command}",
+            "package": _token(summary.workload),
+            "id": "0",
+            "hostname": _token(host) if host.strip() else "localhost",
+            "timestamp": started,
+            "tests": str(len(cases) + len(errors)),
+            "failures": str(summary.count("failed")),
+            "errors": str(len(errors)),
+            "skipped": str(summary.count("undecided")),
+            "time": f"{max(seconds, 0.0):.3f}",
+        },
+    )
+    suite.append(_properties(summary))
+    suite.extend([*cases, *errors])
+    ElementTree.SubElement(suite, "system-out").text = visible(summary.sentence, limit=_LONGEST)
+    ElementTree.SubElement(suite, "system-err").text = visible("; ".join(summary.notes), limit=_LONGEST)
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(summary: Summary, gate: GateLine) -> ElementTree.Element:
+    case = _testcase(summary, gate.gate)
+    tag = _TAGS.get(gate.outcome)
+    if tag is not None:
+        reason = visible(gate.reason, limit=_LONGEST)
+        kind = {"type": gate.outcome} if tag == "failure" else {}  # Ant's schema has no type for what was skipped
+        ElementTree.SubElement(case, tag, {**kind, "message": reason}).text = reason
+    return case
+
+
+def _error(summary: Summary, name: str, why: str) -> ElementTree.Element:
+    case = _testcase(summary, name)
+    reason = visible(why, limit=_LONGEST)
+    ElementTree.SubElement(case, "error", {"type": "not judged", "message": reason}).text = reason
+    return case
+
+
+def _testcase(summary: Summary, name: str) -> ElementTree.Element:
+    attributes = {"name": _token(name), "classname": f"latfix.{_token(summary.workload)}", "time": "0"}
+    return ElementTree.Element("testcase", attributes)
+
+
+def _properties(summary: Summary) -> ElementTree.Element:
+    element = ElementTree.Element("properties")
+    pairs = [("workload", summary.workload), ("device", summary.device), ("verdict", summary.verdict)]
+    arms = [("", summary.run)] if summary.change is None else [("before ", summary.change.before)]
+    if summary.change is not None:
+        arms.append(("after ", summary.change.after))
+    for prefix, arm in arms:
+        for key in LATENCY_KEYS:
+            if arm is not None and arm.latency_ms.get(key) is not None:
+                pairs.append((f"{prefix}{key_label(key)} ms", significant(arm.latency_ms[key])))
+    for name, value in pairs:
+        ElementTree.SubElement(element, "property", {"name": name, "value": visible(value, limit=_LONGEST)})
+    return element
+
+
+def _token(text: str) -> str:
+    """A text as a name: visible, and without blanks that a reader would fold."""
+    return re.sub(r"\s+", " ", visible(text, limit=200)).strip() or "unnamed"

@@ -1,0 +1,204 @@
+"""The Markdown summary for a pull request: verdict, gates, before and after, causes, fixes.
+
+Texts from outside (names, reasons, notes) are written so that GitHub-flavored Markdown shows them as they are:
+every sign that could mean something there becomes a character reference, so that nothing ends a table's cell,
+starts markup or HTML, links, or mentions anyone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from latfix.formatting import (
+    LATENCY_KEYS,
+    NONE,
+    count,
+    interval,
+    key_label,
+    milliseconds,
+    rate,
+    ratio,
+    share,
+    significant,
+)
+from latfix.reports.before_after import STATUSES, Change, read_ratio
+from latfix.reports.ci.ci_summary import Summary
+from latfix.reports.escaping import visible
+from latfix.reports.vocabulary import STEP_STATUS, verdict_words
+
+_LONGEST = 600
+_MOST_ROWS = 40
+#: Causes of less of the tail are counted, not listed.
+_LEAST_SHARE = 0.01
+_PLAIN = frozenset(" ,;%'/?()")
+#: Signs that mean nothing between two letters or digits, as in ``python.gc``, ``98.0`` and ``error_rate``.
+_INSIDE = frozenset(".-_")
+#: Signs that mean nothing between a letter or digit and a blank or the end.
+_AFTER = frozenset(".:")
+#: What GitHub still joins with what stands behind it once the page is made: a mention, an issue, an emoji, a link.
+_JOINING = frozenset("@#:")
+#: ``GH-12`` is an issue as ``#12`` is.
+_GITHUB_ISSUE = re.compile(r"(?<![A-Za-z0-9])gh-(?=[0-9])", re.IGNORECASE)
+_OUTCOMES = {"passed": "passed", "failed": "**FAILED**", "undecided": "undecided"}
+
+
+def markdown(summary: Summary) -> str:
+    """The document. Starts with a heading, ends with a line break."""
+    parts = [
+        [f"## latfix {summary.command}: {_code(summary.workload)}{_on(summary.device)} {_headline(summary)}"],
+        _paragraphs(summary),
+        _gates(summary),
+        _change(summary.change) if summary.change is not None else _run(summary),
+        _causes(summary),
+        _steps(summary),
+        [f"- {text(_stopped(note))}" for note in summary.notes[:_MOST_ROWS]],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
+
+
+def text(value: object, *, limit: int = _LONGEST) -> str:
+    """A text from outside as Markdown and HTML show it literally, on one line."""
+    shown = visible(value, limit=limit)
+    return "".join(_character(shown, k) for k in range(len(shown)))
+
+
+def _character(shown: str, k: int) -> str:
+    character = shown[k]
+    if not character.isascii() or character.isalnum() or character in _PLAIN:
+        return character
+    before, behind = shown[max(k - 1, 0) : k], shown[k + 1 : k + 2]
+    word = before.isascii() and before.isalnum()
+    if character in _INSIDE and word and behind.isascii() and behind.isalnum() and not _begins_link(shown, k):
+        return character
+    if character in _AFTER and word and behind in ("", " ") and not shown[:k].isdigit():  # 1. would begin a list
+        return character
+    joins = character in _JOINING or (character == "-" and _begins_link(shown, k))
+    return f"&#{ord(character)};" + ("<!-- -->" if joins else "")
+
+
+def _begins_link(shown: str, k: int) -> bool:
+    """Whether a dot or a hyphen would make a link of what follows: ``www.``, ``GH-12``."""
+    if shown[k] == "-":
+        return k >= 2 and _GITHUB_ISSUE.match(shown, k - 2) is not None
+    return shown[max(k - 3, 0) : k].lower() == "www"
+
+
+def _code(value: object, *, limit: int = 200) -> str:
+    return f"<code>{text(value, limit=limit)}</code>"
+
+
+def _on(device: str) -> str:
+    return f" on {text(device, limit=60)}" if device else ""
+
+
+def _headline(summary: Summary) -> str:
+    if summary.failure:
+        return "— failed"
+    return f"— {text(verdict_words(summary.verdict))}" if summary.verdict else ""
+
+
+def _paragraphs(summary: Summary) -> list[str]:
+    lines = []
+    if summary.failure:
+        lines.append(f"**It failed:** {text(_stopped(summary.failure))}")
+    if summary.sentence:
+        lines += [*([""] if lines else []), text(_stopped(summary.sentence))]
+    words = summary.gate_words()
+    if words:
+        lines += [*([""] if lines else []), f"**{text(words[0].upper() + words[1:])}**"]
+    return lines
+
+
+def _stopped(said: str) -> str:
+    """A sentence with its full stop; ``p99`` at its start stays small."""
+    return said if said[-1:] in ".!?…" else f"{said}."
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
+    """A table; the first ``left`` columns are texts, the others figures."""
+    rule = ["---" if k < left else "---:" for k in range(len(columns))]
+    lines = [columns, rule, *rows]
+    return [f"| {' | '.join(cell or ' ' for cell in line)} |" for line in lines] if len(lines) > 2 else []
+
+
+def _gates(summary: Summary) -> list[str]:
+    rows = [(_code(gate.gate), _OUTCOMES[gate.outcome], text(gate.reason)) for gate in summary.gates[:_MOST_ROWS]]
+    rows += [(_code(gate), "not judged", "the run did not reach its end") for gate in summary.unjudged[:_MOST_ROWS]]
+    return _table(("gate", "outcome", "why"), rows, left=3)
+
+
+def _run(summary: Summary) -> list[str]:
+    arm = summary.run
+    if arm is None or all(value is None for value in arm.latency_ms.values()):
+        return []
+    bounds = summary.intervals_ms or {}
+    rows = [
+        (key_label(key), milliseconds(arm.latency_ms.get(key)), interval(bounds.get(key))) for key in LATENCY_KEYS
+    ]
+    rows.append(("throughput", rate(arm.throughput_rps), ""))
+    rows += [(f"requests {name}", count(arm.requests.get(name, 0)), "") for name in STATUSES]
+    if arm.accuracy is not None:
+        rows.append(("accuracy", significant(arm.accuracy), ""))
+    return _table(("figure", "value", "95 % interval"), rows)
+
+
+def _change(change: Change) -> list[str]:
+    before, after = change.before, change.after
+    rows = []
+    for key in LATENCY_KEYS:
+        step = change.ratio(key)
+        shown = ratio(step.value, "×")
+        rows.append(
+            (
+                f"{key_label(key)}, ms",
+                significant(before.latency_ms.get(key)),
+                significant(after.latency_ms.get(key)),
+                f"**{shown}**" if step.decisive else shown,
+                interval(step.ci95),
+            )
+        )
+    rows.append(("throughput", rate(before.throughput_rps), rate(after.throughput_rps), "", ""))
+    for name in STATUSES:
+        rows.append(
+            (f"requests {name}", count(before.requests.get(name, 0)), count(after.requests.get(name, 0)), "", "")
+        )
+    if before.accuracy is not None or after.accuracy is not None:
+        limit = "" if change.accuracy_limit is None else f"limit {significant(change.accuracy_limit)}"
+        rows.append(("accuracy", significant(before.accuracy), significant(after.accuracy), "", limit))
+    return _table(("figure", before.label, after.label, "ratio", "95 % interval"), rows)
+
+
+def _causes(summary: Summary) -> list[str]:
+    worth = [cause for cause in summary.causes if cause.named or abs(cause.share or 0.0) >= _LEAST_SHARE]
+    rows = [
+        (
+            _code(cause.cause),
+            " ".join(_code(fix) for fix in cause.fixes[:8]) or NONE,
+            "named" if cause.named else "",
+            milliseconds(cause.tail_ms),
+            interval(cause.ci95_ms),
+            share(cause.share),
+        )
+        for cause in worth[:_MOST_ROWS]
+    ]
+    if rows and len(worth) < len(summary.causes):
+        rows.append((f"{len(summary.causes) - len(worth)} smaller ones", "", "", "", "", ""))
+    return _table(("cause of the tail", "fixes", " ", "tail", "95 % interval", "share"), rows, left=3)
+
+
+def _steps(summary: Summary) -> list[str]:
+    return _table(("fix", "status", "why", "mean", "p99", "p99, ms"), _step_rows(summary), left=3)
+
+
+def _step_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
+    for step in summary.steps[:_MOST_ROWS]:
+        words = STEP_STATUS.get(step.status, (step.status, "warn"))[0]
+        yield (
+            _code(step.fix),
+            f"**{words}**" if step.status == "kept" else text(words),
+            text(step.reason),
+            ratio(read_ratio(step.mean).value, "×"),
+            read_ratio(step.p99).words("×"),
+            significant(step.p99_ms),
+        )

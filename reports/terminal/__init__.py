@@ -1,0 +1,1 @@
+"""Rich renderables, one module a command."""

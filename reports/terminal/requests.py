@@ -1,0 +1,251 @@
+"""What a terminal shows of single requests: one request's story, and the slowest ones in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from latfix.formatting import NONE, count, from_ns, share, significant
+from latfix.reports.request_phrases import (
+    account_words,
+    balance_words,
+    counted,
+    entries_by_size,
+    happening_words,
+    header_facts,
+    holder_label,
+    parts_words,
+    short_entries,
+    short_wait,
+    wait_words,
+    why_words,
+)
+from latfix.reports.terminal.widgets import (
+    OWN_STYLE,
+    QUEUE_STYLE,
+    Bar,
+    Portable,
+    heading,
+    plain_table,
+    safe,
+)
+from latfix.results.request_explanation import Entry, Holder, StageTime, Story, Wait
+
+_WIDE = 100
+_STATUS_STYLE = {"ok": "green", "error": "red", "timeout": "red", "shed": "red"}
+
+
+def render_stories(asked: Sequence[Story], slowest: Sequence[Story] = (), *, listed: bool = False) -> RenderableType:
+    """The stories of requests asked for by id, then the slowest in short.
+
+    :param listed: the slowest were asked for, whether there are any or not.
+    """
+    parts: list[RenderableType] = []
+    for story in asked:
+        parts += [Text(""), *_story(story)]
+    if listed:
+        parts += [*_slowest(slowest)]
+    return Portable(Group(*parts))
+
+
+def _story(story: Story) -> Iterator[RenderableType]:
+    yield from _header(story)
+    if story.stages:
+        yield from _timeline(story)
+    for wait in story.waits:
+        if wait.holders:
+            yield from _wait(wait)
+    if story.reference_ns is not None:
+        yield from _ledger(story)
+    yield heading("Why")
+    yield safe(story.sentence, limit=900)
+
+
+def _header(story: Story) -> Iterator[RenderableType]:
+    title = Text.assemble(("Request ", "bold"), safe(story.id, "bold", limit=120))
+    if story.row is not None:
+        title.append_text(Text(f"  {from_ns(story.latency_ns)}  ", style="bold"))
+        title.append_text(safe(story.status, _STATUS_STYLE.get(story.status, "yellow")))
+    else:
+        title.append_text(Text(f"  {story.status}", style="yellow"))
+    yield title
+    if story.matches > 1:
+        yield Text(f"! {count(story.matches)} requests of this traffic have this id; each is told.", style="yellow")
+    if story.warmup:
+        yield Text("! A warm-up request: it counts in no percentile.", style="yellow")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, words in header_facts(story):
+        table.add_row(name, safe(words, limit=600))
+    yield table
+
+
+def _timeline(story: Story) -> Iterator[RenderableType]:
+    yield heading("Timeline, ms from its arrival")
+    table = plain_table()
+    table.expand = True
+    table.add_column("stage", no_wrap=True)
+    table.add_column("from", justify="right", no_wrap=True)
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("", ratio=1, min_width=6)
+    table.add_column("what the thread did", ratio=3, min_width=16, overflow="fold")
+    scale = max(story.latency_ns, 1)
+    for stage in story.stages:
+        offset = (max(stage.at_ns, 0) / scale, " ", "")
+        table.add_row(
+            stage.stage,
+            significant(stage.at_ns / 1e6),
+            Text(significant(stage.duration_ns / 1e6), style="bold"),
+            Bar([offset, (max(stage.duration_ns, 0) / scale, "█", "cyan")]),
+            _stage_details(stage),
+        )
+    yield table
+
+
+def _stage_details(stage: StageTime) -> Text:
+    lines = [Text(words) for words in (parts_words(stage), account_words(stage)) if words]
+    lines += [
+        safe(words, "red" if kind == "error" else "yellow" if own else "dim", limit=300)
+        for words, kind, own in happening_words(stage)
+    ]
+    return Text("\n").join(lines)
+
+
+def _wait(wait: Wait) -> Iterator[RenderableType]:
+    yield heading("What it waited behind" + (" to be prepared" if wait.resource == "prepare" else ""))
+    yield Text(wait_words(wait), style="dim")
+    yield _HolderTable(wait)
+
+
+@dataclass(frozen=True, slots=True)
+class _HolderTable:
+    """What held the threads, in order of time; when each began is left out where the terminal is narrow."""
+
+    wait: Wait
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= _WIDE
+        table = plain_table()
+        table.expand = True
+        table.add_column("work", overflow="fold", min_width=8, max_width=24)
+        for title in (*(["from"] if wide else []), "held", "waited", "typical", "excess"):
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("why, ms", ratio=1, min_width=14, overflow="fold")
+        for holder in self.wait.holders:
+            table.add_row(*_holder_cells(self.wait, holder, wide=wide))
+        others = self.wait.others
+        if others is not None:
+            table.add_row(
+                Text(f"{count(others.count)} others", style="dim"),
+                *([""] if wide else []),
+                significant(others.held_ns / 1e6),
+                significant(others.within_ns / 1e6) if others.within_ns else NONE,
+                "",
+                significant(others.excess_ns / 1e6),
+                safe(why_words(others.causes), "dim", limit=300),
+            )
+        yield table
+
+
+def _holder_cells(wait: Wait, holder: Holder, *, wide: bool) -> list[RenderableType]:
+    slow = holder.excess_ns > 0.2 * max(holder.typical_ns, 1)
+    return [
+        safe(holder_label(wait, holder), limit=80),
+        *([significant(holder.at_ns / 1e6)] if wide else []),
+        significant(holder.held_ns / 1e6),
+        significant(holder.within_ns / 1e6) if holder.within_ns else NONE,
+        significant(holder.typical_ns / 1e6),
+        Text(significant(holder.excess_ns / 1e6), style="bold red" if slow else ""),
+        safe(why_words(holder.causes, holder), limit=300),
+    ]
+
+
+def _ledger(story: Story) -> Iterator[RenderableType]:
+    assert story.reference_ns is not None
+    yield Text.assemble(
+        heading("The ledger, ms"),
+        "   ",
+        ("█", OWN_STYLE),
+        (" own path  ", "dim"),
+        ("▒", QUEUE_STYLE),
+        (" through the queue", "dim"),
+    )
+    shown, small = entries_by_size(story)
+    table = plain_table()
+    table.expand = True
+    table.add_column("entry", overflow="fold", min_width=12, max_width=28)
+    table.add_column("", ratio=1, min_width=6)
+    for title in ("ms", "own", "queue", "sum so far"):
+        table.add_column(title, justify="right", no_wrap=title != "sum so far")
+    table.add_column("known by", no_wrap=True)
+    scale = max((abs(entry.own_ns) + abs(entry.propagated_ns) for entry in shown), default=0) or 1
+    total = story.reference_ns
+    table.add_row("a quiet request", "", significant(total / 1e6), "", "", significant(total / 1e6), Text(""))
+    for entry in shown:
+        total += entry.total_ns
+        table.add_row(*_entry_cells(entry, scale, total))
+    if small:
+        rest = sum(entry.total_ns for entry in small)
+        total += rest
+        words = f"{count(len(small))} smaller {'entry' if len(small) == 1 else 'entries'}"
+        own = sum(entry.own_ns for entry in small)
+        table.add_row(
+            Text(words, style="dim"), "", *_three(rest, own, rest - own), significant(total / 1e6), Text("")
+        )
+    table.add_section()
+    table.add_row(
+        "latency", "", Text(significant(story.latency_ns / 1e6), style="bold"), "", "", significant(total / 1e6), ""
+    )
+    yield table
+    yield Text(balance_words(story), style="green" if story.difference_ns == 0 else "bold red")
+
+
+def _entry_cells(entry: Entry, scale: int, total: int) -> list[RenderableType]:
+    return [
+        safe(entry.cause, limit=60),
+        Bar([(entry.own_ns / scale, "█", OWN_STYLE), (entry.propagated_ns / scale, "▒", QUEUE_STYLE)]),
+        *_three(entry.total_ns, entry.own_ns, entry.propagated_ns),
+        significant(total / 1e6),
+        Text(entry.evidence_class, style="dim"),
+    ]
+
+
+def _three(total: int, own: int, queue: int) -> list[str]:
+    return [significant(total / 1e6), *(significant(part / 1e6) if part else NONE for part in (own, queue))]
+
+
+def _slowest(stories: Sequence[Story]) -> Iterator[RenderableType]:
+    yield heading(f"The {counted(len(stories), 'slowest request')}" if stories else "The slowest requests")
+    if not stories:
+        yield Text("No measured request was recorded.")
+        return
+    table = plain_table()
+    table.expand = True
+    table.add_column("request", overflow="fold", min_width=8, max_width=24)
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("largest entries, ms", ratio=1, min_width=16, overflow="fold")
+    table.add_column("waited behind, ms", ratio=1, min_width=16, overflow="fold")
+    for story in stories:
+        name = safe(story.id, limit=80)
+        if story.status != "ok":
+            name.append(f" {story.status}", style="red")
+        what = short_entries(story) if story.entries else (story.error or story.sentence)
+        table.add_row(
+            name,
+            Text(significant(story.latency_ns / 1e6), style="bold"),
+            safe(what, limit=200),
+            safe(short_wait(story), limit=200),
+        )
+    yield table
+    known = [story for story in stories if story.faster_share is not None]
+    if known:
+        least = min(story.faster_share or 0.0 for story in known)
+        yield Text(
+            f"each ok one was slower than at least {share(least)} of the ok requests; --request ID tells one's story",
+            style="dim",
+        )

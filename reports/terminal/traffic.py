@@ -1,0 +1,244 @@
+"""The shape of recorded traffic, for a terminal and as a picture."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from latfix.errors import InputError, input_error
+from latfix.reports.charts.inline_svg import load_matplotlib
+from latfix.traffic.summary import FeatureSummary, Gaps, TrafficShape, seconds_text
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR = "█"
+_PARTS = " ▏▎▍▌▋▊▉"
+_CHART_COLUMNS = 60
+_CHART_ROWS = 4
+_BAR_WIDTH = 30
+_HISTOGRAM_ROWS = 8
+_COLORS = {"steady": "green", "periodic": "cyan", "bursty": "yellow", "long-tailed": "magenta"}
+PICTURE_SUFFIXES = (".svg", ".png")
+
+
+def render_shape(shape: TrafficShape) -> RenderableType:
+    """``shape`` for a terminal: what kind of load it is and why, then the figures, then two small charts."""
+    parts: list[RenderableType] = [_verdict(shape), Text(), _figures(shape)]
+    if shape.features:
+        parts += [Text(), _features(shape)]
+    if shape.span_s > 0:
+        parts += [Text(), _rate_chart(shape)]
+    if shape.gaps is not None and shape.gaps.histogram:
+        parts += [Text(), _gap_chart(shape.gaps)]
+    return Group(*parts)
+
+
+def _verdict(shape: TrafficShape) -> Text:
+    text = Text()
+    text.append(f"{shape.kind.capitalize()} load. ", style=f"bold {_COLORS[shape.kind]}")
+    text.append(shape.reason)
+    return text
+
+
+def _figures(shape: TrafficShape) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in _rows(shape):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _rows(shape: TrafficShape) -> list[tuple[str, str]]:
+    source = f"{_printable(shape.source, 200)} ({shape.format})" if shape.source else shape.format
+    rows = [("source", source)]
+    rows.append(("requests", f"{shape.count:,} in {seconds_text(shape.span_s)}"))
+    if shape.skipped_lines:
+        rows.append(("skipped", f"{shape.skipped_lines:,} malformed lines"))
+    rows.append(
+        (
+            "rate",
+            f"mean {figure(shape.mean_rate)}/s, peak {figure(shape.peak_rate)}/s in "
+            f"{seconds_text(shape.rate.window_s)} windows",
+        )
+    )
+    if shape.gaps is not None:
+        rows += _gap_rows(shape.gaps)
+    if shape.dispersion:
+        entries = ", ".join(f"{figure(e.index)} at {seconds_text(e.window_s)}" for e in shape.dispersion)
+        rows.append(("dispersion", f"{entries} (Fano factor of counts; independent arrivals: 1)"))
+    if shape.period is not None:
+        period = f"{seconds_text(shape.period.seconds)}, strength {shape.period.strength:.2f}"
+        rows.append(("period", f"{period}, swing {shape.period.amplitude:.0%} of the mean rate"))
+    if shape.tail is not None and shape.tail.hill < 20:
+        tail = f"Hill index {figure(shape.tail.hill)}"
+        rows.append(("tail", f"{tail} of the longest gaps (below 2 the variance has no bound)"))
+    if shape.grid_s is not None:
+        rows.append(("grid", f"all arrivals are whole multiples of {seconds_text(shape.grid_s)}"))
+    if set(shape.priorities) != {"normal"}:
+        counts = ", ".join(f"{name} {count:,}" for name, count in shape.priorities.items())
+        rows.append(("priorities", counts))
+    if shape.sessions:
+        rows.append(("sessions", f"{shape.sessions:,}, of {shape.session_requests:,} requests"))
+    if shape.deadlines:
+        spread = f"p50 {figure(shape.deadline_ms['p50'])} ms, min {figure(shape.deadline_ms['min'])} ms"
+        rows.append(("deadlines", f"{shape.deadlines:,} requests, {spread}"))
+    if shape.transforms:
+        rows.append(("transforms", ", ".join(str(entry.get("transform")) for entry in shape.transforms)))
+    return rows
+
+
+def _gap_rows(gaps: Gaps) -> list[tuple[str, str]]:
+    named = (("p50", "p50"), ("p95", "p95"), ("p99", "p99"), ("p99.9", "p99_9"))
+    quantiles = ", ".join(f"{label} {seconds_text(gaps.percentiles[key])}" for label, key in named)
+    rows = [("gaps", f"{quantiles}, max {seconds_text(gaps.max_s)}, coefficient of variation {gaps.cv:.2f}")]
+    if gaps.zero_share >= 0.001:
+        rows.append(("ties", f"{gaps.zero_share:.1%} of requests arrive together with the one before"))
+    return rows
+
+
+def _features(shape: TrafficShape) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("feature")
+    for name in ("requests", "min", "p50", "p95", "max"):
+        table.add_column(name, justify="right")
+    table.add_column("most frequent")
+    for feature in shape.features:
+        table.add_row(*(Text(cell) for cell in _feature_cells(feature)))
+    return table
+
+
+def _feature_cells(feature: FeatureSummary) -> list[str]:
+    cells = [_printable(feature.name), f"{feature.present:,}"]
+    cells += [figure(feature.numbers[key]) if key in feature.numbers else "" for key in ("min", "p50", "p95", "max")]
+    top = ", ".join(f"{_printable(value)} {count:,}" for value, count in feature.top[:3])
+    more = (feature.distinct or 0) - min(3, len(feature.top))
+    cells.append(f"{top}, {more:,} more" if more > 0 else top)
+    return cells
+
+
+def _printable(text: str, limit: int = 24) -> str:
+    shown = text if text.isprintable() else ascii(text)[1:-1]
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+def _rate_chart(shape: TrafficShape) -> Text:
+    """Requests a second from left to right; each column is the highest of the windows it stands for."""
+    columns = _squeezed(list(shape.rate.rates), _CHART_COLUMNS)
+    highest = max(columns) or 1.0
+    text = Text()
+    text.append(f"requests a second over {seconds_text(shape.span_s)}, highest {figure(highest)}\n", style="dim")
+    levels = [round(value / highest * _CHART_ROWS * 8) for value in columns]
+    for row in range(_CHART_ROWS - 1, -1, -1):
+        line = "".join(_BLOCKS[min(8, max(0, level - row * 8))] for level in levels)
+        text.append(line.rstrip() + ("\n" if row else ""), style="blue")
+    return text
+
+
+def _squeezed(values: list[float], width: int) -> list[float]:
+    if len(values) <= width:
+        return values
+    bounds = [index * len(values) // width for index in range(width + 1)]
+    return [max(values[low:high]) for low, high in pairwise(bounds)]
+
+
+def _gap_chart(gaps: Gaps) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(no_wrap=True, style="blue")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row("gaps up to", "", "")
+    bins = len(gaps.histogram)
+    step = -(-bins // _HISTOGRAM_ROWS)
+    groups = [(sum(gaps.histogram[low : low + step]), min(low + step, bins)) for low in range(0, bins, step)]
+    most = max(count for count, _ in groups) or 1
+    for count, end in groups:
+        table.add_row(seconds_text(gaps.edges_s[end]), _bar(count / most), f"{count:,}")
+    return table
+
+
+def _bar(share: float) -> str:
+    eighths = round(share * _BAR_WIDTH * 8)
+    part = _PARTS[eighths % 8] if eighths % 8 else ""
+    return _BAR * (eighths // 8) + part
+
+
+def figure(value: float) -> str:
+    """A number with three significant digits, whole from 1,000 on."""
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def check_picture(path: Path) -> None:
+    """Whether :func:`draw_shape` could write to ``path``.
+
+    :raises InputError: the suffix is unknown or the folder missing.
+    """
+    if path.suffix.lower() not in PICTURE_SUFFIXES:
+        raise input_error(path, None, f"suffix {path.suffix!r}", f"one of {', '.join(PICTURE_SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise input_error(path, None, "no such folder", "an existing folder", f"create {path.parent}")
+
+
+def draw_shape(shape: TrafficShape, path: Path) -> None:
+    """Draw the rate over time and the distribution of the gaps into ``path``, SVG or PNG by its suffix.
+
+    :raises InputError: the file cannot be written.
+    """
+    check_picture(path)
+    load_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # A fixed salt and no date: the same traffic gives the same file. Names may hold "$" and are no formulas.
+    with rc_context({"svg.hashsalt": "latfix", "text.parse_math": False, "svg.fonttype": "none"}):
+        picture = Figure(figsize=(9, 6), layout="constrained")
+        FigureCanvasAgg(picture)
+        rate_axes, gap_axes = picture.subplots(2, 1)
+        _draw_rate(rate_axes, shape)
+        _draw_gaps(gap_axes, shape)
+        title = f"{_printable(shape.source, 60) or shape.format}: {shape.kind}, {shape.count:,} requests"
+        picture.suptitle(title, fontsize=11)
+        svg = path.suffix.lower() == ".svg"
+        try:
+            picture.savefig(path, metadata={"Date": None} if svg else None)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"{path}: cannot be written ({reason}); expected a writable place") from error
+
+
+def _draw_rate(axes: Any, shape: TrafficShape) -> None:
+    rates = shape.rate.rates
+    edges = [index * shape.rate.window_s for index in range(len(rates) + 1)]
+    axes.stairs(rates, edges, fill=True, color="#9ecae1")
+    axes.axhline(shape.mean_rate, color="#08519c", linewidth=1, label=f"mean {figure(shape.mean_rate)}/s")
+    axes.set_xlabel("seconds from the first arrival")
+    axes.set_ylabel(f"requests/s ({seconds_text(shape.rate.window_s)} windows)")
+    axes.set_xlim(0, edges[-1])
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right", frameon=False)
+
+
+def _draw_gaps(axes: Any, shape: TrafficShape) -> None:
+    gaps = shape.gaps
+    axes.set_xlabel("gap between arrivals")
+    axes.set_ylabel("gaps")
+    if gaps is None or not gaps.histogram:
+        axes.text(0.5, 0.5, "no gaps above zero", ha="center", va="center", transform=axes.transAxes)
+        return
+    axes.stairs(gaps.histogram, gaps.edges_s, fill=True, color="#c7e9c0")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: seconds_text(value))
+    axes.xaxis.set_minor_formatter(lambda _value, _: "")
+    low, high = gaps.edges_s[0], gaps.edges_s[-1]
+    for label, key in (("p50", "p50"), ("p99", "p99")):
+        value = gaps.percentiles[key]
+        if low <= value <= high:
+            axes.axvline(value, color="#006d2c", linewidth=1)
+            axes.text(value, axes.get_ylim()[1] * 0.95, f" {label} {seconds_text(value)}", fontsize=8, va="top")

@@ -1,0 +1,1 @@
+"""latfix backends: which can serve this model, how fast, same answers?"""

@@ -1,0 +1,244 @@
+"""Backends that may serve one workload's model: as it is, and converted for the others where that works."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latfix.adapter_api import Workload
+from latfix.config.tensorrt_requirements import driver_missing
+from latfix.errors import LatfixError, RunnerError
+from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
+from latfix.runners.backends.onnx_export import Exported, export
+from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import flatten, unflatten
+from latfix.runners.model_files.file_module import FileModule
+from latfix.runners.model_files.file_workload import FileWorkload
+from latfix.runners.model_files.formats import onnx as onnx_runtime
+from latfix.runners.model_files.formats import pt2 as exported
+from latfix.runners.model_files.formats import torchscript
+
+EAGER = "eager torch"
+TENSORRT = "TensorRT"
+#: Every backend, in the order of the table.
+BACKENDS = (EAGER, exported.BACKEND, torchscript.BACKEND, onnx_runtime.BACKEND, OPENVINO, TENSORRT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One backend with the model in it, or the reason why it has none.
+
+    :param load_s: seconds that loading took, the first time in a process, the backend's own imports included.
+    :param convert_s: seconds that converting the model into a file for it took; ``None`` where it is not converted.
+    :param missing: why it cannot serve this model here; empty where it can.
+    """
+
+    backend: str
+    model: Any = None
+    load_s: float = 0.0
+    convert_s: float | None = None
+    missing: str = ""
+
+
+def own_backend(adapter: Workload) -> str:
+    """The backend that runs the workload's model as it is."""
+    return adapter.model.backend if isinstance(adapter, FileWorkload) else EAGER
+
+
+def candidates(adapter: Workload, own: Candidate, batches: Sequence[Any], folder: Path) -> list[Candidate]:
+    """The model in every backend that takes it: its own one first, then the others in the order of the table.
+
+    :param own: the model as the workload has it.
+    :param batches: as the model is called with them, of several sizes.
+    :param folder: where files may be written.
+    """
+    converter = Converter(own.model, batches, adapter.folder, folder)
+    return [own, *(_candidate(backend, adapter, converter) for backend in BACKENDS if backend != own.backend)]
+
+
+def _obstacle(adapter: Workload, backend: str) -> str:
+    """Why there is no way from the workload's model to a backend."""
+    own = own_backend(adapter)
+    if backend == TENSORRT:
+        on_gpu = "runs on a GPU, and this table is of the CPU; there, latfix optimize tries fuse.tensorrt"
+        return backend_missing("tensorrt") or driver_missing() or on_gpu
+    if backend == EAGER:
+        return "the file holds no Python module"
+    if own == onnx_runtime.BACKEND and backend != OPENVINO:
+        return "nothing makes a module of torch of an ONNX file; give the model that it was converted from"
+    if own == torchscript.BACKEND and backend != torchscript.BACKEND:
+        return "torch.export takes Python modules, and TorchScript is none; give the model that it was made from"
+    return ""
+
+
+def _candidate(backend: str, adapter: Workload, converter: Converter) -> Candidate:
+    obstacle = _obstacle(adapter, backend)
+    if obstacle:
+        return Candidate(backend=backend, missing=obstacle)
+    step = "loading"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of deprecations and of what tracing fixes: the answers are compared
+            if isinstance(adapter, FileWorkload) and adapter.model.backend == onnx_runtime.BACKEND:
+                made = _as_it_is(adapter)
+            else:
+                step = "converting"
+                made = converter.make(backend)
+                step = "loading"
+            load_s = first_load_s(made.file, backend, made.inputs, torch.get_num_threads())
+            model = made.wrap(load_file(made.file, backend, made.inputs))
+    except LatfixError as error:
+        return Candidate(backend=backend, missing=error.message)
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Candidate(backend=backend, missing=f"{step} it raised {describe(error)}")
+    return Candidate(backend=backend, model=model, load_s=load_s, convert_s=made.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A file for a backend.
+
+    :param inputs: names of its inputs, in the order of the tensors.
+    :param wrap: makes of the module that runs the file one that is called as the workload's own is.
+    :param seconds: converting; ``None`` where the file is the workload's own.
+    """
+
+    file: Path
+    inputs: tuple[str, ...]
+    wrap: Callable[[Any], Any]
+    seconds: float | None
+
+
+def _as_it_is(adapter: FileWorkload) -> _Made:
+    names = tuple(given.name for given in adapter.layout.inputs)
+    return _Made(
+        file=adapter.layout.file,
+        inputs=names,
+        wrap=lambda model: FileModule(model, adapter.layout),
+        seconds=None,
+    )
+
+
+class Converter:
+    """Makes files of one model for the backends.
+
+    :param batches: as the model is called with them, of several sizes.
+    :param sources: the folder of the code that built the model.
+    :param folder: where files may be written.
+    """
+
+    def __init__(self, model: Any, batches: Sequence[Any], sources: Path, folder: Path) -> None:
+        self._model = model
+        self._batches = batches
+        self._sources = sources
+        self._folder = folder
+        self._onnx: Exported | None = None
+
+    def make(self, backend: str) -> _Made:
+        """Convert the model for a backend.
+
+        :raises LatfixError: the backend is not installed, or an exporter refused, with its reason.
+        """
+        if backend == exported.BACKEND:
+            return self._timed(self._folder / "model.pt2", self._save_exported)
+        if backend == torchscript.BACKEND:
+            return self._timed(self._folder / "model.pt", self._save_traced)
+        return self._to_onnx("openvino" if backend == OPENVINO else "onnxruntime")
+
+    def _timed(self, file: Path, save: Callable[[Path], None]) -> _Made:
+        started = time.perf_counter()
+        with torch.no_grad():
+            save(file)
+        seconds = time.perf_counter() - started
+        return _Made(file=file, inputs=(), wrap=Unpacked, seconds=seconds)
+
+    def _save_exported(self, file: Path) -> None:
+        tensors, shape = flatten(example_of(self._batches))
+        varying = [
+            {d: torch.export.Dim.DYNAMIC for d in range(tensor.dim()) if _differs(self._batches, k, d)}
+            for k, tensor in enumerate(tensors)
+        ]
+        program = torch.export.export(
+            Flat(self._model, shape), tuple(tensors), dynamic_shapes={"tensors": tuple(varying)}, strict=False
+        )
+        torch.export.save(program, file)
+
+    def _save_traced(self, file: Path) -> None:
+        tensors, shape = flatten(example_of(self._batches))
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+            Flat(self._model, shape), tuple(tensors), check_trace=False, strict=False
+        )
+        torch.jit.save(traced, file)
+
+    def _to_onnx(self, package: str) -> _Made:
+        missing = backend_missing(package)
+        if missing:
+            raise RunnerError(missing)
+        if self._onnx is None:  # both backends read the same file; what lies in a cache has taken no time
+            self._onnx = export(self._model, self._batches, self._sources, fresh=True)
+        with torch.no_grad():
+            outputs = flatten(call_model(self._model, example_of(self._batches)))[1]
+        made = self._onnx
+        return _Made(
+            file=made.file,
+            inputs=made.inputs,
+            wrap=lambda model: Unpacked(model, outputs),
+            seconds=made.seconds,
+        )
+
+
+class Flat(torch.nn.Module):
+    """A model that takes its tensors in a row, as exporters and tracers want them."""
+
+    def __init__(self, model: torch.nn.Module, shape: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._shape = shape
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return call_model(self.model, unflatten(self._shape, tensors))
+
+
+class Unpacked(torch.nn.Module):
+    """Takes inputs as the adapter makes them, and calls a model that takes them in a row.
+
+    :param outputs: the structure of the answers, where the model returns them in a row.
+    """
+
+    def __init__(self, model: Any, outputs: Any = None) -> None:
+        super().__init__()
+        self._model = model
+        self._outputs = outputs
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tensors, _ = flatten(kwargs if kwargs else args)
+        output = self._model(*tensors)
+        if self._outputs is None:
+            return output
+        return unflatten(self._outputs, output if isinstance(output, tuple) else (output,))
+
+
+def _differs(batches: Sequence[Any], tensor: int, dimension: int) -> bool:
+    return len({flatten(batch)[0][tensor].shape[dimension] for batch in batches}) > 1
+
+
+def example_of(batches: Sequence[Any]) -> Any:
+    """The smallest batch without a dimension of 1 that varies, which a tracer would take for a constant."""
+
+    def ones(batch: Any) -> int:
+        return sum(
+            size == 1 and _differs(batches, k, d)
+            for k, tensor in enumerate(flatten(batch)[0])
+            for d, size in enumerate(tensor.shape)
+        )
+
+    return min(batches, key=lambda batch: (ones(batch), sum(tensor.numel() for tensor in flatten(batch)[0])))

@@ -1,0 +1,288 @@
+"""The backends of one workload as a document: what they are, how fast, and what is missing. In a process of its own.
+
+Model files come from anywhere, and native code runs them: whatever happens to that process, ``latfix`` says so in
+one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
+from latfix.run_record.run_record import write_json
+from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
+from latfix.settings import RunnerSettings
+from latfix.traffic.io.writer import load_schedule, save_schedule
+from latfix.traffic.schedule import Traffic
+
+SCHEMA = "latfix.backends/1"
+#: Starts a program and waits for its end; a test does its work without one.
+run_process = subprocess.run
+#: Requests, spread over the traffic, that every backend serves in each round.
+_SAMPLE = 24
+#: A round of all backends takes at most this share of the time.
+_ROUND_SHARE = 0.1
+_FEWEST_SAMPLE = 4
+_JOB, _SCHEDULE, _RESULT, _LOG = "job.json", "schedule.parquet", "result.json", "output.log"
+
+
+def measure_backends(
+    spec: WorkloadSpec,
+    traffic: Traffic,
+    settings: RunnerSettings,
+    *,
+    batch: int,
+    asked: bool,
+    seconds: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Load the workload's model in every backend that takes it, compare their answers, and time them in turns.
+
+    :param batch: requests in a batch.
+    :param asked: whether somebody asked for just that; otherwise it is held to what the model takes.
+    :param seconds: of measuring, conversions not counted.
+    :returns: the document that ``latfix backends --json`` writes.
+    :raises LatfixError: the model does not load, or the process died.
+    """
+    with tempfile.TemporaryDirectory(prefix="latfix-backends-") as name:
+        folder = Path(name)
+        save_schedule(traffic, folder / _SCHEDULE)
+        write_json(folder / _JOB, job_of(spec, settings, batch=batch, asked=asked, seconds=seconds, seed=seed))
+        # -P: a file in the working directory must not stand in for a module of the same name.
+        command = [sys.executable, "-P", "-m", "latfix.runners.backend_comparison.comparison", str(folder)]
+        log = folder / _LOG
+        try:
+            with log.open("wb") as output:
+                ended = run_process(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **settings.env},
+                    timeout=LOAD_TIMEOUT_S + 10 * seconds,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired as error:
+            raise RunnerError(f"the backends had not ended after {error.timeout:.0f} s; gave up") from error
+        if not (folder / _RESULT).is_file():
+            raise RunnerError(_death(ended.returncode, log))
+        return _result(folder / _RESULT)
+
+
+def job_of(
+    spec: WorkloadSpec, settings: RunnerSettings, *, batch: int, asked: bool, seconds: float, seed: int
+) -> dict[str, Any]:
+    """What the process is told; see :func:`measure_backends`."""
+    return {
+        "name": spec.name,
+        "folder": str(spec.folder),
+        "entry": spec.entry,
+        "settings": settings.as_dict(),
+        "batch": batch,
+        "asked": asked,
+        "seconds": seconds,
+        "seed": seed,
+    }
+
+
+def _death(code: int, log: Path) -> str:
+    why = f"was killed by {signal.strsignal(-code) or 'a signal'}" if code < 0 else f"ended with exit code {code}"
+    lines = log.read_bytes().decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    return f"the process that ran the backends {why}, with no result; the last thing it said: {last[:200]}"
+
+
+def _result(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if "failed" in document:
+        kind = InputError if document["exit_code"] == EXIT_INPUT else RunnerError
+        raise kind(document["failed"])
+    return document
+
+
+def measure_here(job: dict[str, Any], traffic: Traffic) -> dict[str, Any]:
+    """In the process of its own: the whole document; see :func:`measure_backends`."""
+    import torch
+
+    from latfix.runners.backend_comparison.candidates import Candidate, candidates, own_backend
+    from latfix.runners.backend_comparison.cold_load import first_load_s
+    from latfix.runners.backend_comparison.throughput import serve
+    from latfix.runners.model_files.file_workload import FileWorkload
+    from latfix.runners.service.adapter_file import check_inputs, load_adapter
+    from latfix.runners.service.load import resolve_device
+
+    settings = RunnerSettings(**job["settings"])
+    torch.manual_seed(settings.seed)
+    if settings.intra_op_threads:
+        torch.set_num_threads(settings.intra_op_threads)
+    if resolve_device(settings.device) != "cpu":
+        raise InputError("backends are compared on the CPU in this version; give --device cpu")
+    started = time.perf_counter()
+    adapter = load_adapter(Path(job["folder"]), job["entry"])
+    batch = _batch_size(adapter, job["batch"], asked=job["asked"])
+    model = _loaded(adapter)
+    load_s = time.perf_counter() - started
+    check_inputs(adapter, traffic)
+    if isinstance(adapter, FileWorkload):  # measured like those of the other backends
+        names = [given.name for given in adapter.layout.inputs]
+        load_s = first_load_s(adapter.layout.file, own_backend(adapter), names, torch.get_num_threads())
+    own = Candidate(backend=own_backend(adapter), model=model, load_s=load_s)
+    prepared = _prepared(adapter, traffic)
+    batches = _batches(adapter, prepared, batch)
+    with tempfile.TemporaryDirectory(prefix="latfix-converted-") as folder:
+        found = candidates(adapter, own, [*batches[0], *batches[1]], Path(folder))
+    work = _work(found, adapter, prepared, batch, job["seconds"])
+    served = serve(found, work, job["seconds"], job["seed"])
+    return {
+        "schema": SCHEMA,
+        "workload": job["name"],
+        "entry": job["entry"],
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, **_versions()},
+        "requests": len(work.singles),
+        "batch_size": batch,
+        "inputs": adapter.describe_inputs(traffic) if isinstance(adapter, FileWorkload) else [],
+        "backends": [_row(candidate, served, found[0].backend, work) for candidate in found],
+    }
+
+
+def _batch_size(adapter: Any, wanted: int, *, asked: bool) -> int:
+    from latfix.runners.model_files.file_workload import FileWorkload
+
+    most = adapter.largest_batch if isinstance(adapter, FileWorkload) else None
+    if most is None or wanted <= most:
+        return wanted
+    if asked:
+        raise InputError(f"--batch: found {wanted}; {adapter.layout.file} takes batches of {most} at most")
+    return int(most)
+
+
+def _loaded(adapter: Any) -> Any:
+    import torch
+
+    from latfix.runners.calls.model_call import USER_ERRORS, describe
+
+    try:
+        model = adapter.load("cpu")
+    except LatfixError:
+        raise
+    except USER_ERRORS as error:
+        raise RunnerError(f"{type(adapter).__name__}.load('cpu') raised {describe(error)}") from error
+    if not isinstance(model, torch.nn.Module):
+        found = type(model).__name__
+        raise RunnerError(f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module")
+    return model.eval()
+
+
+def _prepared(adapter: Any, traffic: Traffic) -> list[Any]:
+    """Inputs of requests spread evenly over the traffic."""
+    from latfix.runners.calls.model_call import USER_ERRORS, describe
+
+    picks = np.unique(np.linspace(0, len(traffic) - 1, min(_SAMPLE, len(traffic))).round().astype(int))
+    inputs = []
+    for pick in picks.tolist():
+        request = traffic.request(pick)
+        try:
+            inputs.append(adapter.prepare(request))
+        except USER_ERRORS as error:
+            raise RunnerError(f"prepare of request {request.id!r} raised {describe(error)}") from error
+    return inputs
+
+
+def _batches(adapter: Any, inputs: Sequence[Any], size: int) -> tuple[list[Any], list[Any], list[int]]:
+    """All inputs as batches of one and of ``size``, and how many are in each of the latter."""
+    from latfix.runners.calls.model_call import USER_ERRORS, describe
+
+    groups = [inputs[k : k + size] for k in range(0, len(inputs), size)]
+    try:
+        singles = [adapter.collate([value]) for value in inputs]
+        return singles, [adapter.collate(list(group)) for group in groups], [len(group) for group in groups]
+    except USER_ERRORS as error:
+        raise RunnerError(f"collate of {size} requests raised {describe(error)}") from error
+
+
+def _work(found: Sequence[Any], adapter: Any, inputs: Sequence[Any], batch: int, seconds: float) -> Any:
+    """As many requests as let several rounds of all backends fit into the time."""
+    from latfix.runners.backend_comparison.throughput import Work, one_pass_s
+
+    singles, batches, sizes = _batches(adapter, inputs, batch)
+    each_s = one_pass_s(found[0], singles) / len(singles)
+    backends = sum(not candidate.missing for candidate in found)
+    fitting = int(_ROUND_SHARE * seconds / max(2 * each_s * backends, 1e-9))
+    wanted = min(len(inputs), max(fitting, _FEWEST_SAMPLE, batch))
+    if wanted < len(inputs):
+        picks = np.unique(np.linspace(0, len(inputs) - 1, wanted).round().astype(int)).tolist()
+        singles, batches, sizes = _batches(adapter, [inputs[pick] for pick in picks], batch)
+    return Work(singles, batches, sizes)
+
+
+def _row(candidate: Any, served: Any, first: str, work: Any) -> dict[str, Any]:
+    from latfix.runners.backend_comparison.throughput import rate, speedup
+
+    row: dict[str, Any] = {"backend": candidate.backend, "load_s": None, "convert_s": None}
+    one = served.get(candidate.backend)
+    row["missing"] = candidate.missing or (one.failure if one is not None else "")
+    if one is None or one.failure:
+        return row
+    base, requests = served[first], len(work.singles)
+    row |= {
+        "load_s": candidate.load_s,
+        "convert_s": candidate.convert_s,
+        "rounds": len(one.single_ns),
+        "single_rps": rate(one.single_ns, requests).to_json(),
+        "batched_rps": rate(one.batched_ns, requests).to_json(),
+        "agreeing": one.agreeing,
+        "compared": one.compared,
+        "deviation": one.deviation if np.isfinite(one.deviation) else None,
+    }
+    if candidate.backend != first and base.single_ns:
+        row["single_speedup"] = speedup(base.single_ns, one.single_ns).to_json()
+        row["batched_speedup"] = speedup(base.batched_ns, one.batched_ns).to_json()
+    return row
+
+
+def _versions() -> dict[str, str]:
+    import contextlib
+    from importlib import metadata
+
+    found = {}
+    for name in ("onnxruntime", "onnx", "openvino"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def main() -> int:
+    """``python -m … FOLDER``: the job is in the folder, and the result goes there."""
+    folder = Path(sys.argv[1])
+    job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+    try:
+        document = measure_here(job, load_schedule(folder / _SCHEDULE))
+    except LatfixError as error:
+        document = {"failed": error.message, "exit_code": error.exit_code}
+    except Exception as error:
+        from latfix.runners.calls.model_call import describe
+
+        document = {"failed": f"comparing the backends failed: {describe(error)}", "exit_code": EXIT_RUNNER}
+        write_json(folder / _RESULT, document)
+        raise
+    write_json(folder / _RESULT, document)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    os._exit(code)  # thread pools of a backend may not end in order

@@ -1,0 +1,301 @@
+"""Handing a model to TensorRT: profile, cache, build, and the comparison of its answers with the original's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from latfix.errors import InputError, RunnerError
+from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
+from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.backends.tensorrt import program as programs
+from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
+from latfix.runners.backends.tensorrt.imports import torch_tensorrt
+from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
+from latfix.runners.backends.tensorrt.tensorrt_model import TensorRtModel
+from latfix.runners.calls.call_counters import Tally
+from latfix.runners.calls.fallback_counts import Outside
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, move
+from latfix.runners.calls.output_deviation import MOST_DEVIATION, deviation_of
+from latfix.runners.calls.tensor_tree import flatten
+from latfix.settings import RunnerSettings
+
+#: The largest deviation where torch rounds inputs to TF32, as its convolutions do by default: 10 bits of mantissa.
+_MOST_TF32 = 1e-2
+#: Programs that are kept: each holds the model's weights once or twice.
+_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What a model is compiled with.
+
+    :param batches: of the traffic's own inputs, of several sizes, on the host.
+    :param seen: shapes of batches that traffic makes, the smallest and the largest among them.
+    :param tuned: shapes of the batch that kernels are chosen for.
+    :param sources: the folder of the code that built the model.
+    """
+
+    batches: Sequence[Any]
+    seen: Sequence[Shapes]
+    tuned: Shapes
+    sources: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRtConversion:
+    """How a conversion went.
+
+    :param backend: name and version.
+    :param device: the GPU's name.
+    :param seconds: building, or finding it in the cache and loading it, and comparing; ``export_s`` is the first.
+    :param batches: different batches on which the answers were compared.
+    :param deviation: the largest among them, as a share of the original's largest number.
+    :param varying: dimensions that may differ from batch to batch, of all inputs.
+    :param profile: for each input its least, tuned and largest sizes.
+    :param precisions: what was asked for, and the operators in engines that it was asked for.
+    :param partition: :meth:`latfix.runners.backends.tensorrt.partition.Partition.to_json`.
+    :param kept: why it is not in the cache; empty where it is.
+    :param discarded: why what lay in the cache was not taken; empty where nothing lay there, or it was.
+    """
+
+    backend: str
+    device: str
+    seconds: float
+    export_s: float
+    cached: bool
+    batches: int
+    deviation: float
+    varying: int
+    threads: int
+    profile: list[str]
+    precisions: dict[str, int]
+    partition: dict[str, Any]
+    kept: str
+    discarded: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the evidence."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A model and everything that its program depends on."""
+
+    package: ModuleType
+    model: torch.nn.Module
+    batches: Sequence[Any]
+    example: Any
+    profile: ShapeProfile
+    expected: Sequence[tuple[list[torch.Tensor], Any]]
+    settings: RunnerSettings
+    device: str
+    place: Path
+    tally: Tally
+    outside: Outside
+
+
+def convert(
+    model: torch.nn.Module,
+    material: Material,
+    settings: RunnerSettings,
+    device: str,
+    tally: Tally,
+    outside: Outside,
+) -> tuple[TensorRtModel, TensorRtConversion]:
+    """Compile a model for the shapes of its traffic, and compare its answers with the original's on every batch.
+
+    :param device: the CUDA device that the model is on.
+    :param tally: counts the runs.
+    :param outside: counts the batches that the original runs.
+    :raises InputError: a package is not installed.
+    :raises RunnerError: it cannot be exported or compiled, or answers something else.
+    """
+    missing = backend_missing(settings.backend)
+    if missing:
+        raise InputError(f"backend = {settings.backend!r}: {missing}")
+    started = time.perf_counter()
+    case = _case(torch_tensorrt(), model, material, settings, device, tally, outside)
+    found, discarded = _from_cache(case)
+    cached = found is not None
+    if found is None:
+        found = _built(case)
+    program, converted, deviation, built_s = found
+    make_room(case.place.parent, _KEPT)
+    return converted, TensorRtConversion(
+        backend=f"{settings.backend} {_version(case.package)}",
+        device=device_name(device),
+        seconds=round(time.perf_counter() - started, 3),
+        export_s=round(built_s, 3),
+        cached=cached,
+        batches=len(case.batches),
+        deviation=float(deviation),
+        varying=case.profile.varying,
+        threads=torch.get_num_threads(),
+        profile=case.profile.words(),
+        precisions={settings.precision: program.partition.inside or 0},
+        partition=program.partition.to_json(),
+        kept=program.kept,
+        discarded=discarded,
+    )
+
+
+_Made = tuple[programs.Program, TensorRtModel, float, float]
+
+
+def _case(
+    package: ModuleType,
+    model: torch.nn.Module,
+    material: Material,
+    settings: RunnerSettings,
+    device: str,
+    tally: Tally,
+    outside: Outside,
+) -> _Case:
+    batches = [move(batch, device) for batch in material.batches]
+    try:
+        shapes = [tuple(tuple(tensor.shape) for tensor in flatten(batch)[0]) for batch in batches]
+    except TypeError as error:
+        raise RunnerError(f"the model cannot be exported for TensorRT: among its inputs, {error}") from error
+    example = example_index(shapes, [*material.seen, *shapes], material.tuned)
+    profile = profile_of([*material.seen, *shapes], shapes[example])
+    try:
+        with torch.no_grad():
+            expected = [flatten(call_model(model, batch)) for batch in batches]
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RunnerError(f"the model itself does not run on the traffic's inputs: {describe(error)}") from error
+    tensors, names = flatten(batches[example])
+    digest = model_digest(
+        model,
+        material.sources,
+        _version(package),
+        _tensorrt_version(),
+        device,
+        device_name(device),
+        repr(profile.inputs),
+        repr([str(tensor.dtype) for tensor in tensors]),
+        repr(names),
+        settings.precision,
+        str(tf32_allowed()),
+    )
+    return _Case(
+        package=package,
+        model=model,
+        batches=batches,
+        example=batches[example],
+        profile=profile,
+        expected=expected,
+        settings=settings,
+        device=device,
+        place=cache_folder("tensorrt") / digest,
+        tally=tally,
+        outside=outside,
+    )
+
+
+def _from_cache(case: _Case) -> tuple[_Made | None, str]:
+    """The program of an earlier process, if there is one that still does what the model does; otherwise why not."""
+    started = time.perf_counter()
+    try:
+        program = programs.load(case.package, case.place)
+        if program is None:
+            return None, ""
+        converted, deviation = _checked(case, program)
+    except RunnerError as error:
+        programs.discard(case.place)
+        return None, error.message
+    used(case.place)
+    return (program, converted, deviation, time.perf_counter() - started), ""
+
+
+def _built(case: _Case) -> _Made:
+    started = time.perf_counter()
+    program = programs.build(
+        case.package,
+        case.model,
+        case.example,
+        case.profile,
+        device=case.device,
+        precision=case.settings.precision,
+        place=case.place,
+    )
+    built_s = time.perf_counter() - started
+    try:
+        converted, deviation = _checked(case, program)
+    except RunnerError:
+        programs.discard(case.place)  # what answers something else must not be found by the next process
+        raise
+    return program, converted, deviation, built_s
+
+
+def _checked(case: _Case, program: programs.Program) -> tuple[TensorRtModel, float]:
+    """The module around a program, which has answered every batch as the original did.
+
+    :raises RunnerError: it did not.
+    """
+    outputs = case.expected[0][1]
+    converted = TensorRtModel(
+        case.model,
+        case.tally.counting(program.run),
+        case.profile,
+        case.example,
+        outputs,
+        [tensor.dtype for tensor in case.expected[0][0]],
+        outside=case.outside,
+        device=case.device,
+    )
+    ran, deviation = 0, 0.0
+    try:
+        with torch.no_grad():
+            for (tensors, _), batch in zip(case.expected, case.batches, strict=True):
+                before = case.tally.runs
+                deviation = max(deviation, deviation_of(tensors, flatten(call_model(converted, batch))[0]))
+                ran += case.tally.runs > before
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RunnerError(f"the model as compiled for TensorRT does not run: {describe(error)}") from error
+    if not ran:
+        raise RunnerError("none of the traffic's batches fits the shapes that the model was compiled for")
+    limit = _most_deviation(case)
+    # Whoever asked for fewer bits gets their error, and has it judged by the accuracy.
+    if deviation > limit and case.settings.precision == "default":
+        raise RunnerError(
+            f"the model as compiled for TensorRT answers something else: the largest deviation over {ran} batches is"
+            f" {deviation:.2g} of the largest number, limit {limit:g}"
+        )
+    return converted, deviation
+
+
+def _most_deviation(case: _Case) -> float:
+    """What rounding explains: the original's convolutions round to TF32 on a GPU, whatever the engine does."""
+    convolutions = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in case.model.modules())
+    rounded = case.device.startswith("cuda") and (convolutions or tf32_allowed())
+    return _MOST_TF32 if rounded else MOST_DEVIATION
+
+
+def device_name(device: str) -> str:
+    """A GPU by name and compute capability, as the engines that are built on it depend on."""
+    if not device.startswith("cuda"):
+        return device
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+
+
+def _version(package: ModuleType) -> str:
+    return str(package.__version__)
+
+
+def _tensorrt_version() -> str:
+    from latfix.runners.backends.tensorrt.imports import tensorrt
+
+    return str(tensorrt().__version__)

@@ -1,0 +1,204 @@
+"""A model compiled by torch-tensorrt, and the file in which it waits for the next process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from latfix.errors import RunnerError
+from latfix.runners.backends.tensorrt.compile_options import compile_options
+from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of
+from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
+from latfix.runners.calls.flat_model import FlatModel
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.tensor_tree import flatten
+from latfix.settings import Precision
+
+_PROGRAM, _FACTS, _ENGINES = "program.pt2", "facts.json", "engines"
+
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A compiled model.
+
+    :param run: tensors in the order of the flattened inputs to those of the flattened outputs.
+    :param kept: what of it could not be written to the cache, and why; empty where all lies there.
+    """
+
+    run: Run
+    partition: Partition
+    kept: str = ""
+
+
+def build(
+    package: ModuleType,
+    model: torch.nn.Module,
+    example: Any,
+    profile: ShapeProfile,
+    *,
+    device: str,
+    precision: Precision,
+    place: Path,
+) -> Program:
+    """Compile a model for a profile, and write it to its place in the cache.
+
+    :param example: a batch of the sizes that kernels are chosen for, on the device.
+    :param place: its folder in the cache; engines that an earlier build left there are taken.
+    :raises RunnerError: it cannot be exported or compiled, or TensorRT takes none of it.
+    """
+    exported = _exported(model, example, profile)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / _PROGRAM).unlink(missing_ok=True)
+    engines, notes = place / _ENGINES, list[str]()
+    try:
+        graph, sizes = _compiled(package, exported, profile, device, precision, engines)
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt | RunnerError):
+            raise
+        # What lies there may be torn, and not every engine can be one whose weights are given again.
+        notes.append(f"its engines are not kept ({_reason(error)})")
+        shutil.rmtree(engines, ignore_errors=True)
+        exported = _exported(model, example, profile)  # the compiler may have changed the first one
+        try:
+            graph, sizes = _compiled(package, exported, profile, device, precision, None)
+        except USER_ERRORS as second:
+            if isinstance(second, KeyboardInterrupt | RunnerError):
+                raise
+            raise RunnerError(f"the model cannot be compiled for TensorRT: {_reason(second)}") from second
+    partition = partition_of(graph, sizes)
+    if not partition.engines:
+        names = ", ".join(sorted(partition.outside)[:6])
+        raise RunnerError(
+            f"TensorRT takes none of the model's {sum(partition.outside.values())} operators ({names}); use"
+            " backend = 'torch'"
+        )
+    notes += filter(None, [_saved(package, graph, partition, place)])
+    return Program(run=_runner(graph), partition=partition, kept="; ".join(notes))
+
+
+def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> Any:
+    tensors, shape = flatten(example)
+    varying = torch.export.Dim.DYNAMIC
+    dynamic = tuple(
+        {d: varying(min=extent.least, max=extent.most) for d, extent in enumerate(extents) if extent.varies} or None
+        for extents in profile.inputs
+    )
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(
+                FlatModel(model, shape), tuple(tensors), dynamic_shapes={"tensors": dynamic}, strict=False
+            )
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RunnerError(f"the model cannot be exported for TensorRT: {_reason(error)}") from error
+
+
+def _compiled(
+    package: ModuleType, exported: Any, profile: ShapeProfile, device: str, precision: Precision, engines: Path | None
+) -> tuple[Any, list[int]]:
+    dtypes = [tensor.dtype for tensor in exported.example_inputs[0]]
+    inputs = [
+        package.Input(min_shape=least, opt_shape=tuned, max_shape=most, dtype=dtype)
+        if least != most
+        else package.Input(shape=most, dtype=dtype)
+        for least, tuned, most, dtype in zip(profile.least(), profile.tuned(), profile.most(), dtypes, strict=True)
+    ]
+    compiler = package.dynamo.compile
+    options = compile_options(compiler, precision, engines, str(package.__version__))
+    with quiet(), engine_sizes() as sizes, torch.no_grad():
+        graph = compiler(exported, inputs=inputs, device=torch.device(device), **options)
+    return graph, sizes
+
+
+def _saved(package: ModuleType, graph: Any, partition: Partition, place: Path) -> str:
+    """Write a program to its place; why that cannot be done, and empty where it was."""
+    made = place / f"{_PROGRAM}.{os.getpid()}.new"
+    try:
+        with quiet():
+            # Its own shapes are in the graph: nothing has to be traced, and so run, again.
+            package.save(graph, str(made), output_format="exported_program", retrace=False)
+        (place / _FACTS).write_text(json.dumps(partition.to_json()), encoding="utf-8")
+        made.replace(place / _PROGRAM)  # whole or not at all
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        made.unlink(missing_ok=True)
+        return f"it cannot be saved ({_reason(error)}) and is compiled again at each start"
+    return ""
+
+
+def load(package: ModuleType, place: Path) -> Program | None:
+    """The program that an earlier process wrote; ``None`` where there is none.
+
+    :raises RunnerError: what lies there is damaged, or of a version that cannot be read any more.
+    """
+    if not (place / _PROGRAM).is_file():
+        return None
+    try:
+        partition = Partition.from_json(json.loads((place / _FACTS).read_text(encoding="utf-8")))
+        with quiet():
+            graph = package.load(str(place / _PROGRAM)).module()
+        found = partition_of(graph).engines
+    except USER_ERRORS as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RunnerError(f"the program in the cache does not load ({_reason(error)})") from error
+    if found != partition.engines:
+        raise RunnerError(f"the program in the cache has {found} engine(s) where {partition.engines} were built")
+    return Program(run=_runner(graph), partition=partition)
+
+
+def discard(place: Path) -> None:
+    """Throw away a program that is no use; engines beside it stay."""
+    (place / _PROGRAM).unlink(missing_ok=True)
+
+
+def _runner(graph: Any) -> Run:
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return flatten(graph(*tensors))[0]
+
+    return run
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Exporter and compiler tell their progress in many words; only a failure is of interest."""
+    loggers = [logging.getLogger(name) for name in ("torch_tensorrt", "torch.export", "torch._export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    nothing = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(nothing),
+            contextlib.redirect_stderr(nothing),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line that says something, of the error at the bottom of a chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:240]}" if lines else describe(error)

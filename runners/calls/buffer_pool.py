@@ -1,0 +1,190 @@
+"""Preallocated buffers for batches and answers: ``memory.pool`` writes both into memory that is already there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from latfix.adapter_api import check_stackable, map_structure
+
+if TYPE_CHECKING:
+    import torch
+
+#: Buffers of one kind beyond which no more are kept: somebody holds on to all of them.
+MOST_BUFFERS = 8
+#: Answers of a batch above this size are handed on as the model made them: copying them would take longer.
+LARGEST_ANSWER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Memory of its own for one tensor.
+
+    :param flat: all of it, one-dimensional.
+    :param storage: what lies under ``flat`` and every view of it.
+    :param alone: references to the storage when nobody but the pool has any.
+    """
+
+    flat: torch.Tensor
+    storage: torch.UntypedStorage
+    alone: int
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody holds a view of it any more: no model that keeps its inputs, no caller an answer."""
+        return _references(self.storage) <= self.alone
+
+
+class BufferPool:
+    """A drop-in for the default collate that reuses buffers for a workload's batches and for its answers.
+
+    A buffer is as large as its bucket (:func:`bucket_elements`), serves every tensor that fits, and is used again
+    once nobody holds a view of it: a model may keep its input or return it, and a caller may keep an answer. A larger
+    batch replaces buffers that have become too small, so that after a few batches no allocation, page fault or
+    heap growth remains in the path. Answers are copied out of the model's own tensors, which therefore live no
+    longer than the batch; a caller's references then hold neither the heap's end nor a whole batch's output.
+
+    One pool belongs to one worker.
+
+    :ivar hits: batch tensors written into a buffer that was there; ``misses`` needed a new one.
+    :ivar answer_hits: answer tensors written into a buffer that was there; ``answer_misses`` needed a new one.
+    :ivar held: times a buffer that fitted was passed over because somebody still held a view of it.
+    """
+
+    def __init__(self) -> None:
+        self._inputs: dict[tuple[Any, ...], list[_Buffer]] = {}
+        self._answers: dict[tuple[Any, ...], list[_Buffer]] = {}
+        self.hits = self.misses = 0
+        self.answer_hits = self.answer_misses = 0
+        self.held = 0
+
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        """As :func:`latfix.adapter_api.default_collate`, into the pool's buffers."""
+        return map_structure(inputs, self._stack)
+
+    def release(self, output: Any, path: tuple[Any, ...] = ()) -> Any:
+        """``output`` in buffers for answers; what is too large for them stays where the model put it.
+
+        Nothing that lies in a batch's buffers is returned: the next batch is written into them.
+        """
+        import torch
+
+        if isinstance(output, torch.Tensor):
+            return self._answer(output, path)
+        if isinstance(output, dict):
+            return {key: self.release(item, (*path, key)) for key, item in output.items()}
+        if _plain(output):
+            return type(output)(self.release(item, (*path, k)) for k, item in enumerate(output))
+        return output
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all buffers."""
+        kept = (*self._inputs.values(), *self._answers.values())
+        return sum(buffer.storage.nbytes() for buffers in kept for buffer in buffers)
+
+    def _stack(self, tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
+        import torch
+
+        check_stackable(tensors)
+        first = tensors[0]
+        rest = first.shape[1:]
+        longest = max(t.shape[0] for t in tensors) if first.dim() else 0
+        shape = (len(tensors), longest, *rest) if first.dim() else (len(tensors),)
+        flat, there = self._take(self._inputs, (*path, first.dtype), math.prod(shape), first)
+        self.hits, self.misses = self.hits + there, self.misses + (not there)
+        out = flat.view(shape)
+        if all(tensor.shape == first.shape and tensor.device == out.device for tensor in tensors):
+            return torch.stack(list(tensors), out=out)
+        for row, tensor in enumerate(tensors):
+            if tensor.dim() and tensor.shape[0] < longest:
+                out[row, tensor.shape[0] :].zero_()
+                out[row, : tensor.shape[0]].copy_(tensor)
+            else:
+                out[row].copy_(tensor)
+        return out
+
+    def _answer(self, output: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
+        if output.device.type != "cpu" or output.layout != _strided() or output.is_quantized:
+            return output
+        large = output.numel() * output.element_size() > LARGEST_ANSWER
+        if large or output.requires_grad:
+            return output.clone() if self._ours(output) else output
+        # An answer is of the kind that the model made: tensors of inference mode stay such.
+        kind = (*path, output.dtype, output.is_inference())
+        flat, there = self._take(self._answers, kind, output.numel(), output, inference=output.is_inference())
+        self.answer_hits, self.answer_misses = self.answer_hits + there, self.answer_misses + (not there)
+        return flat.view(output.shape).copy_(output)
+
+    def _ours(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in a buffer of a batch."""
+        where = tensor.untyped_storage().data_ptr()
+        return any(buffer.storage.data_ptr() == where for kept in self._inputs.values() for buffer in kept)
+
+    def _take(
+        self,
+        kept: dict[tuple[Any, ...], list[_Buffer]],
+        key: tuple[Any, ...],
+        elements: int,
+        like: torch.Tensor,
+        *,
+        inference: bool = False,
+    ) -> tuple[torch.Tensor, bool]:
+        """The smallest free buffer of the kind that ``elements`` fit into, and whether there was one."""
+        buffers = kept.setdefault(key, [])
+        for buffer in buffers:  # by size, the smallest first
+            if buffer.flat.numel() >= elements:
+                if buffer.free:
+                    return buffer.flat[:elements], True
+                self.held += 1
+        fresh = self._new_buffer(bucket_elements(elements), like, inference=inference)
+        # Smaller ones would never be chosen again while this one is free.
+        buffers[:] = [buffer for buffer in buffers if buffer.flat.numel() >= elements or not buffer.free]
+        if len(buffers) < MOST_BUFFERS:
+            buffers.append(fresh)
+            buffers.sort(key=lambda buffer: buffer.flat.numel())
+        return fresh.flat[:elements], False
+
+    def _new_buffer(self, elements: int, like: torch.Tensor, *, inference: bool) -> _Buffer:
+        import torch
+
+        # A tensor of inference mode could not be written to outside of it, where warm-up may run.
+        with torch.inference_mode(inference):
+            flat = self._memory(elements, like)
+            flat.zero_()  # its pages are there before the first batch needs them
+        storage = flat.untyped_storage()
+        return _Buffer(flat, storage, _references(storage))
+
+    def _memory(self, elements: int, like: torch.Tensor) -> torch.Tensor:
+        """Memory for so many numbers of the kind of ``like``, one-dimensional."""
+        import torch
+
+        return torch.empty(elements, dtype=like.dtype, device=like.device)
+
+
+def bucket_elements(elements: int) -> int:
+    """The size of the bucket that ``elements`` fall into: powers of two and their halves between (4, 6, 8, 12, …)."""
+    if elements <= 4:
+        return 4
+    power = 1 << (elements - 1).bit_length()
+    return power * 3 // 4 if elements <= power * 3 // 4 else power
+
+
+def _references(storage: torch.UntypedStorage) -> int:
+    """Tensors and handles that keep the storage alive, those of C++ code included."""
+    import torch
+
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+def _plain(output: Any) -> bool:
+    """A tuple or list, and no subclass with a constructor of its own."""
+    return type(output) in (tuple, list)

@@ -1,0 +1,62 @@
+"""All that ``latfix doctor`` looks at, as one document. It changes nothing."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections import Counter
+from typing import Any
+
+from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.cpu import processor
+from latfix.runners.doctor.gpu import gpu
+from latfix.runners.doctor.memory import memory
+from latfix.runners.doctor.privileges import limits
+from latfix.runners.doctor.software import software
+from latfix.runners.doctor.stall_probe import standstill, watch
+from latfix.runners.doctor.torch_facts import torch_facts
+from latfix.runners.host.kernel_files import System
+from latfix.runners.replay.run_session import versions
+
+SCHEMA = "latfix.doctor/1"
+
+
+def examine(seconds: float) -> dict[str, Any]:
+    """Look at this machine.
+
+    :param seconds: how long to watch it stand still; 0 leaves that out.
+    :returns: the document that ``latfix doctor --json`` writes.
+    """
+    # First, while nothing that latfix itself started is under way.
+    findings: list[Finding] = list(standstill(watch(seconds))) if seconds > 0 else []
+    system, torch = System(), torch_facts()
+    if sys.platform == "linux":
+        findings += [*processor(system), *memory(system), *limits()]
+    else:
+        findings.append(_not_linux())
+    there, found = gpu(system, torch, pid=os.getpid())
+    findings += [*found, *software(torch, gpu=there)]
+    return {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "os": f"{platform.system()} {platform.release()}",
+            "gpus": [device["name"] for device in torch.get("devices", ())],
+        },
+        "versions": versions(),
+        "states": dict(Counter(finding.state for finding in findings)),
+        "findings": [finding.to_json() for finding in findings],
+    }
+
+
+def _not_linux() -> Finding:
+    return Finding(
+        id="processor.model",
+        state="unknown",
+        found=f"{platform.system()}: only Linux tells how processor, memory and control groups are set",
+    )

@@ -1,0 +1,105 @@
+"""What this user and this container may do, and which of latfix's probes can see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from latfix.profilers.probes.thread_counters import CgroupThrottle, ThreadCounters
+from latfix.results.doctor_finding import Finding
+from latfix.runners.host.privileges import least_nice, lockable_bytes, mib
+
+#: A connection takes one, as does every file of the model and of the record.
+_FEW_FILES = 1024
+_WANTED_NICE = -10
+_LITTLE_LOCKED = 64 << 20
+
+
+def limits() -> Iterator[Finding]:
+    """Findings about permissions and probes."""
+    yield from _files()
+    yield _priority()
+    yield _locking()
+    yield _run_queue()
+    yield _throttling()
+
+
+def _files() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:  # not a Unix system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft > _FEW_FILES:
+        said = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
+        yield Finding(id="limits.files", state="ok", found=f"open files: {said}")
+        return
+    more = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}"
+    yield Finding(
+        id="limits.files",
+        state="costs",
+        found=f"open files: {soft:,} at most",
+        costs="a service with as many clients refuses the next connection",
+        change=f"ulimit -n {more}" if more != str(soft) else "LimitNOFILE=65536 in the service's unit",
+    )
+
+
+def _priority() -> Finding:
+    least = least_nice()
+    if least <= _WANTED_NICE:
+        return Finding(id="limits.priority", state="ok", found=f"threads may run at nice {least}")
+    return Finding(
+        id="limits.priority",
+        state="note",
+        found=f"threads may not run below nice {least}",
+        costs="latfix optimize cannot try host.priority against other programs",
+        change="docker run --cap-add SYS_NICE, or LimitNICE=-10 in the service's unit",
+        causes=("host.contention",),
+    )
+
+
+def _locking() -> Finding:
+    limit = lockable_bytes()
+    if limit is None or limit >= _LITTLE_LOCKED:
+        said = "no limit" if limit is None else mib(limit)
+        return Finding(id="limits.locking", state="ok", found=f"memory that may be locked: {said}")
+    return Finding(
+        id="limits.locking",
+        state="note",
+        found=f"memory that may be locked: {mib(limit)}",
+        costs="touched memory (memory.page_prefault, warmup.resident) cannot be kept from being swapped out",
+        change="ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in the service's unit",
+    )
+
+
+def _run_queue() -> Finding:
+    counters = ThreadCounters()
+    try:
+        if counters.has_run_delay:
+            return Finding(
+                id="limits.run_queue",
+                state="ok",
+                found="the kernel counts how long each thread waited for a core",
+            )
+    finally:
+        counters.close()
+    return Finding(
+        id="limits.run_queue",
+        state="unknown",
+        found="the kernel does not count how long a thread waited for a core (no /proc/thread-self/schedstat)",
+        costs="host.contention is not measured, and what it costs stays in unexplained",
+    )
+
+
+def _throttling() -> Finding:
+    if CgroupThrottle().available:
+        return Finding(
+            id="limits.throttling",
+            state="ok",
+            found="the control group counts time throttled by its quota",
+        )
+    return Finding(
+        id="limits.throttling",
+        state="unknown",
+        found="no control group counts throttled time",
+        costs="host.throttle is not measured, and what it costs stays in unexplained",
+    )

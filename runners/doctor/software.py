@@ -1,0 +1,153 @@
+"""Python, torch, and the packages that fixes need: what is there, and what each missing one costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from latfix.results.doctor_finding import Finding
+from latfix.runners.model_transforms.torch_compile import compiler_missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A package that latfix uses where it is there.
+
+    :param module: imported as; ``package``: installed as.
+    :param gives: what cannot be done without it.
+    :param needs_gpu: it is of no use on a machine without one.
+    """
+
+    id: str
+    module: str
+    package: str
+    gives: str
+    install: str
+    needs_gpu: bool = False
+
+
+PARTS = (
+    Part(
+        id="software.onnxruntime",
+        module="onnxruntime",
+        package="onnxruntime",
+        gives="fuse.onnxruntime and .onnx model files",
+        install='pip install "latfix[onnx]"',
+    ),
+    Part(
+        id="software.onnx",
+        module="onnxscript",
+        package="onnxscript",
+        gives="conversion to ONNX, which fuse.onnxruntime and fuse.openvino start with",
+        install='pip install "latfix[onnx]"',
+    ),
+    Part(
+        id="software.openvino",
+        module="openvino",
+        package="openvino",
+        gives="fuse.openvino",
+        install='pip install "latfix[openvino]"',
+    ),
+    Part(
+        id="software.torchao",
+        module="torchao",
+        package="torchao",
+        gives="quantize.int8_dynamic and quantize.fp8_dynamic on a GPU",
+        install='pip install "latfix[quantization]"',
+        needs_gpu=True,
+    ),
+    Part(
+        id="software.tensorrt",
+        module="torch_tensorrt",
+        package="torch-tensorrt",
+        gives="fuse.tensorrt and .engine model files",
+        install='pip install "latfix[tensorrt]"',
+        needs_gpu=True,
+    ),
+)
+
+
+def software(torch: Mapping[str, Any], *, gpu: bool) -> Iterator[Finding]:
+    """Findings about software.
+
+    :param torch: of :func:`torch_facts`.
+    :param gpu: whether there is an NVIDIA GPU.
+    """
+    yield _python()
+    yield _torch(torch)
+    yield _compiler()
+    yield from (_part(part) for part in PARTS if gpu or not part.needs_gpu)
+
+
+def _python() -> Finding:
+    lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    said = "one thread at a time runs Python" if lock else "threads run Python side by side"
+    return Finding(
+        id="software.python",
+        state="note",
+        found=f"{platform.python_implementation()} {platform.python_version()}: {said}",
+    )
+
+
+def _torch(facts: Mapping[str, Any]) -> Finding:
+    if "error" in facts:
+        return Finding(
+            id="software.torch",
+            state="missing",
+            found=f"torch does not load: {facts['error']}",
+            costs="nothing can be replayed",
+            change="pip install --force-reinstall torch",
+        )
+    built = f"built for CUDA {facts['built_for_cuda']}" if facts["built_for_cuda"] else "built for the CPU alone"
+    vectors = "" if facts["mkldnn"] else ", without oneDNN"
+    if "cudnn_error" in facts:
+        return Finding(
+            id="software.torch",
+            state="costs",
+            found=f"torch {facts['version']}, {built}, does not take the cuDNN that it finds: {facts['cudnn_error']}",
+            costs="convolutions and attention on the GPU fail",
+            change="start without the folder of the other cuDNN in LD_LIBRARY_PATH, or pip install --force-reinstall "
+            "torch with the packages that it asks for",
+        )
+    return Finding(
+        id="software.torch",
+        state="ok" if facts["mkldnn"] else "costs",
+        found=f"torch {facts['version']}, {built}, vectors of {facts['cpu_capability']}{vectors}, "
+        f"{facts['threads']} threads an operator",
+        costs="" if facts["mkldnn"] else "matrix products of int8 and bfloat16 run on slow paths",
+        change="" if facts["mkldnn"] else "install a build of torch with oneDNN",
+    )
+
+
+def _compiler() -> Finding:
+    why = compiler_missing()
+    if not why:
+        return Finding(id="software.compiler", state="ok", found="a C++ compiler for torch.compile")
+    return Finding(
+        id="software.compiler",
+        state="missing",
+        found=why,
+        costs="latfix optimize cannot try fuse.compile on the CPU",
+        change="sudo apt-get install g++",
+    )
+
+
+def _part(part: Part) -> Finding:
+    if importlib.util.find_spec(part.module) is not None:
+        try:
+            version = " " + metadata.version(part.package)
+        except metadata.PackageNotFoundError:
+            version = ""
+        return Finding(id=part.id, state="ok", found=f"{part.package}{version}")
+    return Finding(
+        id=part.id,
+        state="missing",
+        found=f"{part.package} is not installed",
+        costs=f"without it: no {part.gives}",
+        change=part.install,
+    )

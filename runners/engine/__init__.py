@@ -1,0 +1,1 @@
+"""The service under test: prepare threads, workers, one batch through the model."""

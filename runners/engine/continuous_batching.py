@@ -1,0 +1,285 @@
+"""``batch.continuous``: a model that works in steps takes requests in, and lets them go, between two of them.
+
+A static batch runs until its longest answer is complete: short ones wait for it, and whoever comes meanwhile waits
+for all of it (Orca: Yu et al., OSDI 2022). A model that can be stepped has five methods beside ``forward``:
+
+- ``start(batch)``: called as the model is; reads the inputs of new requests; returns their state;
+- ``done(state)``: for each row, whether its answer is complete;
+- ``step(state)``: takes all rows one step further, in place;
+- ``join(state, other)``: the state of both, rows of ``other`` last;
+- ``leave(state, rows)``: the outputs of these rows, as ``forward`` would have them, and the state of the others
+  (``None`` where there are none).
+
+Each request has a row of its own in the record's batches: a worker with room for eight is eight places that take one
+request at a time. Its ``worker`` is the place, and its ``size`` how many shared the steps, on average.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from latfix.errors import RunnerError
+from latfix.profilers.probes.thread_counters import NO_GROWTH, Account, difference
+from latfix.runners.calls.host_compute import Ran
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, elements_and_length, move, tensors_of
+from latfix.runners.engine.worker import ModelInstance, Worker
+from latfix.runners.scheduling.batch_queue import Formed, Waiting
+from latfix.runners.scheduling.control import Ended
+from latfix.runners.scheduling.routed_queue import Door
+
+if TYPE_CHECKING:
+    from latfix.runners.engine.engine import Engine
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """A model that works in steps; see the module."""
+
+    start: Any
+
+    def done(self, state: Any) -> Sequence[bool]:
+        """By row, whether its answer is complete."""
+
+    def step(self, state: Any) -> None:
+        """One step for all rows."""
+
+    def join(self, state: Any, other: Any) -> Any:
+        """The state of both."""
+
+    def leave(self, state: Any, rows: Sequence[int]) -> tuple[Sequence[Any], Any]:
+        """Outputs of some rows, and the state of the others."""
+
+
+def steps_of(model: Any) -> Steps | None:
+    """The model where it can be stepped; ``None`` where it cannot."""
+    return model if isinstance(model, Steps) else None
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request that is being served.
+
+    :param place: index among the worker's places.
+    :param before: the thread's and the process's counters when it was taken in.
+    :param steps: that it took part in; ``shared`` by how many rows in all of them.
+    """
+
+    member: Waiting
+    batch_id: int
+    place: int
+    formed: Formed
+    before: Account
+    process_ns: int
+    steps: int = 0
+    shared: int = 0
+
+
+class SteppingWorker(Worker):
+    """A worker that serves in steps.
+
+    :raises RunnerError: its model cannot be stepped.
+    """
+
+    def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
+        super().__init__(number, engine, instance)
+        model = steps_of(instance.model)
+        if model is None:
+            found = type(instance.model).__name__
+            raise RunnerError(
+                f"batching = 'continuous' needs a model that works in steps (start, done, step, join, leave); "
+                f"{found} does not; use 'fixed' or 'adaptive'"
+            )
+        self._model = model
+        self._most = engine.settings.max_batch_size
+        self._first_place = number * self._most
+        self._places = list(range(self._most))
+        self._free = [0] * self._most
+        self._rows: list[_Row] = []
+        self._state: Any = None
+        self._door, _ = engine.door(number)
+
+    def _serve(self, formed: Formed, free_ns: int) -> int:
+        """Serve a batch and all that join it, until none is left."""
+        for place in self._places:  # all of them: nobody is being served
+            self._free[place] = self._free[place] or free_ns
+        with self._on_stream():
+            self._admit(formed)
+            self._let_go()
+            while self._rows:
+                self._step()
+                self._let_go()
+                # Under a steady load there may be no other moment for a long time.
+                self._engine.between_batches()
+                room = self._most - len(self._rows)
+                if room and (more := self._door.take_at_once(room)) is not None:
+                    self._admit(more)
+                    self._let_go()
+        return time.perf_counter_ns()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        accelerator = self._instance.accelerator
+        if accelerator is None or self._flights is None:
+            return contextlib.nullcontext()
+        return accelerator.using(self._flights.compute)
+
+    def _settled_ns(self) -> int:
+        if self._flights is not None:
+            self._flights.compute.synchronize()
+        return time.perf_counter_ns()
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+        """What the model answers; false where it fails, and then all rows are to be served :meth:`_one_by_one`."""
+        with contextlib.suppress(*USER_ERRORS):
+            return question(*arguments), True
+        return None, False
+
+    def _one_by_one(self) -> None:
+        """The model failed: nothing of its state is held while each row is served by itself."""
+        rows, self._rows, self._state = self._rows, [], None
+        self._alone(rows)
+
+    def _step(self) -> None:
+        if not self._ask(self._model.step, self._state)[1]:
+            self._one_by_one()
+            return
+        count = len(self._rows)
+        for row in self._rows:
+            row.steps += 1
+            row.shared += count
+
+    def _admit(self, formed: Formed) -> None:
+        """Read the inputs of new requests and put them beside those that are being served."""
+        live = self._living(formed)
+        if not live:
+            return
+        before, process_ns = self._counters.snapshot(), time.process_time_ns()
+        rows = []
+        for member in live:
+            place = heapq.heappop(self._places)
+            opened = max(self._free[place], member.enqueued_ns)
+            batch_id = self._open([member], opened, formed.close_ns, self._free[place], retried=False)
+            self._engine.recorder.batch_values(batch_id, {"worker": self._first_place + place})
+            rows.append(_Row(member, batch_id, place, formed, before, process_ns))
+        if self._ask(self._put_beside, rows)[1]:
+            self._rows += rows
+        else:
+            self._alone(rows)
+
+    def _put_beside(self, rows: list[_Row]) -> None:
+        state = self._start(rows)
+        self._state = state if self._state is None else self._model.join(self._state, state)
+
+    def _start(self, rows: list[_Row]) -> Any:
+        recorder, instance = self._engine.recorder, self._instance
+        batch = instance.collate([row.member.inputs for row in rows])
+        tensors = tensors_of(batch)
+        _, length = elements_and_length(tensors, 1)
+        fresh = int(instance.first_time(tensors))
+        collated = time.perf_counter_ns()
+        spent = difference(self._counters.snapshot(), rows[0].before)
+        process = time.process_time_ns() - rows[0].process_ns
+        if self._flights is not None or instance.dtype is not None:
+            batch = move(batch, instance.device, instance.dtype)
+        copied = collated if self._flights is None else self._settled_ns()
+        for row in rows:
+            recorder.batch_values(
+                row.batch_id,
+                {
+                    "collated_ns": collated,
+                    "h2d_end_ns": copied,
+                    "padded_elements": recorder.input_elements[row.member.slot],
+                    "padded_length": length,
+                    "first_shape": fresh,
+                },
+            )
+            recorder.batch_account("collate", row.batch_id, (*spent, process, *NO_GROWTH))
+            row.before, row.process_ns = self._counters.snapshot(), time.process_time_ns()
+        return call_model(self._model.start, batch)
+
+    def _let_go(self) -> None:
+        """End the requests whose answers are complete."""
+        if not self._rows:
+            return
+        complete, known = self._ask(self._complete)
+        if not known:
+            self._one_by_one()
+        if not known or not complete:
+            return
+        computed = self._settled_ns()
+        answer, known = self._ask(self._outputs, complete)
+        if not known:
+            self._one_by_one()
+            return
+        outputs, left = answer
+        ended = computed if self._flights is None else self._settled_ns()
+        going, gone = [self._rows[k] for k in complete], set(complete)
+        self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in gone], left
+        after, process_ns = self._counters.snapshot(), time.process_time_ns()
+        for row, output in zip(going, outputs, strict=True):
+            self._end_row(row, output, computed, ended, after, process_ns)
+
+    def _complete(self) -> list[int]:
+        """Rows whose answers are complete."""
+        done = list(self._model.done(self._state))
+        if len(done) != len(self._rows):
+            raise ValueError(f"done() told of {len(done)} rows; expected {len(self._rows)}")
+        return [k for k, complete in enumerate(done) if complete]
+
+    def _outputs(self, rows: list[int]) -> tuple[list[Any], Any]:
+        """Outputs of rows on the host, and the state without them."""
+        outputs, left = self._model.leave(self._state, rows)
+        if len(outputs) != len(rows):
+            raise ValueError(f"leave() returned {len(outputs)} outputs; expected {len(rows)}")
+        return [output if self._flights is None else move(output, "cpu") for output in outputs], left
+
+    def _end_row(
+        self, row: _Row, output: Any, computed_ns: int, ended_ns: int, after: Account, process_ns: int
+    ) -> None:
+        recorder, batch_id = self._engine.recorder, row.batch_id
+        recorder.batch_values(
+            batch_id,
+            {
+                "compute_end_ns": computed_ns,
+                "d2h_end_ns": ended_ns,
+                "size": max(round(row.shared / row.steps), 1) if row.steps else 1,
+            },
+        )
+        spent = (*difference(after, row.before), process_ns - row.process_ns)
+        recorder.batch_account("compute", batch_id, (*spent, *NO_GROWTH))
+        ran = Ran([output], time.perf_counter_ns(), time.process_time_ns(), self._counters.snapshot())
+        end = self._finish(batch_id, [row.member], ran)
+        steering = self._engine.steering
+        if steering is not None:
+            ended = Ended(row.formed, [row.member], batch_id, self._free[row.place], end, 0)
+            steering.served(ended, recorder)
+        if isinstance(self._door, Door):
+            member = row.member
+            shared = int(recorder.batch["size"][batch_id])
+            self._door.row_ended(member.slot, end, shared=shared, length=member.length)
+        self._leave(row, end)
+
+    def _alone(self, rows: list[_Row]) -> None:
+        """Something failed in a step: serve those who took part one by one, so that only the guilty one fails."""
+        recorder = self._engine.recorder
+        for row in rows:
+            now = time.perf_counter_ns()
+            stamps = ("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns")
+            missing = {name: now for name in stamps if not recorder.batch[name][row.batch_id]}
+            recorder.batch_values(row.batch_id, {**missing, "retried": 1})
+            recorder.batch_done(row.batch_id, now)
+            single = self._open([row.member], now, now, now, retried=True)
+            recorder.batch_values(single, {"worker": self._first_place + row.place})
+            now = self._serve_single(single, row.member)
+            if isinstance(self._door, Door):
+                self._door.row_ended(row.member.slot, now, shared=0, length=0)
+            self._leave(row, now)
+
+    def _leave(self, row: _Row, end_ns: int) -> None:
+        self._free[row.place] = end_ns
+        heapq.heappush(self._places, row.place)

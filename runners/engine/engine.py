@@ -1,0 +1,412 @@
+"""The service under test: admission, prepare threads, queue, batcher, workers.
+
+The same engine serves a replay, the evaluation of accuracy and a user's own program. Each boundary between
+stages is one reading of the clock, taken by the thread that crosses it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from latfix.adapter_api import Workload
+from latfix.errors import RunnerError
+from latfix.profilers.gpu.allocator_counters import BatchCounters, Inside, cuda_counters
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.profilers.probes.thread_counters import (
+    CgroupThrottle,
+    PoolDelays,
+    ProcessMemory,
+    ThreadCounters,
+    difference,
+)
+from latfix.request import PRIORITIES, Request
+from latfix.runners.calls.model_call import USER_ERRORS, describe, elements_and_length, tensors_of
+from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
+from latfix.runners.engine.idle_gc import IdleCollector
+from latfix.runners.engine.overlapping_worker import OverlappingWorker
+from latfix.runners.engine.worker import ModelInstance, Outcome, Worker
+from latfix.runners.gpu.device_clock import DeviceClock
+from latfix.runners.host.cpu_placement import Places
+from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.scheduling.batch_queue import BatchQueue, Waiting, bucket_length
+from latfix.runners.scheduling.control import Steering, ordering_of
+from latfix.runners.scheduling.keep_warm import IdleGate, TakenFrom
+from latfix.runners.scheduling.replica_router import Router, Shift
+from latfix.runners.scheduling.routed_queue import DoorGate, RoutedQueue
+from latfix.settings import RunnerSettings
+from latfix.spans import SpanRecord, collect_spans
+from latfix.stages import Status
+
+OnDone = Callable[[int, Outcome], None]
+
+#: How long threads that have nothing to do are given to end.
+_STOP_S = 5.0
+
+
+#: A limit that nobody will live to see is none: 31 years, which nanoseconds in 64 bits can hold.
+_FOR_EVER_MS = 1e12
+
+
+class Engine:
+    """Serves requests through the stages of the contract.
+
+    :param instances: one model instance a worker, or one for all of them.
+    :param recorder: where the stamps go.
+    :param request_of: the request in a slot.
+    :param collector: collects garbage between batches, where the automatic collector is off.
+    :param on_done: called on a worker's or prepare thread's own time, once for each request, after the
+        last that is written to its slot.
+    :param given_up: says of a slot whether nobody waits for its answer any more; then it is dropped from the queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        adapter: Workload,
+        instances: list[ModelInstance],
+        settings: RunnerSettings,
+        recorder: StageRecorder,
+        events: EventLog,
+        request_of: Callable[[int], Request],
+        on_done: OnDone | None = None,
+        collector: IdleCollector | None = None,
+        given_up: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.adapter = adapter
+        self.settings = settings
+        self.recorder = recorder
+        self.events = events
+        self.request_of = request_of
+        self.throttle = CgroupThrottle()
+        self.pool = PoolDelays()
+        self.memory = ProcessMemory()
+        #: What the caching allocator did to the device, by batch; ``None`` where there is none.
+        #: Of the one device that all workers are on; on several, a batch would be given what others did: then
+        #: only who is at a batch is known.
+        self.device_memory: Inside | None = _device_memory(instances)
+        self._on_done = on_done
+        self._collector = collector
+        self._given_up = given_up
+        self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self.steering = Steering.of(settings, instances[0].device)
+        self.queue = self._make_queue()
+        #: Through which workers wait for requests where they keep themselves warm meanwhile.
+        self.gate = IdleGate(self.queue, lambda: self._pending) if settings.keep_warm_ms > 0 else None
+        self.places = Places(settings)
+        self._pending = 0
+        self._pending_lock = threading.Lock()
+        self.idle = threading.Event()
+        self.idle.set()
+        self._prepare_threads = [
+            threading.Thread(target=self._prepare_loop, args=(k,), name=f"latfix-prepare-{k}", daemon=True)
+            for k in range(settings.prepare_threads)
+        ]
+        #: Of the devices that workers are on.
+        self.clocks: dict[str, DeviceClock] = {}
+        kind = _kind_of(settings, instances)
+        self.workers: list[Worker] = [kind(k, self, instance) for k, instance in enumerate(instances)]
+        self._steps = steps_of(instances[0].model) is not None
+
+    def _make_queue(self) -> BatchQueue:
+        settings, steering = self.settings, self.steering
+        stepping = settings.batching == "continuous"
+        policy: dict[str, Any] = {
+            "max_batch_size": settings.max_batch_size,
+            # Whoever comes later joins between two steps: there is nothing to wait for.
+            "window_ns": 0 if stepping else int(settings.batch_window_ms * 1e6),
+            "by_length": settings.batch_order == "length",
+            "ordering": ordering_of(settings),
+            "memory_limit": settings.memory_limit_mb << 20,
+            "limits": steering.limits if steering is not None else None,
+            "doomed": _either(
+                steering.hopeless if steering is not None and steering.deadlines else None, self._given_up
+            ),
+        }
+        if settings.routing == "pull" or settings.workers == 1:
+            return BatchQueue(**policy)
+        places = settings.max_batch_size if stepping else 1
+        return RoutedQueue(
+            router=Router(settings.workers, places, self._note_shift), workers=settings.workers, **policy
+        )
+
+    def door(self, worker: int) -> tuple[TakenFrom, IdleGate | None]:
+        """Where a worker takes its batches, and through what it waits for them where it keeps itself warm."""
+        if not isinstance(self.queue, RoutedQueue):
+            return self.queue, self.gate
+        door = self.queue.door(worker)
+        return door, None if self.gate is None else DoorGate(door, self.gate)
+
+    def device_taken(self, device: str, others: float) -> None:
+        """Other processes had this share of a device, from 0 to 1, just now."""
+        if isinstance(self.queue, RoutedQueue):
+            for worker in self.workers:
+                if worker.device == device:
+                    self.queue.told(worker.number, others)
+
+    def _note_shift(self, shift: Shift) -> None:
+        """A replica became slow, or was until now."""
+        lasted = max(shift.until_ns - shift.since_ns, 1) if shift.until_ns else 0
+        slow = f"{shift.weight:.2g} times as long as the fastest"
+        who = f"worker {shift.worker}"
+        said = f"{who} took up to {slow} for {lasted / 1e9:.3g} s" if lasted else f"{who} takes {slow} now"
+        detail = {"message": said, "worker": shift.worker, "weight": round(shift.weight, 3), "slow": not lasted}
+        self.events.add("note", shift.since_ns, lasted, detail=detail)
+
+    def start(self) -> None:
+        """Start the threads.
+
+        :raises RunnerError: a worker could not be set up; none runs then.
+        """
+        if self._steps:
+            detail = {"message": "the model works in steps: batch.continuous applies", "steps": True}
+            self.events.add("note", time.perf_counter_ns(), 0, detail=detail)
+        for thread in self._prepare_threads:
+            thread.start()
+        try:
+            for worker in self.workers:
+                worker.start()
+        except RunnerError:
+            self.abandon(_STOP_S)
+            raise
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not yet ended."""
+        return self._pending
+
+    def thread_ids(self) -> dict[str, list[int]]:
+        """Native ids of the started threads by role, to tell whose pause an event was."""
+        workers = [worker.native_id for worker in self.workers]
+        return {"worker": workers, "prepare": [thread.native_id or 0 for thread in self._prepare_threads]}
+
+    def ended_threads(self) -> list[str]:
+        """Names of threads that have ended. Before :meth:`shutdown` they have died, and what they held never ends."""
+        alive = {thread.native_id for thread in threading.enumerate()}
+        every = ((role, k, native) for role, ids in self.thread_ids().items() for k, native in enumerate(ids))
+        return [f"latfix-{role}-{k}" for role, k, native in every if native not in alive]
+
+    def load(self) -> dict[str, float]:
+        """Requests in the queue and inside the service, now, and the state of what steers it."""
+        steered = self.steering.series() if self.steering is not None else {}
+        routed = self.queue.router.series() if isinstance(self.queue, RoutedQueue) else {}
+        return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending, **steered, **routed}
+
+    def submit(self, slot: int) -> None:
+        """Admit a request, or end it at once.
+
+        It is ``shed`` where ``max_queue`` requests are already inside, and where the policy of admission says so.
+        """
+        recorder = self.recorder
+        recorder.handed[slot] = now = time.perf_counter_ns()
+        expires = 0
+        if self.steering is not None and self.steering.deadlines is not None:
+            expires = self.expires_ns(slot, self.request_of(slot))
+        with self._pending_lock:
+            refused = ""
+            if 0 < self.settings.max_queue <= self._pending:
+                refused = "the queue was full"
+            elif self.steering is not None:
+                refused = self.steering.refusal(now, expires, self._pending)
+            if not refused:
+                self._pending += 1
+                self.idle.clear()
+        if refused:
+            recorder.request_done(slot, Status.SHED, now)
+            if self._on_done is not None:
+                self._on_done(slot, Outcome(Status.SHED, None, f"shed: {refused}"))
+            return
+        self._inbox.put(slot)
+
+    def done(self, slot: int, outcome: Outcome, end_ns: int) -> None:
+        """A request ended; called by the thread that ended it."""
+        if self.steering is not None:
+            served = outcome.status in (Status.OK, Status.TIMEOUT) and self.recorder.batch_id[slot] >= 0
+            if served:
+                self.steering.ended(end_ns - self.recorder.handed[slot], self._pending)
+        self.recorder.request_done(slot, outcome.status, end_ns)
+        if outcome.status == Status.ERROR:
+            self.events.add(
+                "error",
+                end_ns,
+                0,
+                thread=threading.get_native_id(),
+                request=self.recorder.index_of(slot),
+                batch_id=self.recorder.batch_id[slot],
+                detail={"message": outcome.error},
+            )
+        if self._on_done is not None:
+            self._on_done(slot, outcome)
+        with self._pending_lock:
+            self._pending -= 1
+            if self._pending == 0:
+                self.idle.set()
+
+    def between_batches(self) -> None:
+        """A worker finished a batch, or a step of one: the moment for work that would otherwise delay a request."""
+        if self._collector is not None:
+            self._collector.between_batches(idle=self._pending == 0)
+
+    def expires_ns(self, slot: int, request: Request) -> int:
+        """When the request's caller gives up, on the clock of the stamps; 0 for never."""
+        limit_ms = request.deadline_ms if request.deadline_ms is not None else self.settings.timeout_ms
+        if not limit_ms or not limit_ms < _FOR_EVER_MS:
+            return 0
+        return int(self.recorder.scheduled_ns[slot]) + int(limit_ms * 1e6)
+
+    def why_dropped(self, item: Waiting) -> str:
+        """Why there was no point in serving a request whose turn had come."""
+        if self._given_up is not None and self._given_up(item.slot):
+            return "nobody waits for it"
+        return "it could not have been answered by its deadline"
+
+    def drain(self, stop: threading.Event | None = None, timeout_s: float | None = None) -> bool:
+        """Wait until every admitted request ended; ``stop`` or the timeout ends the waiting early."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.idle.wait(0.05):
+            if stop is not None and stop.is_set():
+                return False
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+        return True
+
+    def shutdown(self) -> None:
+        """End the threads once the queues are empty."""
+        for _ in self._prepare_threads:
+            self._inbox.put(None)
+        for thread in self._prepare_threads:
+            thread.join()
+        self._close_queue()
+        for worker in self.workers:
+            worker.join()
+        self._close_files()
+
+    def abandon(self, timeout_s: float) -> bool:
+        """End the threads without serving what waits; whether they ended in time, which the model decides."""
+        deadline = time.monotonic() + timeout_s
+        for _ in self._prepare_threads:
+            self._inbox.put(None)
+        self._close_queue()
+        threads = sum(len(ids) for ids in self.thread_ids().values())
+        while len(self.ended_threads()) < threads:
+            while len(self.queue):
+                self.queue.take(0)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        self._close_files()
+        return True
+
+    def _close_files(self) -> None:
+        self.memory.close()
+        if self.steering is not None:
+            self.steering.close()
+
+    def _close_queue(self) -> None:
+        self.queue.close()
+        if self.gate is not None:
+            self.gate.close()
+
+    def _prepare_loop(self, number: int) -> None:
+        counters = ThreadCounters()
+        self.recorder.counters.append(counters)
+        spans: list[SpanRecord] = []
+        collect_spans(spans)
+        limit_operator_threads(self.settings, self.places.prepare(number))
+        while (slot := self._inbox.get()) is not None:
+            self._prepare(slot, number, counters, spans)
+        counters.close()
+
+    def _prepare(self, slot: int, number: int, counters: ThreadCounters, spans: list[SpanRecord]) -> None:
+        recorder = self.recorder
+        recorder.prepare_start[slot] = start = time.perf_counter_ns()
+        memory, process = self.memory.begin(), time.process_time_ns()
+        before, recorder.prepare_wake[slot] = counters.wake()
+        recorder.prepare_thread[slot] = number
+        request = self.request_of(slot)
+        if request.priority not in PRIORITIES:  # a program's own Request may hold anything
+            message = f"priority is {request.priority!r}; expected high, normal or low"
+            self.done(slot, Outcome(Status.ERROR, None, message), start)
+            return
+        expires = self.expires_ns(slot, request)
+        if expires and start > expires:
+            self.done(slot, Outcome(Status.TIMEOUT, None, "deadline passed before prepare"), start)
+            return
+        try:
+            inputs = self.adapter.prepare(request)
+            elements, length = elements_and_length(tensors_of(inputs), 0)
+        except USER_ERRORS as error:
+            spent = difference(counters.snapshot(), before)
+            process = time.process_time_ns() - process
+            recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
+            self.log_spans(spans, slot, "prepare")
+            message = f"prepare raised {describe(error)}"
+            self.done(slot, Outcome(Status.ERROR, None, message), time.perf_counter_ns())
+            return
+        spent = difference(counters.snapshot(), before)
+        process = time.process_time_ns() - process
+        recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
+        recorder.input_elements[slot] = elements
+        recorder.input_length[slot] = length
+        recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)
+        if spans:
+            recorder.prepare_span[slot] = self.log_spans(spans, slot, "prepare")
+        share, bytes_needed = self.steering.place(bucket, elements) if self.steering is not None else (1.0, 0)
+        recorder.enqueued[slot] = now = time.perf_counter_ns()
+        self.queue.put(
+            rank=PRIORITIES.index(request.priority),
+            slot=slot,
+            enqueued_ns=now,
+            expires_ns=expires,
+            length=bucket,
+            inputs=inputs,
+            share=share,
+            memory=bytes_needed,
+        )
+        if self.gate is not None:
+            self.gate.work_came()
+
+    def log_spans(self, spans: list[SpanRecord], slot: int, stage: str) -> int:
+        """Log this thread's spans as events and empty the list; returns their total length."""
+        total = 0
+        index = self.recorder.index_of(slot)
+        for span in spans:
+            total += span.end_ns - span.start_ns
+            self.events.add(
+                "span",
+                span.start_ns,
+                span.end_ns - span.start_ns,
+                thread=threading.get_native_id(),
+                request=index,
+                detail={"name": span.name, "stage": stage},
+            )
+        spans.clear()
+        return total
+
+
+def _kind_of(settings: RunnerSettings, instances: list[ModelInstance]) -> type[Worker]:
+    """The workers that the settings ask for; on the host there is nothing for a batch to overlap with."""
+    if settings.batching == "continuous":
+        return SteppingWorker
+    on_device = any(instance.accelerator is not None for instance in instances)
+    return OverlappingWorker if settings.overlap and on_device else Worker
+
+
+def _device_memory(instances: list[ModelInstance]) -> Inside | None:
+    """Counters by batch, or who is at one; ``None`` where no device counts anything."""
+    read, *others = (cuda_counters(device) for device in dict.fromkeys(instance.device for instance in instances))
+    if read is None:
+        return None
+    return Inside() if others else BatchCounters.of(read) or Inside()
+
+
+def _either(
+    doomed: Callable[[Waiting, int], bool] | None, given_up: Callable[[int], bool] | None
+) -> Callable[[Waiting, int], bool] | None:
+    """One question of the queue for two reasons to drop a request; none where there are none."""
+    if given_up is None:
+        return doomed
+    return lambda item, now_ns: given_up(item.slot) or (doomed is not None and doomed(item, now_ns))

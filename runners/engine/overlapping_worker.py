@@ -1,0 +1,90 @@
+"""``transfer.overlap``: the next batch is put together, copied in and enqueued while this one computes.
+
+A worker that waits for its batch before it takes the next leaves the device idle from the end of the one to the first
+operator of the other. Where a full batch waits, nothing is gained by leaving it open any longer: it is taken
+at once and enqueued behind the one that computes. A batch that is not full stays open until the device is free,
+so that those who come meanwhile can join it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.engine.worker import Worker
+from latfix.runners.gpu.async_batches import Flight
+from latfix.runners.scheduling.batch_queue import Formed, Waiting
+from latfix.runners.scheduling.control import Ended
+
+
+class _Airborne:
+    """A batch that was enqueued, or one that failed at that."""
+
+    __slots__ = ("batch_id", "failure", "flight", "formed", "free_ns", "members")
+
+    def __init__(self, formed: Formed, members: list[Waiting], batch_id: int, free_ns: int) -> None:
+        self.formed, self.members, self.batch_id, self.free_ns = formed, members, batch_id, free_ns
+        self.flight: Flight | None = None
+        self.failure = ""  # in words: the error itself would hold the batch's memory
+
+
+class OverlappingWorker(Worker):
+    """A worker on a device that keeps up to two batches under way."""
+
+    def _serve(self, formed: Formed, free_ns: int) -> int:
+        """Serve a batch, and all that can be enqueued behind it."""
+        memory = self._engine.device_memory
+        now = self._take_off(formed, free_ns, None)
+        end = time.perf_counter_ns()
+        while now is not None:
+            following = ahead = None
+            if now.flight is not None and (ahead := self._engine.queue.take_full()) is not None:
+                if memory is not None:  # what is counted now would be of both
+                    memory.enter()
+                following = self._take_off(ahead, end, now.flight)
+            end = self._come_down(now)
+            if memory is not None and ahead is not None:
+                memory.leave()
+            if following is not None:
+                following.free_ns = end
+                # Under a steady load there may be no other moment for a long time.
+                self._engine.between_batches()
+            now = following
+        return end
+
+    def _take_off(self, formed: Formed, free_ns: int, behind: Flight | None) -> _Airborne | None:
+        """Enqueue a batch; ``None`` where nobody in it waits any more."""
+        live = self._living(formed)
+        if not live:
+            return None
+        airborne = _Airborne(
+            formed, live, self._open(live, formed.open_ns, formed.close_ns, free_ns, retried=False), free_ns
+        )
+        try:
+            flight = self._launch(airborne.batch_id, live)
+        except USER_ERRORS as error:  # told when its turn comes: the one before is still under way
+            airborne.failure = describe(error)
+            return airborne
+        flight.slots = [member.slot for member in live]
+        flight.behind = behind
+        airborne.flight = flight
+        return airborne
+
+    def _come_down(self, airborne: _Airborne) -> int:
+        """Wait for a batch and finish its members; returns when that was done."""
+        members, batch_id = airborne.members, airborne.batch_id
+        if airborne.flight is None:
+            return self._retry(batch_id, members, airborne.failure)
+        ran = None
+        try:
+            ran = self._land(airborne.flight, members)
+        except USER_ERRORS as error:
+            airborne.failure, airborne.flight = describe(error), None
+        if ran is None:
+            return self._retry(batch_id, members, airborne.failure)
+        end = self._finish(batch_id, members, ran)
+        steering = self._engine.steering
+        if steering is not None:
+            formed = airborne.formed._replace(close_ns=max(airborne.formed.close_ns, airborne.free_ns))
+            steering.served(Ended(formed, members, batch_id, airborne.free_ns, end, 0), self._engine.recorder)
+        return end

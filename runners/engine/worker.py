@@ -1,0 +1,459 @@
+"""A worker: one thread that takes batches from the queue and runs a model instance on them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from latfix.adapter_api import Workload
+from latfix.errors import RunnerError
+from latfix.profilers.probes.batch_delays import Delays
+from latfix.profilers.probes.thread_counters import Account, ThreadCounters, difference
+from latfix.runners.calls.buffer_pool import BufferPool
+from latfix.runners.calls.call_counters import Calls
+from latfix.runners.calls.host_compute import Collated, Ran, compute_on_host
+from latfix.runners.calls.model_call import (
+    USER_ERRORS,
+    describe,
+    elements_and_length,
+    map_tensors,
+    move,
+    split_output,
+    tensors_of,
+)
+from latfix.runners.gpu.accelerator import Accelerator
+from latfix.runners.gpu.async_batches import Flight, Flights
+from latfix.runners.gpu.device_clock import DeviceClock
+from latfix.runners.gpu.device_selection import in_mode
+from latfix.runners.gpu.pinned_staging import Staging
+from latfix.runners.gpu.worker_streams import Lane
+from latfix.runners.gpu_memory.caching_allocator import Reserved, reserve_on_stream
+from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.model_transforms.embedding_rows import HotRows
+from latfix.runners.scheduling.batch_queue import Formed, Waiting
+from latfix.runners.scheduling.control import Ended
+from latfix.runners.scheduling.keep_warm import Keeper
+from latfix.spans import SpanRecord, collect_spans
+from latfix.stages import Status
+
+if TYPE_CHECKING:
+    import torch
+
+    from latfix.runners.engine.engine import Engine
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(slots=True)
+class ModelInstance:
+    """A loaded model and how to call it.
+
+    :param adapter: the workload's adapter that loaded it.
+    :param model: the module, with fixes applied.
+    :param device: a torch device string.
+    :param dtype: floating-point inputs are cast to it; ``None`` leaves them.
+    :param collate: makes a batch; the adapter's, or a pool's.
+    :param seen: shapes of batches that it has run.
+    :param pool: whose ``collate`` that is, where there is one.
+    :param inference: batches run in ``torch.inference_mode`` instead of ``torch.no_grad``.
+    :param set_up: called in each thread that is going to call the model.
+    :param calls: what its worker's batches were.
+    :param resident: what ``prepare`` returned for a small request, for the worker to run on its own.
+    :param hot: rows of its embedding tables that are kept in the caches, where that is asked for.
+    :param accelerator: the device that it computes on; ``None`` on the CPU. Set by :meth:`place_on`.
+    :param lane: its streams there.
+    :param staging: pinned memory through which its batches and answers are copied, where that is asked for.
+    """
+
+    adapter: Workload
+    model: Any
+    device: str
+    dtype: torch.dtype | None
+    collate: Collate
+    seen: set[tuple[Any, ...]]
+    pool: BufferPool | None = None
+    inference: bool = False
+    set_up: Callable[[], None] | None = None
+    calls: Calls = field(default_factory=Calls)
+    resident: Any = None
+    hot: HotRows | None = None
+    accelerator: Accelerator | None = None
+    staging: Staging | None = None
+    lane: Lane | None = None
+
+    def place_on(self, accelerator: Accelerator | None) -> None:
+        """Have it compute on a device, in streams of its own; ``None`` for the CPU."""
+        self.accelerator = accelerator
+        self.lane = None if accelerator is None else Lane(accelerator)
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Within it the model's work goes where that of requests goes, and is done when it ends."""
+        return contextlib.nullcontext() if self.lane is None else self.lane.working()
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """The mode that every batch runs in, at warm-up and when it is looked at as in requests.
+
+        Tensors made in one mode have other dispatch keys than those of the other: a compiled graph would be
+        compiled again for them, and a pool's buffers could not be written to.
+        """
+        import torch
+
+        if self.set_up is not None:
+            self.set_up()
+        return in_mode(self.device, torch.inference_mode() if self.inference else torch.no_grad())
+
+    def on_device(self, batch: Any) -> Any:
+        """A batch where the model is, floating-point numbers in its precision; for what is no request of a record."""
+        accelerator = self.accelerator
+        if accelerator is None:
+            return move(batch, self.device, self.dtype)
+        return map_tensors(batch, lambda tensor: accelerator.upload(tensor, self.dtype))
+
+    def first_time(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether no batch of these shapes has run here before; remembers them."""
+        key = tuple(tuple(tensor.shape) for tensor in tensors)
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended: its status, what ``finish`` returned, and the error's one line."""
+
+    status: Status
+    output: Any = None
+    error: str = ""
+
+
+class Worker:
+    """Takes batches as long as there are any, on a thread of its own.
+
+    :param number: index among the workers.
+    """
+
+    def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
+        self.number = number
+        self._engine = engine
+        self._instance = instance
+        self._thread = threading.Thread(target=self._run, name=f"latfix-worker-{number}", daemon=True)
+        self._spans: list[SpanRecord] = []
+        self._own_finish = type(instance.adapter).finish is not Workload.finish
+        self._counters: ThreadCounters
+        self._flights: Flights | None = None
+        self._delays: Delays
+        self._ready, self._failure = threading.Event(), ""
+        self._in_inference_mode: Callable[[], bool]
+        self.keeper = Keeper(engine.settings, instance, number, engine.device_memory)
+        #: Memory of the device that it took and let go before its first batch; ``None`` where none was asked for.
+        self.reserved: Reserved | None = None
+        #: Threads that its operators run on; 0 before it has started.
+        self.operator_threads = 0
+
+    @property
+    def native_id(self) -> int:
+        """The thread's id in the kernel; 0 before it is started."""
+        return self._thread.native_id or 0
+
+    @property
+    def device(self) -> str:
+        """The torch device that its model instance is on."""
+        return self._instance.device
+
+    @property
+    def events_added(self) -> int:
+        """Sets of a device's events that had to be made while requests waited."""
+        return self._flights.events_added if self._flights is not None else 0
+
+    @property
+    def longest_read_ns(self) -> int:
+        """The longest that reading the events of one batch took."""
+        return self._flights.longest_read_ns if self._flights is not None else 0
+
+    def start(self) -> None:
+        """Start the thread; returns when it stands before the queue.
+
+        :raises RunnerError: it could not be set up.
+        """
+        self._thread.start()
+        self._ready.wait()
+        if self._failure:
+            raise RunnerError(f"worker {self.number} could not be set up: {self._failure}")
+
+    def join(self) -> None:
+        """Wait for the thread's end, and read what its last batches left to be read."""
+        self._thread.join()
+        if self._flights is not None:
+            self._flights.resolve()
+
+    def _run(self) -> None:
+        try:
+            self._set_up()
+        except USER_ERRORS as error:  # whoever starts the worker is told
+            self._failure = describe(error)
+            return
+        finally:
+            self._ready.set()
+        queue, gate = self._engine.door(self.number)
+        memory = self._engine.device_memory
+        free = time.perf_counter_ns()
+        with self._instance.guard():
+            while True:
+                formed, free = self.keeper.next(queue, gate, free)
+                if formed is None:
+                    break
+                if memory is not None:
+                    memory.enter()
+                free = self._serve(formed, free)
+                if memory is not None:
+                    memory.leave()
+                if gate is not None:
+                    self.keeper.learn(formed.members, self._engine.recorder.input_elements)
+                self._engine.between_batches()
+        self._counters.close()
+
+    def _set_up(self) -> None:
+        """Take the thread's place before its first operator: the framework's pool threads inherit it."""
+        import torch
+
+        cores = self._engine.places.worker(self.number)
+        self.operator_threads = limit_operator_threads(self._engine.settings, cores)
+        accelerator = self._instance.accelerator
+        pooled = self.operator_threads > 1 and accelerator is None
+        self._delays = Delays(self._engine.throttle, self._engine.pool if pooled else None)
+        if accelerator is not None:
+            clock = self._engine.clocks.setdefault(accelerator.device, DeviceClock())
+            settings = self._engine.settings
+            self._flights = Flights(
+                self._instance,
+                clock,
+                self._engine.recorder,
+                overlap=settings.overlap,
+                # Who spins takes a core from those who prepare, where there is none to spare.
+                blocking=settings.workers >= usable_cores(),
+            )
+            self._reserve()
+        self._in_inference_mode = torch.is_inference_mode_enabled
+        self._counters = ThreadCounters()
+        self._engine.recorder.counters.append(self._counters)
+        collect_spans(self._spans)
+        with self._instance.guard():
+            self.keeper.settle(self._counters)
+
+    def _reserve(self) -> None:
+        """Have the device's memory there that the settings reserve: it belongs to the stream that computes."""
+        wanted, memory, lane = self._engine.settings.reserve_mb, self._engine.device_memory, self._instance.lane
+        if not wanted or lane is None:
+            return
+        if lane.reserved is None:  # the allocator keeps it for this stream, whichever engine comes next
+            lane.reserved = reserve_on_stream(wanted, self._instance.device, lane.compute)
+        self.reserved = lane.reserved
+        if memory is not None:
+            memory.skip()
+
+    def _serve(self, formed: Formed, free_ns: int) -> int:
+        """Run a batch and finish its members; returns when the worker was free again."""
+        live = self._living(formed)
+        if not live:
+            return time.perf_counter_ns()
+        batch_id = self._open(live, formed.open_ns, formed.close_ns, free_ns, retried=False)
+        steering = self._engine.steering
+        peak = steering.peak if steering is not None else None
+        if peak is not None:
+            peak.begin()
+        ran = None
+        try:
+            ran = self._execute(batch_id, live)
+        except USER_ERRORS as error:
+            failure = describe(error)
+        if ran is None:  # out of the handler: what is raised holds the failed batch's inputs and activations
+            return self._retry(batch_id, live, failure)
+        need = peak.need_bytes() if peak is not None else 0
+        end = self._finish(batch_id, live, ran)
+        if steering is not None:
+            steering.served(Ended(formed, live, batch_id, free_ns, end, need), self._engine.recorder)
+        return end
+
+    def _living(self, formed: Formed) -> list[Waiting]:
+        """Members that are still worth serving; the others end here."""
+        taken = self._engine.recorder.taken
+        for member in formed.dropped:
+            taken[member.slot] = max(formed.open_ns, member.enqueued_ns)
+            self._end(member, Status.SHED, f"shed: {self._engine.why_dropped(member)}", formed.close_ns)
+        live = []
+        for member in formed.members:
+            if member.expires_ns and formed.close_ns > member.expires_ns:
+                taken[member.slot] = max(formed.open_ns, member.enqueued_ns)
+                self._end(member, Status.TIMEOUT, "deadline passed in the queue", formed.close_ns)
+            else:
+                live.append(member)
+        return live
+
+    def _retry(self, batch_id: int, members: list[Waiting], failure: str) -> int:
+        """A batch failed: run its members one by one, so that only the guilty one fails.
+
+        To be called when nothing holds the error any more: the memory of the batch would not be free for its members.
+
+        :param failure: what was raised, in words.
+        """
+        recorder = self._engine.recorder
+        now = time.perf_counter_ns()
+        stamps = dict.fromkeys(("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns"), now)
+        if len(members) == 1:
+            recorder.batch_values(batch_id, {name: now for name in stamps if not recorder.batch[name][batch_id]})
+            self._end(members[0], Status.ERROR, f"the model raised {failure}", now)
+            recorder.batch_done(batch_id, now)
+            return now
+        recorder.batch_values(batch_id, {**stamps, "retried": 1})
+        recorder.batch_done(batch_id, now)
+        for member in members:
+            now = self._serve_single(self._open([member], now, now, now, retried=True), member)
+        return now
+
+    def _serve_single(self, batch_id: int, member: Waiting) -> int:
+        """A batch of one that is not tried again."""
+        ran = None
+        try:
+            ran = self._execute(batch_id, [member])
+        except USER_ERRORS as error:
+            failure = describe(error)
+        return self._retry(batch_id, [member], failure) if ran is None else self._finish(batch_id, [member], ran)
+
+    def _open(self, members: list[Waiting], open_ns: int, close_ns: int, free_ns: int, *, retried: bool) -> int:
+        recorder = self._engine.recorder
+        batch_id = recorder.new_batch()
+        warm = 0
+        for member in members:
+            slot = member.slot
+            warm |= slot < recorder.warmup
+            recorder.batch_id[slot] = batch_id
+            if not retried:
+                recorder.taken[slot] = max(open_ns, member.enqueued_ns)
+        values = {
+            "worker": self.number,
+            "size": len(members),
+            "warmup": int(warm),
+            "free_ns": free_ns,
+            "open_ns": open_ns,
+            "close_ns": close_ns,
+            "real_elements": sum(recorder.input_elements[member.slot] for member in members),
+            "retried": int(retried),
+        }
+        recorder.batch_values(batch_id, values)
+        return batch_id
+
+    def _execute(self, batch_id: int, members: list[Waiting]) -> Ran:
+        """Run a batch and wait for its outputs."""
+        if self._flights is not None:
+            return self._land(self._launch(batch_id, members), members)
+        collated = self._collate(batch_id, members)
+        reading = self._instance.calls.begin()
+        output, end_ns = compute_on_host(self._instance, collated.batch, self._engine.recorder.batch, batch_id)
+        self._instance.calls.end(reading, inference=self._in_inference_mode())
+        after, process_ns = self._counters.snapshot(), time.process_time_ns()
+        spent = difference(after, collated.spent)
+        self._account(batch_id, spent, process_ns - collated.process_ns, collated.memory)
+        return Ran(split_output(output, len(members)), end_ns, process_ns, after)
+
+    def _collate(self, batch_id: int, members: list[Waiting]) -> Collated:
+        """Make the batch's tensors, and account for it."""
+        recorder, counters, memory = self._engine.recorder, self._counters, self._engine.memory
+        opened, opening = memory.read(), time.process_time_ns()
+        start, recorder.batch["wake_runq_ns"][batch_id] = counters.wake()
+        batch = self._instance.collate([member.inputs for member in members])
+        tensors = tensors_of(batch)
+        elements, length = elements_and_length(tensors, 1)
+        if self._flights is None and self._instance.dtype is not None:
+            batch = move(batch, "cpu", self._instance.dtype)
+        self._delays.begin()
+        middle, before = time.process_time_ns(), counters.snapshot()
+        spent = difference(before, start)
+        grown = memory.growth(opened, spent)
+        values = {
+            "padded_elements": elements,
+            "padded_length": length,
+            "first_shape": int(self._instance.first_time(tensors)),
+        }
+        recorder.batch_values(batch_id, values)
+        recorder.batch_account("collate", batch_id, (*spent, middle - opening, *grown))
+        return Collated(batch, before, middle, memory.latest if any(grown) else opened)
+
+    def _account(self, batch_id: int, spent: Account, process_ns: int, memory: Account) -> None:
+        """Account for the compute of a batch.
+
+        :param memory: as it was before.
+        """
+        recorder = self._engine.recorder
+        recorder.batch_values(batch_id, self._delays.end(spent[1]))
+        # Read whether or not it faulted, so that memory given back is seen.
+        grown = self._engine.memory.change(memory, self._engine.memory.read())
+        recorder.batch_account("compute", batch_id, (*spent, process_ns, *grown))
+
+    def _launch(self, batch_id: int, members: list[Waiting]) -> Flight:
+        """Put a batch's copies and its compute into the device's streams; does not wait for them."""
+        assert self._flights is not None, "on the host a batch runs while its caller waits"
+        collated = self._collate(batch_id, members)
+        calls = self._instance.calls
+        reading = calls.begin()
+        flight = self._flights.launch(batch_id, collated)
+        calls.end(reading, inference=self._in_inference_mode())
+        flight.spent = difference(self._counters.snapshot(), collated.spent)
+        flight.process_ns = time.process_time_ns() - collated.process_ns
+        return flight
+
+    def _land(self, flight: Flight, members: list[Waiting]) -> Ran:
+        """Wait until a batch's outputs are on the host."""
+        assert self._flights is not None, "only a device has flights"
+        before, process = self._counters.snapshot(), time.process_time_ns()
+        output = self._flights.land(flight)
+        if not self._engine.recorder.defers or self._engine.steering is not None:
+            self._flights.resolve()
+        after, process_ns = self._counters.snapshot(), time.process_time_ns()
+        waited = difference(after, before)
+        spent = tuple(a + b for a, b in zip(flight.spent, waited, strict=True))
+        self._account(flight.batch_id, spent, flight.process_ns + process_ns - process, flight.memory)
+        return Ran(split_output(output, len(members)), flight.end_ns, process_ns, after)
+
+    def _finish(self, batch_id: int, members: list[Waiting], ran: Ran) -> int:
+        engine, recorder, counters = self._engine, self._engine.recorder, self._counters
+        now, process_ns, before = ran.end_ns, ran.process_ns, ran.spent
+        self._spans.clear()  # of collate or the model: no part of any member's finish
+        for member, output in zip(members, ran.outputs, strict=True):
+            slot = member.slot
+            recorder.finish_start[slot] = now
+            answer, error = output, ""
+            if self._own_finish:
+                memory = engine.memory.begin()
+                try:
+                    answer = self._instance.adapter.finish(output, engine.request_of(slot))
+                except USER_ERRORS as raised:
+                    error = f"finish raised {describe(raised)}"
+                # From the end of compute or of the last member's finish on: one reading serves both.
+                after, process_now = counters.snapshot(), time.process_time_ns()
+                spent = difference(after, before)
+                account = (*spent, process_now - process_ns, *engine.memory.growth(memory, spent))
+                recorder.account("finish", slot, account)
+                before, process_ns = after, process_now
+                if self._spans:
+                    recorder.finish_span[slot] = engine.log_spans(self._spans, slot, "finish")
+            now = time.perf_counter_ns()
+            if error:
+                engine.done(slot, Outcome(Status.ERROR, None, error), now)
+            elif member.expires_ns and now > member.expires_ns:
+                self._end(member, Status.TIMEOUT, "answered after its deadline", now)
+            else:
+                engine.done(slot, Outcome(Status.OK, answer), now)
+        if engine.device_memory is not None:
+            engine.device_memory.note(recorder.batch, batch_id)
+        recorder.batch_done(batch_id, now)
+        return now
+
+    def _end(self, member: Waiting, status: Status, message: str, end_ns: int) -> None:
+        self._engine.done(member.slot, Outcome(status, None, message), end_ns)

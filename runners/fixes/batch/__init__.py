@@ -1,0 +1,1 @@
+"""Batch size, window, padding and who shares a batch."""

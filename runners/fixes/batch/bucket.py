@@ -1,0 +1,120 @@
+"""``batch.bucket``: batch requests that take alike long, so that neither padding nor a long one holds up others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.queueing.length_buckets import alike, padding_share
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.queue_evidence import lengths
+
+_LITTLE = 0.02
+#: A feature replaces the size of the inputs where it explains this much more of the compute time.
+_MORE = 0.1
+_ENOUGH = 20
+
+
+def bucket_key(record: RunRecord) -> str:
+    """The numeric feature that tells best how long a request computes; empty where the inputs' size does."""
+    rows = record.requests
+    batches = record.batches
+    alone = batches["batch_id"][(batches["size"] == 1) & (batches["warmup"] == 0)]
+    chosen = np.isin(rows["batch_id"], alone) & (rows["index"] >= 0)
+    if np.count_nonzero(chosen) < _ENOUGH:
+        return ""
+    compute = rows["compute_ns"][chosen]
+    explained = {"": _rank_correlation(rows["input_elements"][chosen], compute)}
+    for name, column in record.traffic.features.items():
+        if column.dtype.kind in "iuf":
+            explained[name] = _rank_correlation(column[rows["index"][chosen]], compute)
+    best = max(explained, key=lambda name: explained[name])
+    return best if explained[best] > explained[""] + _MORE else ""
+
+
+def _rank_correlation(values: npt.NDArray[Any], compute: npt.NDArray[np.int64]) -> float:
+    """Spearman's, squared; 0 where either does not vary. Missing values rank first."""
+    ranks = [np.unique(np.nan_to_num(side.astype(np.float64)), return_inverse=True)[1] for side in (values, compute)]
+    if any(rank.max(initial=0) == 0 for rank in ranks):
+        return 0.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) ** 2
+
+
+def mixed_share(record: RunRecord) -> float:
+    """The share of shared batches that no member could have headed: too unlike to be filled by length."""
+    rows = record.requests
+    inside = rows["batch_id"] >= 0
+    batch, length = rows["batch_id"][inside], rows["bucket_length"][inside]
+    order = np.argsort(batch, kind="stable")
+    _, starts = np.unique(batch[order], return_index=True)
+    members = [part.tolist() for part in np.split(length[order], starts[1:]) if len(part) > 1]
+    mixed = [not any(all(alike(one, head) for one in part) for head in part) for part in members]
+    return sum(mixed) / max(len(mixed), 1)
+
+
+def _spread(record: RunRecord) -> float:
+    """Mean over batches of the longest member's bucket length over the mean member's; 1 is all alike."""
+    rows = record.requests
+    inside = rows["batch_id"] >= 0
+    batch, length = rows["batch_id"][inside].astype(int), rows["bucket_length"][inside].astype(np.float64)
+    if not len(batch):
+        return 1.0
+    count = np.bincount(batch)
+    top = np.zeros(len(count))
+    np.maximum.at(top, batch, length)
+    mean = np.bincount(batch, weights=length) / np.maximum(count, 1)
+    shared = (count > 1) & (mean > 0)
+    return float(np.mean(top[shared] / mean[shared])) if shared.any() else 1.0
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.max_batch_size == 1:
+        return "requests run one by one, so none waits for a longer one in its batch"
+    if context.settings.batch_order == "length":
+        return "batches are ordered by length already"
+    padding = padding_share(context.record.batches)
+    if padding < _LITTLE and not bucket_key(context.record):
+        return f"only {padding:.1%} of the batches is padding, and no feature tells how long a request takes"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    return {"batch_order": "length", "batch_key": bucket_key(context.record)}
+
+
+def _verify(applied: Applied) -> Verified:
+    """That padding fell between two replays may be chance; that no batch is mixed any more is not."""
+    key = applied.record.meta["settings"].get("batch_key", "")
+    without = _by_key(applied.without, key) if key else applied.without
+    now, before = mixed_share(applied.record), mixed_share(without)
+    said = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"
+    if key:
+        said += (
+            f"; the largest {key} was {_spread(applied.record):.2f} times the mean, {_spread(without):.2f} without"
+        )
+    else:
+        padding = padding_share(applied.record.batches), padding_share(without.batches)
+        said += f"; {padding[0]:.1%} was padding, {padding[1]:.1%} without"
+    return Verified(now == 0 < before, said)
+
+
+def _by_key(record: RunRecord, key: str) -> RunRecord:
+    """The record with bucket lengths as ``key`` would have given them, whatever the run went by."""
+    return replace(record, requests={**record.requests, "bucket_length": lengths(record, key)})
+
+
+FIX = Fix(
+    id="batch.bucket",
+    title="batch requests that take alike long",
+    treats=("batching.padding", "batching.size"),
+    relief=0.6,
+    risk="smaller batches where lengths differ widely",
+    changes_outputs=True,
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

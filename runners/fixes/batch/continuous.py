@@ -1,0 +1,85 @@
+"""``batch.continuous``: requests join and leave a batch between two steps of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.queue_evidence import little_to_wait_for, workers_of
+
+#: Requests that share a step where the workload's settings name no number.
+_PLACES = 8
+
+
+def works_in_steps(record: RunRecord) -> bool:
+    """Whether the engine noted that the model can be stepped."""
+    notes = record.events["detail"][record.events["kind"] == "note"] if len(record.events["kind"]) else ()
+    return any(isinstance(detail, dict) and detail.get("steps") is True for detail in notes)
+
+
+def _obstacle(context: Context) -> str:
+    settings = context.settings
+    if settings.batching == "continuous":
+        return "batching is continuous already"
+    if not works_in_steps(context.record):
+        return "the model does not work in steps (it has no start, done, step, join and leave)"
+    if settings.memory_limit_mb:
+        return f"batches are kept below {settings.memory_limit_mb} MB, which requests that join could not be"
+    if settings.backend != "torch":
+        return f"with backend = {settings.backend!r} the model runs whole"
+    return little_to_wait_for(context.record)
+
+
+def _change(context: Context) -> dict[str, Any]:
+    change: dict[str, Any] = {"batching": "continuous", "batch_window_ms": 0.0}
+    if context.settings.max_batch_size > 1:
+        return change
+    # One by one may have been the best that whole batches could do; here nobody waits for the longest.
+    first = int(context.record.meta["settings"].get("max_batch_size", 1))
+    return {**change, "max_batch_size": first if first > 1 else _PLACES}
+
+
+def joined(record: RunRecord) -> tuple[int, int]:
+    """How many requests were taken in while a worker was serving others, and how many were served in all."""
+    batches = record.batches
+    worker = workers_of(record)
+    number = 0
+    for one in np.unique(worker).tolist():
+        rows = np.flatnonzero((worker == one) & (batches["retried"] == 0))
+        rows = rows[np.argsort(batches["close_ns"][rows], kind="stable")]
+        taken, ends = batches["close_ns"][rows], batches["compute_end_ns"][rows]
+        running = np.maximum.accumulate(ends)
+        # Requests taken in together share their moment: the first of them finds who was there before.
+        before = np.searchsorted(taken, taken, side="left")
+        number += int(np.count_nonzero((before > 0) & (running[np.maximum(before - 1, 0)] > taken)))
+    return number, len(batches["size"])
+
+
+def _verify(applied: Applied) -> Verified:
+    now, served = joined(applied.record)
+    before, _ = joined(applied.without)
+    sizes = applied.record.batches["size"]
+    shared = float(sizes.mean()) if len(sizes) else 0.0
+    continuous = applied.record.meta["settings"].get("batching") == "continuous"
+    return Verified(
+        continuous and now > before,
+        f"{now} of {served} requests joined others between two steps, {before} without; {shared:.3g} shared a step "
+        "on average",
+    )
+
+
+FIX = Fix(
+    id="batch.continuous",
+    title="let requests join and leave between steps",
+    # What a request waits for others of its batch, and behind a long one, is gone, whatever the lengths.
+    treats=("batching.size", "batching.window", "batching.padding", "input.size", "traffic.burst"),
+    relief=0.9,
+    risk="reading a new prompt holds up answers under way",
+    changes_outputs=True,
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

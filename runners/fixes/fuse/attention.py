@@ -1,0 +1,51 @@
+"""``fuse.attention``: attention by plain matrix products where the fused kernel is the slower one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, on_cpu, other_backend
+
+_FLASH, _MATH = "_scaled_dot_product_flash_attention", "_scaled_dot_product_attention_math"
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.attention != "default":
+        return f"attention is {context.settings.attention} already"
+    if not on_cpu(context):
+        return "kernels of attention are chosen here on the CPU only"
+    if context.settings.compile != "off":
+        return "the model is compiled, and the kernels in it are chosen already"
+    seen = facts(context).get("kernels", {})
+    if seen and not count(seen, "scaled_dot_product"):
+        return "no scaled_dot_product_attention ran in a forward pass"
+    if seen and not count(seen, _FLASH):
+        return "the fused kernel of attention did not run: its inputs do not allow it"
+    return other_backend(context)
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"attention": "math"}
+
+
+def _verify(applied: Applied) -> Verified:
+    kernels = applied.evidence.get("kernels", {})
+    flash, math = count(kernels, _FLASH), count(kernels, _MATH)
+    said = f"attention ran {math} times as matrix products in a forward pass, {flash} times as the fused kernel"
+    return Verified(math > 0 and flash == 0, said)
+
+
+FIX = Fix(
+    id="fuse.attention",
+    title="attention as matrix products, not as the fused kernel",
+    treats=COMPUTE,
+    relief=0.05,
+    compute=0.98,
+    risk="memory for long inputs grows with the square of their length; holds for the whole process",
+    changes_outputs=True,
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

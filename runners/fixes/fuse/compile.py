@@ -1,0 +1,56 @@
+"""``fuse.compile``: ``torch.compile`` with dynamic shapes, compiled at warm-up and never in a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.model_facts import COMPUTE, on_cpu, other_backend, replaced
+from latfix.runners.model_transforms.torch_compile import compiler_missing
+
+_SHAPES = 8
+#: Where the compiler breaks a model into graphs and steps between them, graphs must take this share of the time.
+_MOST_TIME = 0.5
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.compile != "off":
+        return "the model is compiled already"
+    if context.settings.precision == "int8_dynamic" and on_cpu(context):
+        return "does not go with quantize.int8_dynamic, whose kernels it cannot see into"
+    return other_backend(context) or compiler_missing()
+
+
+def _change(context: Context) -> dict[str, Any]:
+    return {"compile": "dynamic", "warmup_shapes": max(_SHAPES, context.settings.warmup_shapes)}
+
+
+def _verify(applied: Applied) -> Verified:
+    seen = applied.evidence
+    at_warmup = int(seen.get("compilations", 0))
+    in_run = int(applied.record.meta.get("compilations_in_run", 0))
+    what = f"compiled code ({int(seen.get('graphs', 0))} graphs)"
+    ran = replaced(applied, what, least_time=_MOST_TIME)
+    hits, misses, packed = (int(seen.get(f"compile_cache_{what}", 0)) for what in ("hits", "misses", "bypassed"))
+    kept = f"{hits} of {hits + misses + packed} graphs from the cache" + (
+        f", {packed} not storable, their kernels are" if packed else ""
+    )
+    said = (
+        f"{at_warmup} compilations in {float(seen.get('compile_s', 0.0)):.3g} s at warm-up ({kept}), {in_run} while"
+        f" requests ran; {ran.evidence}"
+    )
+    return Verified(at_warmup > 0 and in_run == 0 and ran.effective, said)
+
+
+FIX = Fix(
+    id="fuse.compile",
+    title="compile the model with dynamic shapes, at warm-up",
+    treats=COMPUTE,
+    relief=0.2,
+    compute=0.9,
+    risk="a start that is later by the compilation; shapes not seen at warm-up run uncompiled",
+    changes_outputs=True,
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

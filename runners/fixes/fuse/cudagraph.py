@@ -1,0 +1,62 @@
+"""``fuse.cudagraph``: operators are captured at warm-up, a graph for each bucket of shapes, and issued at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.model_facts import COMPUTE, on_cpu, other_backend
+
+#: The share of batches that a graph must have run.
+_MOST_BATCHES = 0.95
+_SHAPES = 8
+
+
+def _obstacle(context: Context) -> str:
+    settings = context.settings
+    if on_cpu(context):
+        return "the model runs on the CPU, which has no graphs to capture"
+    if settings.captures:
+        return "graphs are captured already"
+    if settings.batching == "continuous":
+        return "requests join and leave between steps, so that no two of them are alike"
+    waits = context.record.meta.get("device_waits")
+    if waits:
+        return f"the model's code waits for the device at {', '.join(waits)}, which cannot be captured"
+    return other_backend(context)
+
+
+def _change(context: Context) -> dict[str, Any]:
+    return {"cuda_graphs": True, "warmup_shapes": max(_SHAPES, context.settings.warmup_shapes)}
+
+
+def _verify(applied: Applied) -> Verified:
+    seen, graph = applied.evidence, applied.record.batches["graph"]
+    measured = graph[applied.record.batches["warmup"] == 0]
+    ran, missed = int(np.count_nonzero(measured == 1)), int(np.count_nonzero(measured == -1))
+    said = (
+        f"{ran} of {len(measured)} batches ran as one of {int(seen.get('graphs_captured', 0))} graphs, "
+        f"{int(seen.get('graph_padded', 0))} of them padded to a bucket; captured in "
+        f"{float(seen.get('capture_s', 0.0)):.3g} s at warm-up"
+    )
+    if missed:
+        reasons = seen.get("graph_misses", {})
+        most = max(reasons, key=lambda why: reasons[why], default="")
+        said += f"; {missed} ran without" + (f", most for {most}" if most else "")
+    return Verified(len(measured) > 0 and ran >= _MOST_BATCHES * len(measured), said)
+
+
+FIX = Fix(
+    id="fuse.cudagraph",
+    title="capture the model's operators as CUDA graphs",
+    treats=("dispatch.launch", *COMPUTE),
+    relief=0.3,
+    compute=0.7,
+    risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",
+    changes_outputs=True,
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,116 @@
+"""``host.pin``: workers and their pool threads on cores of their own, away from all other threads of the service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.host.threads import operator_threads
+from latfix.runners.fixes.shared.tail_conditions import refusals, too_little
+from latfix.runners.host.cpu_placement import Placement, place
+from latfix.runners.host.cpu_topology import Topology, read_topology
+from latfix.runners.replay.run_facts import thread_rows
+from latfix.settings import Pinning
+
+_TREATS = ("host.contention", "host.slowdown")
+#: The share of the machine that other programs keep busy, beyond which a worker that cannot leave its core waits
+#: there for longer than it gains.
+_CROWDED = 0.3
+
+
+def placement_for(context: Context, how: Pinning, topology: Topology) -> Placement:
+    """Where the service's threads would be placed."""
+    settings = context.settings
+    return place(
+        topology,
+        how,
+        workers=settings.workers,
+        prepare=settings.prepare_threads,
+        threads=settings.intra_op_threads,
+    )
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.pin != "off":
+        return f"pin = {context.settings.pin} already"
+    if context.record.meta.get("device", "cpu") != "cpu":
+        return "the model runs on a GPU"
+    placed = placement_for(context, "workers", read_topology())
+    if obstacle := placed.obstacle or too_little(context.diagnosis, _TREATS):
+        return obstacle
+    others = others_share(context.record)
+    if others > _CROWDED:
+        return (
+            f"other programs kept {others:.0%} of the machine busy, and a pinned worker cannot get out of their way"
+        )
+    return ""
+
+
+def others_share(record: RunRecord) -> float:
+    """The share of all cores of the machine that other programs kept busy during the run; 0 where it is not known."""
+    grown = [_growth(record, series) for series in ("host.cpu_busy_ns", "process.cpu_ns")]
+    (busy, span), (own, own_span) = grown
+    if span <= 0 or own_span <= 0:
+        return 0.0
+    return max(busy / span - own / own_span, 0.0) / (os.cpu_count() or 1)
+
+
+def _growth(record: RunRecord, series: str) -> tuple[float, float]:
+    """How far a counter grew from its first sample to its last, and how long that was."""
+    found = np.flatnonzero(record.samples["series"].astype(object) == series)
+    if len(found) < 2:
+        return 0.0, 0.0
+    first, last = found[0], found[-1]
+    values, times = record.samples["value"], record.samples["t_ns"]
+    return float(values[last] - values[first]), float(times[last] - times[first])
+
+
+def _change(context: Context) -> dict[str, Any]:
+    """Pinned to fewer cores than an operator has threads, they would take turns on them."""
+    cores = min(len(own) for own in placement_for(context, "workers", read_topology()).workers)
+    threads = context.settings.intra_op_threads or operator_threads(context.record)
+    return {"pin": "workers", **({"intra_op_threads": cores} if threads > cores else {})}
+
+
+def _verify(applied: Applied) -> Verified:
+    now, before = _workers(applied.record), _workers(applied.without)
+    if not now or not before:
+        return Verified(False, "where the workers ran is not known")
+    refused = refusals(applied.record, "pin", "cores")
+    apart = all(
+        not set(one["allowed"]) & set(other["allowed"]) for k, one in enumerate(now) for other in now[k + 1 :]
+    )
+    fewer = max(len(row["allowed"]) for row in now) < min(len(row["allowed"]) for row in before)
+    others = {core for row in thread_rows(applied.record.meta, "prepare") for core in row["allowed"]}
+    shared = others & {core for row in now for core in row["allowed"]}
+    said = (
+        f"workers on cores {' and '.join(row['cores'] for row in now)}, {before[0]['cores']} without; prepare "
+        f"threads {'on the same cores' if shared else 'on others'}; workers were moved {_moves(now)} times between "
+        f"cores, {_moves(before)} without"
+    )
+    return Verified(apart and fewer and not refused, "; ".join([said, *refused]))
+
+
+def _workers(record: RunRecord) -> list[Mapping[str, Any]]:
+    return [row for row in thread_rows(record.meta, "worker") if row["allowed"]]
+
+
+def _moves(rows: list[Mapping[str, Any]]) -> int:
+    return sum(int(row["migrations"]) for row in rows)
+
+
+FIX = Fix(
+    id="host.pin",
+    title="pin each worker to cores of its own",
+    treats=_TREATS,
+    relief=0.25,
+    risk="a core that others also use cannot be left; fewer threads for an operator where cores are few",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

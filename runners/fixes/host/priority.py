@@ -1,0 +1,81 @@
+"""``host.priority``: the service's threads before those of other programs, where the system permits it."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.tail_conditions import refusals, too_little
+from latfix.runners.host.privileges import current_nice, least_nice
+from latfix.runners.replay.run_facts import thread_rows
+
+#: Low enough to win nine tenths of a core from a program of ordinary priority; real-time work stays before it.
+_WANTED = -10
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.nice < 0:
+        return f"nice = {context.settings.nice} already"
+    least = least_nice()
+    if least >= min(context.settings.nice, current_nice()):
+        return (
+            f"this user may not go below nice {least}; it takes CAP_SYS_NICE or RLIMIT_NICE above 20 (is {_limit()})"
+        )
+    return too_little(context.diagnosis, ("host.contention",))
+
+
+def _limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NICE)[0] if hasattr(resource, "RLIMIT_NICE") else 0
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"nice": max(least_nice(), _WANTED)}
+
+
+def _verify(applied: Applied) -> Verified:
+    wanted = int(applied.record.meta["settings"].get("nice", 0))
+    now, before = _priorities(applied.record), _priorities(applied.without)
+    group = applied.record.meta.get("placement", {}).get("autogroup_nice")
+    waited = [_waited_ms(record) for record in (applied.record, applied.without)]
+    said = (
+        f"threads ran at nice {_values(now)}, {_values(before)} without; a batch waited {waited[0]:.3g} ms for a "
+        f"core, {waited[1]:.3g} without"
+    )
+    refused = refusals(applied.record, "nice")
+    if group is not None and group != wanted:
+        said = f"the session's scheduling group stayed at nice {group}, which is what counts; {said}"
+        return Verified(False, "; ".join([said, *refused]))
+    effective = bool(now) and set(now) == {wanted} and wanted < min(before, default=0)
+    return Verified(effective, "; ".join([said, *refused]))
+
+
+def _priorities(record: RunRecord) -> list[int]:
+    rows = [*thread_rows(record.meta, "worker"), *thread_rows(record.meta, "prepare")]
+    return [int(row["nice"]) for row in rows if row["nice"] is not None]
+
+
+def _values(found: list[int]) -> str:
+    return " and ".join(str(value) for value in sorted(set(found))) or "unknown"
+
+
+def _waited_ms(record: RunRecord) -> float:
+    waited = record.batches["compute_runq_ns"] + record.batches["wake_runq_ns"]
+    return float(np.mean(waited)) / 1e6 if len(waited) else 0.0
+
+
+FIX = Fix(
+    id="host.priority",
+    title="give the service's threads priority over other programs",
+    treats=("host.contention",),
+    relief=0.5,
+    gentle=True,
+    risk="other programs on the machine wait for it",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,77 @@
+"""``host.wait_policy``: threads of an operator sleep while they wait for each other, instead of spinning.
+
+The middle way between many spinning threads, which a busy neighbor slows down several times, and one thread, which is
+slower on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.host.threads import operator_threads, uncontended
+
+#: Read by libgomp and LLVM's and Intel's OpenMP alike; the second one only by the latter two.
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+#: The share of the pool threads' CPU time that must be gone: what they computed stays, what they spun goes.
+_LESS = 0.9
+
+
+def pool_cpu_ms(record: RunRecord) -> float:
+    """CPU time of the framework's pool threads for each measured batch: what they computed, and what they spun.
+
+    Windows that were joined to one record have a counter each, which starts again where time does.
+    """
+    samples, batches = record.samples, int(np.count_nonzero(record.batches["warmup"] == 0))
+    own = samples["series"].astype(object) == "thread.native.cpu_ns"
+    times, counter = samples["t_ns"][own], samples["value"][own].astype(np.float64)
+    if len(times) < 2 or not batches:
+        return 0.0
+    grown = np.diff(counter)[np.diff(times) > 0]
+    return float(np.maximum(grown, 0).sum()) / batches / 1e6
+
+
+def _obstacle(context: Context) -> str:
+    if context.record.meta.get("device", "cpu") != "cpu":
+        return "the model runs on a GPU"
+    there = context.settings.env.get("OMP_WAIT_POLICY") or os.environ.get("OMP_WAIT_POLICY", "")
+    if there:
+        return f"OMP_WAIT_POLICY is {there} already"
+    if context.settings.intra_op_threads == 1 or operator_threads(context.record) == 1:
+        return "operators run on one thread, which waits for no other"
+    return uncontended(context)
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"env": dict(_PASSIVE)}
+
+
+def _verify(applied: Applied) -> Verified:
+    """Spinning shows in the pool threads' CPU time, whatever the variable's value is.
+
+    libgomp hardly spins where several threads have a pool and all of them together are more than the cores.
+    """
+    policy = applied.record.meta.get("environment", {}).get("OMP_WAIT_POLICY", "")
+    now, before = (pool_cpu_ms(record) for record in (applied.record, applied.without))
+    said = (
+        f"the process was started with OMP_WAIT_POLICY={policy or 'nothing'}; pool threads took {now:.3g} ms of CPU "
+        f"time a batch, {before:.3g} without"
+    )
+    return Verified(policy == "PASSIVE" and 0 < now < _LESS * before, said)
+
+
+FIX = Fix(
+    id="host.wait_policy",
+    title="let threads of an operator sleep instead of spin while they wait",
+    treats=("host.contention", "host.slowdown", "host.throttle"),
+    relief=0.25,
+    risk="on a quiet machine each parallel operator takes longer by the time that it takes to wake a thread",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

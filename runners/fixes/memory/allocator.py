@@ -1,0 +1,102 @@
+"""``memory.allocator``: keep freed memory in the process instead of faulting it in again for each request."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.tail_conditions import faults_per_request, tail_share
+from latfix.runners.host.process_setup import KEEP_FREED, read_tunables, tunables_text
+
+#: What makes a tail of faults, of growing and shrinking heaps, and of memory that is free but not in one piece.
+TREATS = ("memory.page_faults", "memory.allocator", "memory.fragmentation")
+#: Minor faults a request below which a trial is not worth its time: at half a microsecond each, 0.15 ms …
+WORTH_IT = 300.0
+#: … unless this share of the tail's excess is made of them: few requests may have all.
+IN_TAIL = 0.05
+#: So few a request are no more than those of a service whose memory stays.
+_NEARLY_NONE = 20.0
+
+
+def few_faults(context: Context) -> str:
+    """Why no other way of keeping memory would pay, in one clause; empty where it may."""
+    if context.latest is not None and (left := faults_per_request(context.latest)) < _NEARLY_NONE:
+        return f"the fixes kept so far leave {left:.0f} page faults a request"
+    faults = faults_per_request(context.record)
+    share = tail_share(context.diagnosis, TREATS)
+    if faults >= WORTH_IT or share >= IN_TAIL:
+        return ""
+    return (
+        f"only {faults:.0f} page faults a request, and {max(share, 0.0):.1%} of the tail is memory; it pays above "
+        f"{WORTH_IT:.0f}, or from {IN_TAIL:.0%} of the tail"
+    )
+
+
+def preloaded(context: Context) -> str:
+    """The libraries that the runner is started with already; empty for none."""
+    return " ".join(environment.get("LD_PRELOAD", "") for environment in (context.settings.env, os.environ)).strip()
+
+
+def kept_already(context: Context) -> str:
+    """What has glibc keep freed memory already, in one clause; empty for nothing."""
+    if context.settings.prefault_mb:
+        return "prefault_mb has glibc keep freed memory already"
+    inherited, own = (environment.get("GLIBC_TUNABLES", "") for environment in (os.environ, context.settings.env))
+    kept = keeps({**read_tunables(inherited), **read_tunables(own)})
+    return "glibc keeps freed memory already (GLIBC_TUNABLES)" if kept else ""
+
+
+def keeps(tunables: Mapping[str, str]) -> bool:
+    """Whether all of :data:`KEEP_FREED` is among ``tunables``."""
+    return KEEP_FREED.items() <= tunables.items()
+
+
+def _obstacle(context: Context) -> str:
+    if platform.libc_ver()[0] != "glibc":
+        return "the C library is not glibc"
+    if kept := kept_already(context):
+        return kept
+    if "GLIBC_TUNABLES" in context.settings.env:
+        return "GLIBC_TUNABLES is set already"
+    if "malloc" in preloaded(context) or "LD_PRELOAD" in context.settings.env:
+        return "another allocator is preloaded"
+    return few_faults(context)
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"env": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}
+
+
+def _verify(applied: Applied) -> Verified:
+    """Faults that are gone are no proof alone: a heap that has grown once has fewer of them in any second run."""
+    now, before = faults_per_request(applied.record), faults_per_request(applied.without)
+    reached = keeps(tunables_of(applied.record))
+    said = (
+        f"the process was started {'with' if reached else 'without'} the tunables; {now:.0f} page faults a request, "
+        f"{before:.0f} without"
+    )
+    return Verified(reached and now < 0.5 * before, said)
+
+
+def tunables_of(record: RunRecord) -> Mapping[str, str]:
+    """The tunables of glibc that the run's process was started with."""
+    return read_tunables(record.meta.get("environment", {}).get("GLIBC_TUNABLES", ""))
+
+
+FIX = Fix(
+    id="memory.allocator",
+    title="keep freed memory in the process (glibc: one heap, no mmap, no trim)",
+    treats=TREATS,
+    removes=("memory.page_faults",),
+    relief=0.7,
+    gentle=True,
+    risk="resident memory up to 70 % higher",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,64 @@
+"""``memory.device_allocator``: the setting of torch's CUDA allocator under which the run's own history stalls least.
+
+Which one that is depends on the sizes, the order and the lifetimes of what is allocated. The history is recorded in a
+replay whose timings count for nothing, and replayed through models of the allocator
+(:mod:`latfix.profilers.allocator_lab`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.device_memory_facts import TREATS, calls, no_trouble, not_in_effect
+from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, conf_environment, standing_conf
+
+
+def _obstacle(context: Context) -> str:
+    if trouble := no_trouble(context):
+        return trouble
+    choice = context.memory_choice
+    if choice is None:
+        return "no history of allocations was recorded"
+    if not choice.setting:
+        return choice.said
+    wanted = read_conf(choice.setting)
+    if wanted.items() <= read_conf(standing_conf(context.settings)).items():
+        return f"the allocator has {choice.setting} already"
+    limit = wanted.get("max_split_size_mb", "")
+    if limit.isdecimal() and context.settings.reserve_mb >= int(limit):
+        return f"with {choice.setting} the {context.settings.reserve_mb} MiB that are reserved would serve no request"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    choice = context.memory_choice
+    assert choice is not None, "an obstacle says so"
+    return {"env": conf_environment(merged_conf(standing_conf(context.settings), choice.setting))}
+
+
+def _verify(applied: Applied) -> Verified:
+    wanted = applied.record.meta.get("settings", {}).get("env", {}).get(ALLOC_CONF, "")
+    missing = not_in_effect(applied.record, wanted)
+    now, before = calls(applied.record), calls(applied.without)
+    said = now.beside(before)
+    if missing or not wanted:
+        what = ", ".join(missing) or "any setting"
+        return Verified(False, f"the allocator does not say that it has {what}; {said}")
+    # Expandable segments are mapped page by page: more calls, none of which waits as a stall does.
+    return Verified(now.fewer_stalls_than(before), f"the allocator has {wanted}; {said}")
+
+
+FIX = Fix(
+    id="memory.device_allocator",
+    title="the setting of torch's CUDA allocator that the run's own allocations stall least with",
+    treats=TREATS,
+    relief=0.7,
+    gentle=True,
+    alone=True,
+    risk="with expandable segments tensors cannot be shared with other processes; other settings hold more memory",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

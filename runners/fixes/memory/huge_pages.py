@@ -1,0 +1,71 @@
+"""``memory.huge_pages``: heap and weights in pages of 2 MiB: one fault instead of 512, and fewer address lookups."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.memory.allocator import WORTH_IT
+from latfix.runners.fixes.shared.tail_conditions import faults_per_request, refusals
+from latfix.runners.host.privileges import mib
+from latfix.runners.host.process_setup import glibc_version, huge_page_mode
+
+_MIB = 1 << 20
+#: Weights beyond which the processor's table of small pages does not reach.
+_LARGE_MODEL = 32 * _MIB
+#: Memory in huge pages, beyond what the service without them had, that shows that they are used.
+_MORE = 8 * _MIB
+#: The first glibc that asks for huge pages for its heap.
+_GLIBC = (2, 35)
+
+
+def _memory(record: RunRecord, name: str) -> int:
+    return int(record.meta.get("memory", {}).get(name, 0))
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.huge_pages != "default":
+        return f"huge_pages = {context.settings.huge_pages} already"
+    if not sys.platform.startswith("linux"):
+        return "transparent huge pages are of Linux only"
+    mode = huge_page_mode()
+    if mode == "always":
+        return "the kernel gives huge pages to every process already"
+    if mode != "madvise":
+        return "the kernel has transparent huge pages off (/sys/kernel/mm/transparent_hugepage/enabled)"
+    version = glibc_version()
+    if version is None or version < _GLIBC:
+        return "the C library does not ask for huge pages; glibc does from 2.35"
+    faults, model = faults_per_request(context.record), _memory(context.record, "model_bytes")
+    if faults < WORTH_IT and model < _LARGE_MODEL:
+        return f"only {faults:.0f} page faults a request, and the weights are {mib(model)}"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    del context
+    return {"huge_pages": "always"}
+
+
+def _verify(applied: Applied) -> Verified:
+    now, before = (_memory(record, "huge_bytes") for record in (applied.record, applied.without))
+    faults = [faults_per_request(record) for record in (applied.record, applied.without)]
+    said = (
+        f"{mib(now)} in huge pages, {mib(before)} without; {faults[0]:.0f} page faults a request, was {faults[1]:.0f}"
+    )
+    return Verified(now >= before + _MORE, "; ".join([said, *refusals(applied.record, "huge_pages")]))
+
+
+FIX = Fix(
+    id="memory.huge_pages",
+    title="heap and weights in transparent huge pages",
+    treats=("memory.page_faults", "memory.allocator", "host.slowdown"),
+    relief=0.4,
+    gentle=True,
+    risk="resident memory a little higher; the kernel may stall while it makes room for them",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

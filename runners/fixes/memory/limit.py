@@ -1,0 +1,103 @@
+"""``memory.limit``: a share of the device's memory, and cached segments given back one by one before it is reached.
+
+Without a limit the allocator takes what it can get; once the device refuses, because a neighbor has the rest, it
+waits for the device and gives everything back at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.device_memory_facts import (
+    TREATS,
+    by_device,
+    calls,
+    no_trouble,
+    not_in_effect,
+    room_bytes,
+)
+from latfix.runners.fixes.shared.tail_conditions import refusals
+from latfix.runners.gpu_memory.caching_allocator import conf_environment, standing_conf
+from latfix.runners.host.privileges import mib
+
+#: Of what the process could have, the share that it keeps to: the rest is the neighbors' to grow by.
+_OF_ROOM = 0.95
+#: Of its limit, the share from which on cached segments are given back, those not used for longest first.
+_COLLECT = "garbage_collection_threshold"
+_COLLECT_FROM = "0.8"
+#: Memory in use above this share of where collecting begins leaves nothing cached to give back.
+_IN_USE = 0.95
+
+
+def _share(context: Context) -> float:
+    """Of the device that has least room: the limit is the same on all."""
+    shares = [room_bytes(known) / int(known["total_bytes"]) for known in by_device(context.record).values()]
+    return math.floor(1000 * _OF_ROOM * min(shares)) / 1000
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.device_memory_share:
+        return f"the process is limited to {context.settings.device_memory_share:.1%} of the device already"
+    if trouble := no_trouble(context):
+        return trouble
+    conf = read_conf(standing_conf(context.settings))
+    if _COLLECT in conf:
+        return f"{_COLLECT} is set already"
+    if conf.get("expandable_segments") == "True":
+        return "expandable segments are not given back one by one"
+    if not calls(context.record).retries:
+        return "the device never refused memory"
+    for known in by_device(context.record).values():
+        begins = float(_COLLECT_FROM) * _share(context) * known["total_bytes"]
+        if known["allocated_peak_bytes"] > _IN_USE * begins:
+            return (
+                f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be given back from "
+                f"{mib(int(begins))} on: nothing would be kept"
+            )
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    conf = merged_conf(standing_conf(context.settings), f"{_COLLECT}:{_COLLECT_FROM}")
+    return {"device_memory_share": _share(context), "env": conf_environment(conf)}
+
+
+def _verify(applied: Applied) -> Verified:
+    wanted = float(applied.record.meta.get("settings", {}).get("device_memory_share", 0.0))
+    shares = [float(known.get("share", 1.0)) for known in by_device(applied.record).values()] or [1.0]
+    least, most = min(shares), max(shares)
+    missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")
+    now, before = calls(applied.record), calls(applied.without)
+    said = (
+        f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are given back "
+        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.beside(before)}"
+    )
+    limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)
+    there = wanted > 0 and limited and not missing
+    return Verified(
+        there and now.fewer_stalls_than(before),
+        "; ".join([said, *refusals(applied.record, "device_memory_share")]),
+    )
+
+
+def _which(devices: int, least: float, most: float) -> str:
+    if devices == 1:
+        return "the device"
+    return f"each of {devices} devices" if math.isclose(least, most) else f"one device, and {most:.1%} of another"
+
+
+FIX = Fix(
+    id="memory.limit",
+    title="a limit of the device's memory, with cached segments given back before it is reached",
+    treats=TREATS,
+    relief=0.4,
+    gentle=True,
+    alone=True,
+    risk="more calls of the device, each short, for fewer long stalls; what needs more than the limit fails",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

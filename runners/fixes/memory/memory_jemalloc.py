@@ -1,0 +1,8 @@
+"""``memory.jemalloc``: jemalloc instead of the C library's allocator, told to keep freed memory."""
+
+from __future__ import annotations
+
+from latfix.runners.fixes.memory.preloaded_allocators import preload_fix
+from latfix.runners.host.malloc_libraries import JEMALLOC
+
+FIX = preload_fix(JEMALLOC)

@@ -1,0 +1,84 @@
+"""``memory.page_prefault``: the heap is touched up to its expected peak before the first request, and stays there."""
+
+from __future__ import annotations
+
+import math
+import platform
+from typing import Any
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.memory.allocator import preloaded
+from latfix.runners.fixes.shared.tail_conditions import faults_per_request, refusals
+from latfix.runners.host.privileges import available_bytes, mib
+
+_MIB = 1 << 20
+#: Growth during a run below which touching it ahead saves too little to be seen.
+_LEAST = 8 * _MIB
+#: Room for pieces that do not fit into each other.
+_MARGIN = 1.25
+_STEP_MIB = 16
+#: The share of the available memory that is taken at most.
+_MOST = 0.5
+#: The share of what was touched that must still be there.
+_KEPT = 0.9
+
+
+def growth_bytes(record: RunRecord) -> int:
+    """How far resident memory rose above where it stood before the first request."""
+    memory = record.meta.get("memory", {})
+    if memory:
+        return max(int(memory.get("peak_bytes", 0)) - int(memory.get("resident_start_bytes", 0)), 0)
+    resident = record.samples["value"][record.samples["series"] == "process.rss_bytes"]
+    return int(resident.max() - resident[0]) if len(resident) else 0
+
+
+def _wanted_mib(record: RunRecord) -> int:
+    return math.ceil(_MARGIN * growth_bytes(record) / _MIB / _STEP_MIB) * _STEP_MIB
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.prefault_mb:
+        return f"{context.settings.prefault_mb} MiB are prefaulted already"
+    if platform.libc_ver()[0] != "glibc":
+        return "the C library is not glibc, whose heap can be told to stay"
+    if "malloc" in preloaded(context):
+        return "another allocator is preloaded, with a heap for each thread"
+    growth = growth_bytes(context.record)
+    if growth < _LEAST:
+        return f"memory grew by only {mib(growth)} while requests were served"
+    available = available_bytes()
+    if available and _wanted_mib(context.record) * _MIB > _MOST * available:
+        return f"{_wanted_mib(context.record)} MiB would be needed, {mib(available)} are available"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    return {"prefault_mb": _wanted_mib(context.record)}
+
+
+def _verify(applied: Applied) -> Verified:
+    memory = applied.record.meta.get("memory", {})
+    touched, kept = int(memory.get("prefaulted_bytes", 0)), int(memory.get("prefault_kept_bytes", 0))
+    now, before = faults_per_request(applied.record), faults_per_request(applied.without)
+    grew, grew_before = growth_bytes(applied.record), growth_bytes(applied.without)
+    said = (
+        f"{mib(touched)} were touched before the first request and {mib(kept)} of it kept; {now:.0f} page faults a "
+        f"request, {before:.0f} without; memory grew by {mib(grew)}, {mib(grew_before)} without"
+    )
+    effective = touched > 0 and kept >= _KEPT * touched and now < 0.5 * before
+    return Verified(effective, "; ".join([said, *refusals(applied.record, "prefault_mb")]))
+
+
+FIX = Fix(
+    id="memory.page_prefault",
+    title="touch the heap's expected peak before the first request and keep it",
+    treats=("memory.page_faults", "memory.allocator", "cold.start"),
+    relief=0.7,
+    gentle=True,
+    cold=True,
+    risk="the peak's memory is taken from the start; a start that is later by it",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,93 @@
+"""``schedule.memory_aware``: no batch is predicted to need more than a limit, most work per byte first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.queue_evidence import choose_ageing_ms, series_range
+
+#: The largest tenth of the batches is what a limit is for.
+_LARGE = 0.9
+#: Batches that are not at least this much larger than the median are all alike.
+_VARIES = 1.5
+#: Where batches make the process grow by less, they are no matter of memory.
+_LITTLE_MB = 32.0
+
+
+def _standing_bytes(record: RunRecord) -> npt.NDArray[np.float64]:
+    """By batch, how far above its size at the start the process stood at most until then.
+
+    That is what the engine's estimate goes by, too: freed memory stays with the process.
+    """
+    batches = record.batches
+    grown = batches["collate_resident_bytes"] + batches["compute_resident_bytes"]
+    if not len(grown):
+        return np.zeros(0)
+    return np.asarray(np.maximum(np.maximum.accumulate(np.cumsum(grown)), 0), dtype=np.float64)
+
+
+def _obstacle(context: Context) -> str:
+    settings, batches = context.settings, context.record.batches
+    if settings.memory_limit_mb > 0:
+        return f"batches are kept below {settings.memory_limit_mb} MB already"
+    if settings.batching == "continuous":
+        return "batching is continuous: requests join between steps, and no batch is formed that a limit could hold"
+    if settings.schedule != "arrival":
+        return f"the queue is ordered by {settings.schedule} already"
+    if settings.max_batch_size == 1:
+        return "requests run one by one (max_batch_size = 1), so no batch can be made smaller"
+    if not len(batches["size"]):
+        return "no batch ran"
+    median, large = np.quantile(batches["padded_elements"], [0.5, _LARGE])
+    if large < _VARIES * max(median, 1.0):
+        return f"batches are alike: {large:.0f} elements at p90, {median:.0f} in the median"
+    grown = float(_standing_bytes(context.record).max(initial=0)) / 2**20
+    if grown < _LITTLE_MB:
+        return f"batches made the process grow by no more than {grown:.3g} MB"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    batches = context.record.batches
+    padded = batches["padded_elements"].astype(np.float64)
+    each = float(_standing_bytes(context.record).sum()) / max(float(padded.sum()), 1.0)
+    limit = max(round(each * float(np.quantile(padded, _LARGE)) / 2**20), 1)
+    ageing = context.settings.ageing_ms or choose_ageing_ms(context.record, context.settings, "work_per_byte")
+    return {"schedule": "work_per_byte", "memory_limit_mb": limit, "ageing_ms": ageing}
+
+
+def _verify(applied: Applied) -> Verified:
+    each = series_range(applied.record, "runner.bytes_per_element")
+    if each is None or each[1] <= 0:
+        return Verified(False, "what batches need could not be measured here, so none was limited")
+    limit = float(applied.record.meta["settings"]["memory_limit_mb"])
+    now, before = (_over(record, each[2], limit) for record in (applied.record, applied.without))
+    return Verified(
+        now[0] < before[0],
+        f"at {each[2]:.3g} bytes an element, {now[0]:.1%} of the shared batches were predicted above {limit:g} MB "
+        f"and the largest at {now[1]:.3g} MB; {before[0]:.1%} and {before[1]:.3g} MB without",
+    )
+
+
+def _over(record: RunRecord, each: float, limit_mb: float) -> tuple[float, float]:
+    """The share of shared batches above the limit by one price of an element, and the largest, MB."""
+    batches = record.batches
+    predicted = batches["padded_elements"][batches["size"] > 1] * each / 2**20
+    return (float(np.mean(predicted > limit_mb)), float(predicted.max())) if len(predicted) else (0.0, 0.0)
+
+
+FIX = Fix(
+    id="schedule.memory_aware",
+    title="limit batches by predicted memory",
+    treats=("memory.page_faults", "memory.allocator", "memory.fragmentation", "batching.size"),
+    relief=0.2,
+    risk="smaller batches of large inputs; requests that do little work for their memory wait longer",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

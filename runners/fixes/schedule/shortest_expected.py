@@ -1,0 +1,89 @@
+"""``schedule.shortest_expected``: what is expected to compute shortest leaves the queue first, with ageing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.batch.bucket import bucket_key
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking, work_spread
+
+#: Waiting below this part of the p95 latency leaves nothing to reorder.
+_WAITING = 0.1
+#: Expected work must differ by this factor between p10 and p90, and explain so much of what batches computed.
+_VARIES, _EXPLAINED = 1.3, 0.2
+#: Of the requests that overtook, at least so many must have been the shorter one.
+_SHORTER = 0.9
+
+
+def _key(context: Context) -> str:
+    """What lengths are told by: what batches go by already, else the feature that tells compute best."""
+    return context.settings.batch_key or bucket_key(context.record)
+
+
+def _obstacle(context: Context) -> str:
+    if context.settings.schedule != "arrival":
+        return f"the queue is ordered by {context.settings.schedule} already"
+    waits = Waits.of(context.record)
+    if not len(waits.latency):
+        return "no request reached a batch"
+    waited, latency = (float(np.percentile(values, 95)) / 1e6 for values in (waits.wait, waits.latency))
+    if waited < _WAITING * latency:
+        return f"hardly anybody waits: {waited:.3g} ms in the queue at p95, of a latency of {latency:.3g} ms"
+    estimate = learned(context.record, _key(context))
+    explained = estimate.line.explained
+    if explained < _EXPLAINED:
+        return f"length tells only {explained:.0%} of how long batches compute"
+    spread = work_spread(context.record, estimate, _key(context))
+    if spread < _VARIES:
+        return f"requests take alike long: expected compute at p90 is {spread:.2f} times that at p10"
+    return ""
+
+
+def _change(context: Context) -> dict[str, Any]:
+    key = _key(context)
+    ageing = choose_ageing_ms(context.record, context.settings, "shortest", key)
+    return {"schedule": "shortest", "ageing_ms": ageing, "batch_key": key}
+
+
+def _verify(applied: Applied) -> Verified:
+    key = str(applied.record.meta["settings"].get("batch_key", ""))
+    now, before = (
+        overtaking(Waits.of(record, key), by_length=record.meta["settings"].get("batch_order") == "length")
+        for record in (applied.record, applied.without)
+    )
+    share, was = (_share(seen.shorter, seen.same_class) for seen in (now, before))
+    effective = now.shorter > before.shorter and share >= _SHORTER and now.same_class > 0
+    return Verified(
+        effective,
+        f"{now.same_class} requests overtook one of their class, {share:.0%} of them the shorter of the two; "
+        f"{before.same_class} and {was:.0%} without; length explains {_explained(applied.record):.0%} of compute",
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _explained(record: RunRecord) -> float:
+    samples = record.samples
+    if not len(samples["series"]):
+        return 0.0
+    known = samples["value"][samples["series"] == "runner.work_explained"]
+    return float(known[-1]) if len(known) else 0.0
+
+
+FIX = Fix(
+    id="schedule.shortest_expected",
+    title="serve what computes shortest first",
+    treats=("traffic.burst", "traffic.overload", "input.size"),
+    relief=0.2,
+    gentle=True,
+    risk="long requests wait longer, at most the ageing interval for each typical request that they are worth",
+    obstacle=_obstacle,
+    change=_change,
+    verify=_verify,
+)

@@ -1,0 +1,1 @@
+"""What a record and a service show, for the fixes' own conditions."""

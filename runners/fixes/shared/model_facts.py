@@ -1,0 +1,88 @@
+"""What the fixes that change the model look at beside the run: what was seen of the model as it is.
+
+The baseline's record holds it under ``model`` where it was asked for
+(:meth:`latfix.runners.service.loaded_service.Service.facts`); without it no fix is ruled out, and each is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from latfix.runners.fixes.fix import Applied, Context, Verified
+
+#: What treats long computations: these causes' milliseconds are, all or in part, the model's.
+COMPUTE = ("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload")
+#: The share of batches that a replacement of the model's operators must have run.
+_MOST_BATCHES = 0.95
+#: A precision is not worth a trial where the layers alone are this much slower; by less, a trial tells better.
+_SLOWER = 1.1
+
+
+def facts(context: Context) -> Mapping[str, Any]:
+    """Evidence of the service before any fix; empty where it was not asked for."""
+    found = context.record.meta.get("model")
+    return found if isinstance(found, Mapping) else {}
+
+
+def count(seen: Mapping[str, int], part: str) -> int:
+    """How often something ran whose name holds ``part``."""
+    return sum(number for name, number in seen.items() if part in name)
+
+
+def ran_batches(applied: Applied, what: str) -> tuple[bool, str]:
+    """Whether something ran nearly all batches of the replay in the place of the model's own operators, in words.
+
+    On a GPU the host's clock sees the launch alone, so that no share of time is told.
+    """
+    seen = applied.evidence
+    batches, ran = int(seen.get("batches_run", 0)), int(seen.get("batches_replaced", 0))
+    return batches > 0 and ran >= _MOST_BATCHES * batches, f"{what} ran in {ran} of {batches} batches"
+
+
+def on_cpu(context: Context) -> bool:
+    """Whether the model runs on the CPU."""
+    return str(context.record.meta.get("device", "cpu")) == "cpu"
+
+
+def other_backend(context: Context) -> str:
+    """Why a change of torch's own operators does nothing: another backend runs the model."""
+    backend = context.settings.backend
+    return f"{backend} runs the model, which is none of torch's operators" if backend != "torch" else ""
+
+
+def slow_layers(context: Context, precision: str, rivals: tuple[str, ...] = ()) -> str:
+    """Why a precision does not pay, from the layers' own times; empty where it may, or was not measured.
+
+    :param rivals: other precisions, of less risk, that it must beat as well.
+    """
+    seen = facts(context)
+    times = seen.get("linear_ms", {})
+    if seen.get("modules") and not count(seen["modules"], "nn.modules.linear.Linear"):
+        return "no nn.Linear ran in a forward pass"
+    if not {"default", precision, *rivals} <= set(times):
+        return ""
+    least = min(("default", *rivals), key=lambda name: times[name])
+    if times[precision] < _SLOWER * times[least]:
+        return ""
+    what = "as they are" if least == "default" else f"in {least}"
+    return (
+        f"the linear layers of a middling request take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {what}"
+    )
+
+
+def replaced(applied: Applied, what: str, *, least_time: float = 0.0) -> Verified:
+    """Whether something ran in the place of the model's own operators, in the workers' threads, in the replay.
+
+    :param least_time: the share of the batches' compute time that it must have run, where it may be parts only. On a
+        GPU, where the host's clock does not see it, it must have run about as often in a batch as at warm-up.
+    """
+    ran, said = ran_batches(applied, what)
+    seen = applied.evidence
+    if least_time and str(seen.get("device", "cpu")) != "cpu":
+        usual = float(seen.get("warmup_least_runs", 0.0))
+        found = int(seen.get("replacing_runs", 0)) / max(int(seen.get("batches_run", 0)), 1)
+        told = f"{said}, {found:.3g} times in each; at warm-up at least {usual:.3g} times"
+        return Verified(ran and usual > 0 and found >= _MOST_BATCHES * usual, told)
+    share = float(seen.get("replaced_share", 0.0))
+    return Verified(ran and share >= least_time, f"{said}, {share:.0%} of their compute time")

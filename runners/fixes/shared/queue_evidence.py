@@ -1,0 +1,282 @@
+"""What a record shows of its queue: who waited, who overtook whom, and what an ageing interval would do to it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.queueing.backlog import MOST_SHARES, Backlog, FixedLimits, Ordering
+from latfix.queueing.simulator import Offered, SimulatedQueue
+from latfix.results.worker_summary import workers_of
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
+from latfix.settings import RunnerSettings, Schedule
+from latfix.stages import STATUS_NAMES, Status
+from latfix.statistics.latency_summary import percentile_ns
+
+__all__ = [
+    "Overtaking",
+    "Waits",
+    "choose_ageing_ms",
+    "learned",
+    "lengths",
+    "little_to_wait_for",
+    "losses",
+    "overtaking",
+    "said_losses",
+    "series_range",
+    "work_spread",
+    "workers_of",
+]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: Ageing intervals that are tried, in medians of the waits.
+_TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+#: A p99 within this factor of the best is as good.
+_AS_GOOD = 1.02
+#: Waiting for a batch below this part of the p95 latency leaves nothing to gain.
+_WAITING = 0.05
+#: Requests that are simulated at most.
+_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """The measured requests that reached a batch, by row. Times in nanoseconds.
+
+    :param rank: class of service, 0 the highest.
+    :param length: bucket length; ``elements`` of the inputs.
+    :param enqueued: when they reached the queue; ``taken`` when their batch was taken up.
+    :param latency: measured.
+    :param first: which came first of those in its batch.
+    """
+
+    rank: Ints
+    length: Ints
+    elements: Ints
+    enqueued: Ints
+    taken: Ints
+    latency: Ints
+    first: Bools
+
+    @classmethod
+    def of(cls, record: RunRecord, key: str | None = None) -> Waits:
+        """Of a record.
+
+        :param key: the feature that lengths are told by; ``None`` for what the run went by, empty for elements.
+        """
+        rows = record.requests
+        some = np.flatnonzero((rows["index"] >= 0) & (rows["batch_id"] >= 0) & (rows["warmup"] == 0))
+        enqueued = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[some]
+        _, batch = np.unique(rows["batch_id"][some], return_inverse=True)
+        earliest = np.full(len(some), np.iinfo(np.int64).max)
+        np.minimum.at(earliest, batch, enqueued)
+        return cls(
+            rank=record.traffic.priority[rows["index"][some]].astype(np.int64),
+            length=lengths(record, key)[some],
+            elements=rows["input_elements"][some],
+            enqueued=enqueued,
+            taken=enqueued + rows["queue_ns"][some],
+            latency=rows["latency_ns"][some],
+            first=np.asarray(enqueued == earliest[batch], dtype=bool),
+        )
+
+    @property
+    def wait(self) -> Ints:
+        """In the queue."""
+        return self.taken - self.enqueued
+
+
+def lengths(record: RunRecord, key: str | None = None) -> Ints:
+    """``(n,)`` bucket lengths of the record's rows; see :meth:`Waits.of`."""
+    rows = record.requests
+    if key is None:
+        return np.asarray(rows["bucket_length"], dtype=np.int64)
+    column = record.traffic.features.get(key)
+    if not key or column is None or column.dtype.kind not in "iuf":
+        return np.asarray(rows["input_elements"], dtype=np.int64)
+    position = rows["index"] % max(len(column), 1)
+    known = column[position].astype(np.float64)
+    return np.where(np.isnan(known), rows["input_elements"], np.rint(np.nan_to_num(known))).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaking:
+    """How often a request was taken up while one that had come earlier went on waiting.
+
+    :param lower_first: the one that went on waiting was of a higher class.
+    :param same_class: of the same class; ``shorter`` of those overtook one whose inputs were longer.
+    """
+
+    lower_first: int
+    same_class: int
+    shorter: int
+
+
+def overtaking(waits: Waits, *, by_length: bool = False) -> Overtaking:
+    """Count who overtook whom: each against the earliest of its class, and of higher ones, that went on waiting.
+
+    :param by_length: batches are filled up by likeness, so that most overtake for their likeness to the head. Only
+        whoever came first of its batch is looked at then: where that one overtook, so did the head.
+    """
+    order = np.argsort(waits.enqueued, kind="stable")
+    rank, length = waits.rank[order].tolist(), waits.length[order].tolist()
+    enqueued, taken = waits.enqueued[order].tolist(), waits.taken[order].tolist()
+    telling = (waits.first[order] | (not by_length)).tolist()
+    by_taken = sorted(range(len(taken)), key=lambda k: (taken[k], k))
+    classes = sorted(set(rank))
+    line: dict[int, list[int]] = {one: [] for one in classes}
+    coming = lower = same = shorter = 0
+    for k in by_taken:
+        while coming < len(enqueued) and enqueued[coming] <= taken[k]:
+            heapq.heappush(line[rank[coming]], coming)
+            coming += 1
+        for one in classes:
+            while line[one] and taken[line[one][0]] <= taken[k]:
+                heapq.heappop(line[one])
+        if not telling[k]:
+            continue
+        lower += any(line[one] for one in classes if one < rank[k])
+        ahead = line[rank[k]]
+        if ahead and ahead[0] < k:
+            same += 1
+            shorter += length[k] < length[ahead[0]]
+    return Overtaking(lower, same, shorter)
+
+
+def learned(record: RunRecord, key: str | None = None) -> WorkEstimate:
+    """What the engine's estimate makes of a record's batches."""
+    rows, batches = record.requests, record.batches
+    length = lengths(record, key)
+    inside = np.flatnonzero(rows["batch_id"] >= 0)
+    at = np.searchsorted(batches["batch_id"], rows["batch_id"][inside])
+    longest, total = np.zeros(len(batches["size"]), np.int64), np.zeros(len(batches["size"]), np.int64)
+    np.maximum.at(longest, at, length[inside])
+    np.add.at(total, at, length[inside])
+    estimate = WorkEstimate()
+    plain = (batches["warmup"] == 0) & (batches["retried"] == 0) & (total > 0)
+    for b in np.flatnonzero(plain).tolist():
+        estimate.learn(
+            Batch(
+                size=int(batches["size"][b]),
+                longest=int(longest[b]),
+                total=int(total[b]),
+                elements=int(batches["real_elements"][b]),
+                compute_ns=int(batches["compute_end_ns"][b] - batches["collated_ns"][b]),
+                busy_ns=int(batches["finish_end_ns"][b] - batches["close_ns"][b]),
+            )
+        )
+    return estimate
+
+
+def choose_ageing_ms(
+    record: RunRecord, settings: RunnerSettings, schedule: Schedule, key: str | None = None
+) -> float:
+    """The ageing interval in milliseconds that the record's own traffic asks for.
+
+    The queue is simulated with intervals from a quarter to 32 times the median wait; of those whose p99 is within
+    2 % of the best, the one with the lowest mean is taken for an order by work, and the longest for classes alone,
+    which then keep as much of their advantage as p99 allows.
+    """
+    waits = Waits.of(record, key)
+    waited = waits.wait[waits.wait > 0]
+    if not len(waited):
+        return 1.0
+    median = float(np.median(waited))
+    estimate = learned(record, key)
+    tried = [
+        (
+            factor * median,
+            *_simulated(waits, settings, Ordering(schedule=schedule, ageing_ns=round(factor * median)), estimate),
+        )
+        for factor in _TRIED
+    ]
+    best = min(p99 for _, p99, _ in tried)
+    good = [one for one in tried if one[1] <= _AS_GOOD * best]
+    chosen = max(good) if schedule == "arrival" else min(good, key=lambda one: one[2])
+    return max(round(chosen[0] / 1e6, 3), 0.001)
+
+
+def _simulated(
+    waits: Waits, settings: RunnerSettings, ordering: Ordering, estimate: WorkEstimate
+) -> tuple[float, float]:
+    """p99 and mean of the time from the queue to the end, nanoseconds."""
+    order = np.argsort(waits.enqueued, kind="stable")[:_MOST]
+    columns = (column[order].tolist() for column in (waits.enqueued, waits.rank, waits.length, waits.elements))
+    offered = [
+        Offered(
+            arrival_ns=at,
+            rank=rank,
+            length=length,
+            share=estimate.sparseness(length, elements)
+            if ordering.schedule == "work_per_byte"
+            else estimate.share(length),
+        )
+        for at, rank, length, elements in zip(*columns, strict=True)
+    ]
+
+    def service(members: Sequence[Offered]) -> int:
+        longest = max(one.length for one in members)
+        return max(int(estimate.batch_compute_ns(len(members), longest) + estimate.beside_ns), 1)
+
+    queue = SimulatedQueue(
+        service=service,
+        limits=FixedLimits(settings.max_batch_size, int(settings.batch_window_ms * 1e6)),
+        workers=settings.workers,
+        backlog=Backlog(ordering=ordering, by_length=settings.batch_order == "length"),
+    )
+    latency = queue.run(offered).latency_ns()
+    return percentile_ns(latency, 99), float(latency.mean()) if len(latency) else 0.0
+
+
+def work_spread(record: RunRecord, estimate: WorkEstimate, key: str | None = None) -> float:
+    """p90 over p10 of the requests' expected compute time; 1 where it does not vary or is not known."""
+    waits = Waits.of(record, key)
+    if not len(waits.length):
+        return 1.0
+    shares = np.array([min(estimate.share(length), MOST_SHARES) for length in waits.length.tolist()])
+    low, high = np.quantile(shares, [0.1, 0.9])
+    return float(high / low) if low > 0 else float("inf")
+
+
+def little_to_wait_for(record: RunRecord) -> str:
+    """Why no wait for a batch is worth a fix; empty where one is."""
+    rows = record.requests
+    served = (rows["status"] == Status.OK) & (rows["batch_id"] >= 0)
+    if not served.any():
+        return "no request reached a batch"
+    waited = float(np.percentile((rows["queue_ns"] + rows["batch_ns"])[served], 95)) / 1e6
+    latency = float(np.percentile(rows["latency_ns"][served], 95)) / 1e6
+    if waited < _WAITING * latency:
+        return f"hardly anybody waits for a batch: {waited:.3g} ms at p95, of a latency of {latency:.3g} ms"
+    return ""
+
+
+def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:
+    """Requests that did not end ok, all requests, and the count of each status."""
+    counts = record.counts()
+    total = sum(counts.values())
+    return total - counts[STATUS_NAMES[Status.OK]], total, counts
+
+
+def said_losses(record: RunRecord) -> str:
+    """Shares of requests that were shed and lost otherwise, in words."""
+    lost, total, counts = losses(record)
+    every = max(total, 1)
+    return f"{counts['shed']} of {total} requests ({counts['shed'] / every:.1%}) shed, {lost / every:.1%} lost in all"
+
+
+def series_range(record: RunRecord, name: str) -> tuple[float, float, float] | None:
+    """Lowest, highest and last value of a sampled series; ``None`` where it was not sampled."""
+    samples = record.samples
+    if not len(samples["series"]):
+        return None
+    values = samples["value"][samples["series"] == name]
+    return (float(values.min()), float(values.max()), float(values[-1])) if len(values) else None

@@ -1,0 +1,296 @@
+"""Batches on their way through a device: copied in, computed, copied out, without the host waiting in between.
+
+Events mark begin and end of a flight's copy in, of its compute and of its copy out: six, or four where all go through
+one stream. They are read when the batch has landed and its requests are on their way back, never by waiting for them,
+and give the stages their boundaries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from latfix.profilers.probes.thread_counters import Account
+from latfix.runners.calls.host_compute import Collated
+from latfix.runners.calls.model_call import call_model
+from latfix.runners.gpu.accelerator import Accelerator, Event
+from latfix.runners.gpu.device_clock import DeviceClock
+
+if TYPE_CHECKING:
+    import torch
+
+    from latfix.profilers.probes.stage_recorder import StageRecorder
+    from latfix.runners.engine.worker import ModelInstance
+
+#: Sets of events made beforehand. Where so many batches have landed and nobody has written the record meanwhile, as
+#: where no record is kept, each that lands has the oldest read: a few microseconds, where all would be milliseconds.
+_READY = 256
+_MOST_UNREAD = _READY // 2
+_READ_AT_ONCE = 2
+_IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
+
+
+@dataclass(slots=True)
+class Flight:
+    """One batch on the device.
+
+    :param enqueued_ns: before its copy in was put into a stream; ``issued_ns`` when the model's last operator was.
+    :param held: what must not be used again before it has landed: staged inputs, tensors on the device.
+    :param host: its outputs on the host, valid once it has landed.
+    :param spent: counters of the worker's thread while it was put together and enqueued; ``process_ns`` CPU time of
+        the process; ``memory`` as it was before.
+    :param end_ns: when the host knew that it had landed; ``compute_end_ns`` when its compute had ended.
+    :param slots: its members'.
+    :param behind: the flight that was under way when this one was enqueued.
+    """
+
+    batch_id: int
+    events: list[Event]
+    enqueued_ns: int
+    memory: Account
+    issued_ns: int = 0
+    held: list[Any] = field(default_factory=list)
+    host: Any = None
+    spent: Account = ()
+    process_ns: int = 0
+    end_ns: int = 0
+    compute_end_ns: int = 0
+    slots: Sequence[int] = ()
+    behind: Flight | None = None
+
+
+class Flights:
+    """Flights of one worker.
+
+    :ivar longest_read_ns: the longest that reading one flight's events took, with the interpreter's lock held.
+    :param instance: its model, in whose streams they go.
+    :param clock: of the device, shared by all workers on it.
+    :param overlap: copies go through streams of their own, beside the compute of another batch.
+    :param blocking: waiting for a flight leaves the core to others; without, it spins, which ends sooner.
+    """
+
+    def __init__(
+        self,
+        instance: ModelInstance,
+        clock: DeviceClock,
+        recorder: StageRecorder,
+        *,
+        overlap: bool,
+        blocking: bool = False,
+    ) -> None:
+        from latfix.runners.gpu.cuda_graphs import GraphedModel
+
+        assert instance.accelerator is not None and instance.lane is not None, "on the host nothing flies"
+        self._accelerator: Accelerator = instance.accelerator
+        self._instance = instance
+        self._clock = clock
+        self._recorder = recorder
+        self._overlap = overlap
+        self._graphs = instance.model.facts if isinstance(instance.model, GraphedModel) else None
+        self.compute = instance.lane.compute
+        self._copy_in, self._copy_out = instance.lane.copies() if overlap else (self.compute, self.compute)
+        self._events = instance.lane.events(size=6, ready=_READY, blocking=blocking)
+        self._grown = self._events.grown
+        self.longest_read_ns = 0
+        self._landed: deque[Flight] = deque()
+        self._resolving = threading.Lock()
+        recorder.resolvers.append(self.resolve)
+
+    @property
+    def events_added(self) -> int:
+        """Sets of events that had to be made while requests waited."""
+        return self._events.grown - self._grown
+
+    def launch(self, batch_id: int, collated: Collated) -> Flight:
+        """Enqueue a batch; returns when the host has put all of it into the streams.
+
+        From pageable memory, and to it, the host waits for the copies: the streams do not run ahead then.
+        """
+        flight = Flight(batch_id, self._events.take(), time.perf_counter_ns(), collated.memory)
+        try:
+            self._enqueue(flight, collated.batch)
+        except BaseException:
+            self._abandon(flight)
+            raise
+        return flight
+
+    def _enqueue(self, flight: Flight, batch: Any) -> None:
+        accelerator, events, k = self._accelerator, flight.events, flight.batch_id
+        stamp = self._recorder.batch
+        stamp["collated_ns"][k] = flight.enqueued_ns
+        batch = self._staged(batch, k)
+        flight.held.append(batch)
+        with accelerator.using(self._copy_in):
+            flight.enqueued_ns = time.perf_counter_ns()
+            events[_IN].record(self._copy_in)
+            inputs = self._uploaded(batch)
+            events[_IN_END].record(self._copy_in)
+            stamp["copy_in_issue_ns"][k] = time.perf_counter_ns() - flight.enqueued_ns
+        flight.held.append(inputs)
+        with accelerator.using(self.compute):
+            if self._overlap:
+                self.compute.wait_event(events[_IN_END])
+                events[_COMPUTE].record(self.compute)
+            replays = self._graphs.replays if self._graphs is not None else 0
+            begun = time.perf_counter_ns()
+            output = call_model(self._instance.model, inputs)
+            flight.issued_ns = time.perf_counter_ns()
+            if self._graphs is not None:
+                stamp["graph"][k] = 1 if self._graphs.replays > replays else -1
+            events[_COMPUTE_END].record(self.compute)
+        flight.held.append(output)
+        stamp["issue_ns"][k] = flight.issued_ns - begun
+        with accelerator.using(self._copy_out):
+            if self._overlap:
+                self._copy_out.wait_event(events[_COMPUTE_END])
+                events[_OUT].record(self._copy_out)
+            begun = time.perf_counter_ns()
+            flight.host = self._downloaded(output, k)
+            events[_OUT_END].record(self._copy_out)
+            stamp["copy_out_issue_ns"][k] = time.perf_counter_ns() - begun
+
+    def _abandon(self, flight: Flight) -> None:
+        """It failed while it was put together: nothing it holds may be used again before the device is done."""
+        for stream in (self._copy_in, self.compute, self._copy_out):
+            # A device that has failed says so again here; the first error is on its way already.
+            with contextlib.suppress(RuntimeError):
+                stream.synchronize()
+        flight.held.clear()
+        self._events.give_back(flight.events)
+
+    def land(self, flight: Flight) -> Any:
+        """Wait for a flight; returns its outputs, on the host."""
+        flight.events[_OUT_END].synchronize()
+        flight.end_ns = time.perf_counter_ns()
+        stamp, batch_id = self._recorder.batch, flight.batch_id
+        # Until its events are read: all of it is taken for compute.
+        stamp["h2d_end_ns"][batch_id] = flight.enqueued_ns
+        stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = flight.end_ns
+        flight.held.clear()
+        self._landed.append(flight)
+        # Not where the record is being written: a request would wait for all that is read there.
+        if len(self._landed) > _MOST_UNREAD and self._resolving.acquire(blocking=False):
+            try:
+                self._read(_READ_AT_ONCE)
+            finally:
+                self._resolving.release()
+        output, flight.host = flight.host, None
+        return output
+
+    def resolve(self) -> None:
+        """Read the events of all flights that have landed, and put their times into the record.
+
+        Called by whoever writes the record, before it looks at the rows; flights are read in the order in which
+        they landed.
+        """
+        with self._resolving:
+            self._read(len(self._landed))
+
+    def _read(self, count: int) -> None:
+        """Read the events of some flights, then place all of them by what their bounds say together."""
+        found = []
+        for flight in [self._landed.popleft() for _ in range(count)]:
+            events, started = flight.events, time.perf_counter_ns()
+            # In one stream each part begins where the one before has ended.
+            marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
+            marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
+            self._events.give_back(events, lost=kept)
+            found.append((flight, marks))
+            self.longest_read_ns = max(self.longest_read_ns, time.perf_counter_ns() - started)
+            if count > _READ_AT_ONCE:
+                time.sleep(0)  # reading holds the interpreter's lock: whoever serves comes first
+        for flight, marks in found:
+            times, slack = self._clock.place(marks)
+            self._stamp(flight, times if self._overlap else [times[k] for k in (0, 1, 1, 2, 2, 3)], slack)
+
+    def _stamp(self, flight: Flight, times: Sequence[int], slack: int) -> None:
+        stamp, k = self._recorder.batch, flight.batch_id
+        stamp["copy_in_ns"][k] = times[_IN_END] - times[_IN]
+        stamp["device_ns"][k] = times[_COMPUTE_END] - times[_COMPUTE]
+        stamp["copy_out_ns"][k] = times[_OUT_END] - times[_OUT]
+        stamp["clock_slack_ns"][k] = slack
+        stamp["lead_ns"][k] = times[_COMPUTE_END] - flight.issued_ns
+        floor = flight.behind.compute_end_ns if flight.behind is not None else 0
+        if floor:
+            self._take_turn(flight, floor, max(times[_IN_END], flight.issued_ns))
+        flight.behind = None  # or every flight would hold on to all before it
+        collated = stamp["collated_ns"][k]
+        begin = min(max(times[_COMPUTE], collated), flight.end_ns)
+        end = min(max(times[_COMPUTE_END], begin), flight.end_ns)
+        stamp["h2d_end_ns"][k], stamp["compute_end_ns"][k], stamp["d2h_end_ns"][k] = begin, end, flight.end_ns
+        flight.compute_end_ns = end
+
+    def _take_turn(self, flight: Flight, floor: int, ready_ns: int) -> None:
+        """A batch that was copied in beside the one before: what was hidden there is no part of its stages.
+
+        Until the device was free, its requests waited in the queue, whatever else was done for them meanwhile.
+
+        :param floor: when the device was free; ``ready_ns`` when all of the batch was there and enqueued.
+        """
+        stamp, k = self._recorder.batch, flight.batch_id
+        floor = min(floor, flight.end_ns)
+        stamp["ahead_ns"][k] = max(floor - ready_ns, 0)
+        stamp["free_ns"][k] = floor
+        for name in ("open_ns", "close_ns", "collated_ns"):
+            stamp[name][k] = max(stamp[name][k], floor)
+        taken = self._recorder.taken
+        for slot in flight.slots:
+            taken[slot] = max(taken[slot], floor)
+
+    def _staged(self, batch: Any, batch_id: int) -> Any:
+        """The batch's tensors where they are copied from: in pinned memory where there is staging. Counts bytes."""
+        staging, stamp = self._instance.staging, self._recorder.batch
+
+        def stage(tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
+            if self._accelerator.is_here(tensor):
+                return tensor
+            if staging is not None:
+                tensor = staging.stage(tensor, path)
+            size = tensor.numel() * tensor.element_size()
+            stamp["copy_in_bytes"][batch_id] += size
+            if staging is None and not self._accelerator.is_pinned(tensor):
+                stamp["pageable_bytes"][batch_id] += size
+            return tensor
+
+        return _mapped(batch, stage)
+
+    def _uploaded(self, batch: Any) -> Any:
+        accelerator, dtype = self._accelerator, self._instance.dtype
+        return _mapped(
+            batch, lambda tensor, _: tensor if accelerator.is_here(tensor) else accelerator.upload(tensor, dtype)
+        )
+
+    def _downloaded(self, output: Any, batch_id: int) -> Any:
+        """The batch's answers on the host, in pinned memory where there is staging. Counts bytes."""
+        staging, stamp = self._instance.staging, self._recorder.batch
+
+        def download(tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
+            if not self._accelerator.is_here(tensor):
+                return tensor
+            size = tensor.numel() * tensor.element_size()
+            stamp["copy_out_bytes"][batch_id] += size
+            if staging is None:
+                stamp["pageable_bytes"][batch_id] += size
+            return self._accelerator.download(tensor, None if staging is None else staging.landing(tensor, path))
+
+        return _mapped(output, download)
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
+    """The same structure with other tensors; ``change`` is told where each stands."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value, path)
+    if isinstance(value, dict):
+        return {key: _mapped(item, change, (*path, key)) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_mapped(item, change, (*path, k)) for k, item in enumerate(value))
+    if isinstance(value, list):
+        return [_mapped(item, change, (*path, k)) for k, item in enumerate(value)]
+    return value

@@ -1,0 +1,200 @@
+"""What a batch does on the device, kernel by kernel: seen in a profile of its own, never in one that is timed.
+
+Between its first operator and its last, the device works or it waits. It waits for the host to put the next operator
+into the stream (``launch``), or because the host itself had waited for the device: a number read on the host
+(``.item()``), a copy from pageable memory, a synchronization (``sync``). Which it was is told by when the
+next operator was put in, and by what the host did last before.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.runners.calls.model_call import call_model
+
+if TYPE_CHECKING:
+    from latfix.runners.engine.worker import ModelInstance
+
+#: Marks the part of a profile that is the model's call.
+RANGE = "latfix.compute"
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
+#: Calls in which the host waits for the device, or may: copies do not, from and to pinned memory.
+_WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
+#: So many kernels are told by name, the longest first.
+_NAMED = 200
+#: How such a call is told; the mode itself warns, too, that it does not see all of them.
+_TOLD = "called a synchronizing"
+#: So many places in the code.
+_PLACES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork:
+    """What one batch did.
+
+    :param size: requests in it; ``elements`` of its collated inputs.
+    :param span_ns: from its first operator on the device to the end of its last.
+    :param busy_ns: of that, something ran; ``launch_ns`` it waited for the host to issue the next; ``sync_ns`` it did
+        because the host had waited for the device. What is left are the moments between operators that were there.
+    :param launches: operators; ``waits`` calls in which the host waited, within the model's call.
+    :param copies: bytes by kind, such as ``HtoD (Pageable -> Device)``.
+    :param kernels: how often each ran.
+    """
+
+    size: int
+    elements: int
+    span_ns: int
+    busy_ns: int
+    launch_ns: int
+    sync_ns: int
+    launches: int
+    waits: int
+    copies: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for ``run.json``."""
+        return asdict(self)
+
+
+def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int = 0) -> DeviceWork | None:
+    """What a profile shows of the model's call.
+
+    :param events: as in the trace that ``torch.profiler`` exports: times ``ts`` and ``dur`` in microseconds, calls
+        and what they started on the device tied by ``correlation``.
+    :returns: ``None`` where nothing ran on a device.
+    """
+    done = [event for event in events if event.get("ph") == "X"]
+    inside = _range(done)
+    calls = [event for event in done if event.get("cat") in _CALLS and inside[0] <= event["ts"] <= inside[1]]
+    issued = {_tie(call): call for call in calls if _tie(call) is not None}
+    work = sorted(
+        (event for event in done if event.get("cat") in _ON_DEVICE and _tie(event) in issued), key=lambda e: e["ts"]
+    )
+    if not work:
+        return None
+    waits = sorted((call for call in calls if _waits(call, work)), key=_end)
+    busy = launch = sync = 0.0
+    until = float(work[0]["ts"])
+    for each in work:
+        begin, gap = float(each["ts"]), float(each["ts"]) - until
+        call = issued[_tie(each)]
+        if gap > 0 and _put_in(call) > until:
+            # The stream had run empty. Had the host, before that, waited for what ran last?
+            blocked = any(until <= _end(wait) <= call["ts"] for wait in waits)
+            sync, launch = (sync + gap, launch) if blocked else (sync, launch + gap)
+        busy += max(_end(each) - max(begin, until), 0.0)
+        until = max(until, _end(each))
+    kernels = Counter(str(each["name"]) for each in work if each["cat"] == "kernel")
+    copies: Counter[str] = Counter()
+    for each in work:
+        if each["cat"] == "gpu_memcpy":
+            copies[str(each["name"]).removeprefix("Memcpy ")] += int(each.get("args", {}).get("bytes", 0))
+    return DeviceWork(
+        size=size,
+        elements=elements,
+        span_ns=round((until - work[0]["ts"]) * 1e3),
+        busy_ns=round(busy * 1e3),
+        launch_ns=round(launch * 1e3),
+        sync_ns=round(sync * 1e3),
+        launches=len(work),
+        waits=_stops(calls, waits),
+        copies=dict(copies),
+        kernels=dict(kernels.most_common(_NAMED)),
+    )
+
+
+def profile_batch(instance: ModelInstance, batch: Any, *, size: int, elements: int) -> DeviceWork | None:
+    """Run a batch under the profiler, as a request would run it; ``None`` where nothing ran on a device.
+
+    It runs twice: the first time the profiler sets itself up, and memory and libraries are made ready.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    assert instance.accelerator is not None, "only what runs on a device is profiled"
+    with instance.guard(), instance.working() as stream, warnings.catch_warnings():
+        # Its events are read from the trace alone; making Python objects of them takes seconds.
+        warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+        inputs = instance.on_device(batch)
+        call_model(instance.model, inputs)
+        stream.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            call_model(instance.model, inputs)
+            stream.synchronize()
+            with record_function(RANGE):
+                call_model(instance.model, inputs)
+            stream.synchronize()
+    with tempfile.TemporaryDirectory(prefix="latfix-profile-") as folder:
+        file = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+    return work_of(events, size=size, elements=elements)
+
+
+def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
+    """Where the model's code makes the host wait for the device, as ``file:line``, in the order met."""
+    accelerator = instance.accelerator
+    assert accelerator is not None, "only what runs on a device is looked at"
+    with instance.guard(), instance.working() as stream:
+        inputs = instance.on_device(batch)
+        call_model(instance.model, inputs)  # what waits the first time only does not wait in a request
+        stream.synchronize()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with accelerator.telling_waits():
+                call_model(instance.model, inputs)
+        stream.synchronize()
+    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if _TOLD in str(each.message))
+    return list(dict.fromkeys(places))[:_PLACES]
+
+
+def _range(events: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Microseconds between which the host called the model; everything where that is not marked."""
+    marked = [each for each in events if each.get("name") == RANGE and each.get("cat") == "user_annotation"]
+    if not marked:
+        return float("-inf"), float("inf")
+    return float(marked[0]["ts"]), _end(marked[0])
+
+
+def _waits(call: Mapping[str, Any], work: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the host waited for the device in a call: until something that ran there had ended."""
+    name = str(call["name"])
+    if not any(part in name for part in _WAITS):
+        return False
+    if "Synchronize" in name:
+        return True
+    # A copy of one kind or the other: it waited if it returned after what it copied was there.
+    own = next((each for each in work if _tie(each) == _tie(call)), None)
+    return own is not None and _end(call) >= _end(own)
+
+
+def _put_in(call: Mapping[str, Any]) -> float:
+    """When what was called for was in the stream: a launch at its end, a copy, which may wait for itself, at once."""
+    return _end(call) if "Launch" in str(call["name"]) else float(call["ts"])
+
+
+def _stops(calls: Sequence[Mapping[str, Any]], waits: Sequence[Mapping[str, Any]]) -> int:
+    """How often the host stood still: waits that follow each other directly are one (a copy, and its end)."""
+    waiting, stops, before = {id(wait) for wait in waits}, 0, False
+    for call in sorted(calls, key=lambda call: float(call["ts"])):
+        now = id(call) in waiting
+        stops += now and not before
+        before = now
+    return stops
+
+
+def _end(event: Mapping[str, Any]) -> float:
+    return float(event["ts"]) + float(event.get("dur", 0.0))
+
+
+def _tie(event: Mapping[str, Any]) -> int | None:
+    found = event.get("args", {}).get("correlation")
+    return int(found) if found else None

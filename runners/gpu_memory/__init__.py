@@ -1,0 +1,1 @@
+"""torch's allocator on the device: settings, limits, history, peaks."""

@@ -1,0 +1,1 @@
+"""This machine and process: cores, priority, allocators, environment."""

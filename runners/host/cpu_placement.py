@@ -1,0 +1,191 @@
+"""Which cores the service's threads run on, and at what priority: planned once, taken by each thread as it starts.
+
+Threads that the framework starts for its operators (OpenMP) inherit cores and priority from the thread that first
+runs one, so that a worker that takes its place before its first operator takes them along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from latfix.runners.host.cpu_topology import Cores, Domain, Topology, cores_text, read_topology
+from latfix.settings import Pinning, RunnerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Cores by thread; where a tuple is empty the thread runs on any.
+
+    :param workers: for each worker.
+    :param prepare: for each prepare thread.
+    :param aside: for latfix's own threads.
+    :param obstacle: why nothing is placed; empty where something is.
+    """
+
+    workers: tuple[Cores, ...]
+    prepare: tuple[Cores, ...]
+    aside: Cores = ()
+    obstacle: str = ""
+
+
+def plan_placement(topology: Topology, settings: RunnerSettings) -> Placement:
+    """Place workers, prepare threads and latfix's own by ``settings.pin``."""
+    return place(
+        topology,
+        settings.pin,
+        workers=settings.workers,
+        prepare=settings.prepare_threads,
+        threads=settings.intra_op_threads,
+    )
+
+
+def place(topology: Topology, pin: Pinning, *, workers: int, prepare: int, threads: int) -> Placement:
+    """Cores for ``workers`` workers and ``prepare`` prepare threads.
+
+    :param threads: threads of one operator; 0 for as many as a worker gets cores.
+    """
+    if pin == "off":
+        return _nowhere(workers, prepare, "pin is off")
+    if not topology.cores:
+        return _nowhere(workers, prepare, "this system has no processor affinity")
+    if pin == "locality":
+        return _by_domain(topology, workers, prepare)
+    return _by_worker(topology, workers, prepare, threads)
+
+
+def _nowhere(workers: int, prepare: int, obstacle: str) -> Placement:
+    return Placement(workers=((),) * workers, prepare=((),) * prepare, obstacle=obstacle)
+
+
+def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> Placement:
+    """Physical cores of its own for each worker; what is left is for all other threads.
+
+    One core stays free for those where there are more cores than workers. Interrupts are mostly served by the first
+    cores, so workers take the last ones.
+    """
+    count = len(topology.physical)
+    if count < 2 or workers > count:
+        found = f"{workers} worker(s) on {count} core(s): a worker cannot have a core to itself"
+        return _nowhere(workers, prepare, found)
+    each = (count - 1) // workers if count > workers else 1
+    if threads:
+        each = min(each, threads)
+    free = {domain: list(topology.physical_of(domain)) for domain in topology.domains}
+    placed: list[Cores] = []
+    for _ in range(workers):
+        # A worker whose threads share a cache is faster than one astride two of them.
+        chosen: list[Cores] = []
+        for domain in _roomiest(free, each):
+            while free[domain] and len(chosen) < each:
+                chosen.append(free[domain].pop())
+        placed.append(tuple(sorted(group[0] for group in chosen)))
+    whole = [core for groups in free.values() for group in groups for core in group]
+    threads_of_theirs = set(topology.cores) - {core for cores in placed for core in cores}
+    aside = tuple(sorted(whole or threads_of_theirs))
+    return Placement(workers=tuple(placed), prepare=(aside,) * prepare, aside=aside)
+
+
+def _roomiest(free: dict[Domain, list[Cores]], each: int) -> list[Domain]:
+    """Domains in the order in which a worker takes cores: first those that hold it whole, the emptiest first."""
+    fits = sorted((domain for domain in free if len(free[domain]) >= each), key=lambda domain: -len(free[domain]))
+    others = sorted((domain for domain in free if len(free[domain]) < each), key=lambda domain: -len(free[domain]))
+    return fits + others
+
+
+def _by_domain(topology: Topology, workers: int, prepare: int) -> Placement:
+    """Each worker and a prepare thread on one domain; several workers spread over the domains."""
+    if len(topology.domains) < 2:
+        cores = cores_text(topology.cores)
+        return _nowhere(
+            workers,
+            prepare,
+            f"cores {cores} share one memory node and one last-level cache: there is nothing to choose",
+        )
+    held = dict.fromkeys(topology.domains, 0)
+    placed: list[Cores] = []
+    for _ in range(workers):
+        # Most physical cores a worker; the last of equal domains, away from the cores that serve interrupts.
+        best = max(
+            reversed(topology.domains), key=lambda domain: len(topology.physical_of(domain)) / (held[domain] + 1)
+        )
+        held[best] += 1
+        placed.append(best.cores)
+    aside = tuple(core for domain, used in held.items() if not used for core in domain.cores)
+    return Placement(
+        workers=tuple(placed), prepare=tuple(placed[k % workers] for k in range(prepare)), aside=tuple(sorted(aside))
+    )
+
+
+def domain_of(topology: Topology, cores: Cores) -> Domain | None:
+    """The domain that all of ``cores`` lie in; ``None`` where there is none."""
+    return next((domain for domain in topology.domains if cores and set(cores) <= set(domain.cores)), None)
+
+
+class Places:
+    """Puts the threads of one engine where they belong; each calls its method as it starts.
+
+    What the system refuses costs the placement, never the service; :attr:`notes` says so.
+
+    :ivar notes: what was refused, one line each.
+    """
+
+    def __init__(self, settings: RunnerSettings, topology: Topology | None = None) -> None:
+        self._nice = settings.nice
+        self._threads = settings.intra_op_threads
+        self._lock = threading.Lock()
+        self.notes: list[str] = []
+        if settings.pin == "off":
+            self.placement = _nowhere(settings.workers, settings.prepare_threads, "")
+        else:
+            self.placement = plan_placement(topology or read_topology(), settings)
+            if self.placement.obstacle:
+                self.notes.append(f"pin = {settings.pin}: {self.placement.obstacle}")
+
+    def worker(self, number: int) -> int:
+        """Take the place of a worker; returns how many threads its operators may use, 0 for any number."""
+        cores = self.placement.workers[number] if number < len(self.placement.workers) else ()
+        self._take(cores)
+        return min(len(cores), self._threads or len(cores))
+
+    def prepare(self, number: int) -> int:
+        """Take the place of a prepare thread; returns how many threads its operators may use, 0 for any number."""
+        cores = self.placement.prepare[number] if number < len(self.placement.prepare) else ()
+        self._take(cores)
+        return min(len(cores), self._threads or len(cores))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Off the workers' cores, for the calling thread and all that it starts meanwhile."""
+        before = os.sched_getaffinity(0) if self.placement.aside else set()
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._take(self.placement.aside)
+        try:
+            yield
+        finally:
+            if before:
+                with contextlib.suppress(OSError):  # some of the cores were taken away meanwhile
+                    os.sched_setaffinity(0, before)
+            if self._nice:
+                with contextlib.suppress(OSError):  # it may lower its priority only
+                    os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    def _take(self, cores: Cores) -> None:
+        if cores:
+            try:
+                os.sched_setaffinity(0, cores)
+            except OSError as error:  # the cores were taken away from this process meanwhile
+                self._note(f"cores {cores_text(cores)} were refused ({error.strerror})")
+        if self._nice:
+            try:
+                os.setpriority(os.PRIO_PROCESS, 0, self._nice)
+            except OSError as error:
+                self._note(f"nice = {self._nice} was refused ({error.strerror})")
+
+    def _note(self, note: str) -> None:
+        with self._lock:
+            if note not in self.notes:
+                self.notes.append(note)

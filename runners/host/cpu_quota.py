@@ -1,0 +1,17 @@
+"""How many cores this process may use at once."""
+
+from __future__ import annotations
+
+import os
+
+from latfix.runners.host.kernel_files import System
+
+
+def usable_cores(system: System | None = None) -> int:
+    """Cores that this process may use at once: by its affinity, and by what the CPU quota of its groups allows.
+
+    A container with a quota of two cores sees all of the machine's, and is throttled where it uses them.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (system or System()).cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))

@@ -1,0 +1,1 @@
+"""load_runner: the measured engine in a user's own service."""

@@ -1,0 +1,123 @@
+"""``latfix.load_runner``: a workload and its plan, loaded, warmed up and ready to serve in this process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.config.plan import Plan, read_plan
+from latfix.config.workload_toml import WorkloadSpec, check_runs, load_spec
+from latfix.errors import InputError
+from latfix.formatting import shown
+from latfix.profilers.probes.stage_recorder import EventLog
+from latfix.runners.host.start_environment import warn_unless_in_effect
+from latfix.runners.live.runner import Runner, WhenFull, no_traffic
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.settings_rules import validate_settings
+from latfix.traffic.io.reader import read_traffic
+
+#: Events that a runner keeps; nobody flushes them to a disk.
+_EVENTS = 1000
+#: Shapes that an instance remembers to tell a first time by; it only marks batches.
+_SHAPES = 65_536
+_MOST_SLOTS = 1_000_000
+
+
+class _Shapes(set[tuple[Any, ...]]):
+    """Shapes seen, up to a number: inputs of ever new shapes must not fill the memory of a service."""
+
+    def add(self, shape: tuple[Any, ...]) -> None:
+        if len(self) < _SHAPES:
+            super().add(shape)
+
+
+def load_runner(
+    workload: str | Path,
+    *,
+    plan: Plan | Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    traffic: Path | str | None = None,
+    warm: bool = True,
+    slots: int = 1024,
+    when_full: WhenFull = "shed",
+) -> Runner:
+    """Load a workload as its plan says, and start serving in this process. Takes as long as loading the model does.
+
+    :param workload: its folder, a model file, or the name of a sample, as on the command line.
+    :param plan: what ``latfix optimize`` wrote: the file, its folder, or a plan that was read; ``None`` serves with
+        the workload's own settings.
+    :param settings: overrides of both, by name, e.g. ``{"device": "cpu"}``.
+    :param traffic: recorded traffic in place of the workload's own; only warming up looks at it.
+    :param warm: read the recorded traffic, run its shapes and first requests as far as the settings ask for it,
+        and look what took effect. Without, the first requests pay for what is slow the first time.
+    :param slots: most requests inside at once, in whatever stage.
+    :param when_full: what becomes of the next one: ``shed``, or ``wait`` in line until one ends.
+    :raises InputError: the workload, the plan, or an argument is wrong.
+    :raises RunnerError: the adapter or its model failed.
+    """
+    spec = load_spec(str(workload), traffic=None if traffic is None else Path(traffic))
+    check_runs(spec)
+    applied = plan if plan is None or isinstance(plan, Plan) else read_plan(Path(plan))
+    chosen = _settings(spec, applied, {} if settings is None else settings)
+    _check(chosen, warm=warm, slots=slots, when_full=when_full)
+    if applied is not None and (strange := applied.strange_to(spec.name)):
+        warnings.warn(strange, RuntimeWarning, stacklevel=2)
+    environment = warn_unless_in_effect(chosen)
+    service = Service(spec.folder, spec.entry, chosen, events=EventLog(most=_EVENTS))
+    service.load()
+    try:
+        for instance in service.models.instances:
+            instance.seen = _Shapes(instance.seen)
+        known = read_traffic(spec.traffic, mapping=spec.traffic_map) if warm else no_traffic()
+        if warm:
+            service.warm_shapes(known)
+        service.protect()
+        # The profiler would stay with a program that serves.
+        evidence = service.evidence(known, profiled=False)
+        runner = Runner(
+            spec,
+            service,
+            plan=applied,
+            evidence=evidence,
+            environment=environment,
+            slots=slots,
+            when_full=when_full,
+        )
+    except BaseException:
+        service.release()
+        raise
+    try:
+        # After the rest, as before a replay: what is not compiled by now is not compiled for these either.
+        runner.warm_up([known.request(k % len(known)) for k in range(chosen.warmup_requests if warm else 0)])
+    except BaseException:
+        runner.close(timeout_s=0.0)
+        raise
+    return runner
+
+
+def _settings(spec: WorkloadSpec, plan: Plan | None, overrides: Mapping[str, Any]) -> RunnerSettings:
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        raise InputError(f"load_runner: found settings = {shown(overrides)}; expected a mapping of settings by name")
+    settings = spec.settings
+    # A plan that was not read from a file is as unchecked as the overrides are.
+    for changes in ({} if plan is None else plan.settings(), overrides):
+        table = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
+        checked = validate_settings(table, file=Path("load_runner"), text="", table_name="settings")
+        settings = settings.with_overrides(checked)
+    return settings
+
+
+def _check(settings: RunnerSettings, *, warm: bool, slots: int, when_full: str) -> None:
+    if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= _MOST_SLOTS:
+        raise InputError(f"load_runner: found slots = {slots!r}; expected a whole number from 1 to {_MOST_SLOTS}")
+    if when_full not in ("shed", "wait"):
+        raise InputError(f"load_runner: found when_full = {when_full!r}; expected 'shed' or 'wait'")
+    for name, plain in (("compile", "off"), ("backend", "torch")):
+        if getattr(settings, name) != plain and not warm:
+            raise InputError(
+                f"load_runner: found warm = False and {name} = {getattr(settings, name)!r}; expected warm = True, "
+                "because nothing is compiled or converted once requests come"
+            )

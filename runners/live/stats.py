@@ -1,0 +1,65 @@
+"""How a live runner is doing: counts since its start, and latencies of the requests that ended last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.stages import STAGES, Status
+from latfix.statistics.latency_summary import percentile_ns, summarize_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerStats:
+    """A live runner at one moment.
+
+    :param uptime_s: since it was loaded.
+    :param requests: since then, by how they ended: ``ok``, ``error``, ``timeout``, ``shed``, ``cancelled``.
+    :param in_flight: inside now, in whatever stage.
+    :param queued: of those, prepared and waiting for a worker.
+    :param waiting: callers in line for room to enter.
+    :param window: how many of the latest requests the figures below are of.
+    :param window_s: from the first arrival to the last end among them.
+    :param throughput_rps: of those that ended ``ok``, per second of the window.
+    :param latency_ms: of those that ended ``ok``, from the call to the end of ``finish``; keys are
+        :data:`latfix.statistics.latency_summary.LATENCY_KEYS`.
+    :param stages_ms: the same by stage: mean, p50, p99.
+    """
+
+    uptime_s: float
+    requests: Mapping[str, int]
+    in_flight: int
+    queued: int
+    waiting: int
+    window: int
+    window_s: float
+    throughput_rps: float
+    latency_ms: Mapping[str, float]
+    stages_ms: Mapping[str, Mapping[str, float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def window_figures(rows: npt.NDArray[Any]) -> dict[str, Any]:
+    """Fields of :class:`RunnerStats` from rows of :data:`latfix.run_record.schema.REQUEST_DTYPE`."""
+    ok = rows[rows["status"] == Status.OK]
+    ends = rows["arrival_ns"] + rows["latency_ns"]
+    span_s = float(ends.max() - rows["arrival_ns"].min()) / 1e9 if len(rows) else 0.0
+    return {
+        "window": len(rows),
+        "window_s": span_s,
+        "throughput_rps": len(ok) / span_s if span_s > 0 else 0.0,
+        "latency_ms": summarize_ms(ok["latency_ns"]),
+        "stages_ms": {stage: _stage(ok[f"{stage}_ns"]) for stage in STAGES},
+    }
+
+
+def _stage(values: npt.NDArray[np.int64]) -> dict[str, float]:
+    mean = float(values.mean()) / 1e6 if len(values) else 0.0
+    return {"mean": mean, "p50": percentile_ns(values, 50) / 1e6, "p99": percentile_ns(values, 99) / 1e6}

@@ -1,0 +1,1 @@
+"""What a loaded service is apart from a replay: accuracy, compute pace, sensitivity of layers."""

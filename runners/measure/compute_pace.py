@@ -1,0 +1,155 @@
+"""How fast a loaded service computes: the same few batches again and again, on one worker and on all at once.
+
+What a change does to the compute of a batch is seen in seconds this way, while a tail takes minutes of replay. The
+figures are of a warm service with nothing else going on: they say how much compute changes, not what latency becomes.
+Workers get in each other's way (cores, caches, the interpreter's lock), by how often they compute at the same
+time: :func:`blend` weighs the two by the load that was seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.calls.model_call import USER_ERRORS, call_model
+from latfix.runners.gpu.device_selection import in_mode
+
+if TYPE_CHECKING:
+    from latfix.runners.engine.worker import ModelInstance
+    from latfix.runners.service.loaded_service import Service
+    from latfix.traffic.schedule import Traffic
+
+#: Batches that stand for a run, from its quickest to its slowest.
+BATCHES = 10
+#: Each is computed so often at least, whatever time it takes.
+_LEAST_PASSES = 3
+_MOST_PASSES = 200
+
+Floats = npt.NDArray[np.float64]
+
+
+def typical_batches(record: RunRecord) -> list[list[int]]:
+    """Batches of a run from its quickest to its slowest, evenly by rank, each as positions in the schedule."""
+    rows, batches = record.requests, record.batches
+    usable = (batches["warmup"] == 0) & (batches["retried"] == 0) & (batches["first_shape"] == 0)
+    if not usable.any():
+        usable = batches["warmup"] == 0
+    compute = (batches["compute_end_ns"] - batches["h2d_end_ns"])[usable]
+    ids = batches["batch_id"][usable][np.argsort(compute, kind="stable")]
+    if not len(ids):
+        return []
+    picks = ids[np.unique(np.linspace(0, len(ids) - 1, BATCHES).round().astype(int))]
+    measured = rows["index"] >= 0
+    members = [rows["index"][measured & (rows["batch_id"] == pick)].tolist() for pick in picks]
+    return [batch for batch in members if batch]
+
+
+def measure_pace(
+    service: Service, traffic: Traffic, batches: Sequence[Sequence[int]], seconds: float, *, workers: int
+) -> list[float]:
+    """Median nanoseconds of collate and compute of each batch, so many workers computing at once.
+
+    :param batches: positions in the schedule.
+    :param seconds: about how long to measure; a batch that the model fails on counts as NaN.
+    """
+    adapter = service.models.adapter
+    inputs: list[list[Any]] = []
+    for batch in batches:
+        try:
+            inputs.append([adapter.prepare(traffic.request(position)) for position in batch])
+        except USER_ERRORS:  # its request fails in every replay, too
+            inputs.append([])
+    until = time.perf_counter() + seconds
+    instances = service.models.instances[:workers]
+    took: list[list[list[float]]] = [[[] for _ in batches] for _ in instances]
+    threads = [
+        threading.Thread(target=_compute, args=(service, instance, inputs, took[k], until), name=f"latfix-pace-{k}")
+        for k, instance in enumerate(instances)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    merged = [sum((of_worker[k] for of_worker in took), start=list[float]()) for k in range(len(batches))]
+    return [float(np.median(times)) if times else float("nan") for times in merged]
+
+
+def _compute(
+    service: Service, instance: ModelInstance, inputs: list[list[Any]], took: list[list[float]], until: float
+) -> None:
+    import torch
+
+    if service.settings.intra_op_threads:
+        torch.set_num_threads(service.settings.intra_op_threads)
+    some = [k for k, batch in enumerate(inputs) if batch]
+    mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
+    with in_mode(instance.device, mode):
+        for number in range(_MOST_PASSES + 1):
+            if number > _LEAST_PASSES and time.perf_counter() > until:
+                return
+            for k in some:
+                started = time.perf_counter_ns()
+                try:
+                    batch = instance.collate(inputs[k])  # held until the device is done with it
+                    with instance.working():
+                        call_model(instance.model, instance.on_device(batch))
+                except USER_ERRORS:  # as above
+                    continue
+                if number:  # the first pass is a warm-up
+                    took[k].append(time.perf_counter_ns() - started)
+
+
+def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> float:
+    """How many workers were computing on average: the time that batches held one, over the time of the traffic.
+
+    :param within: stretches of the schedule, in nanoseconds; the whole of it where there are none.
+    """
+    rows, batches = record.requests, record.batches
+    arrival, measured = rows["arrival_ns"], record.measured
+    if within:
+        measured = measured & np.any([(arrival >= begin) & (arrival < end) for begin, end in within], axis=0)
+        span = sum(end - begin for begin, end in within)
+    else:
+        span = float(np.ptp(arrival[measured])) if measured.any() else 0.0
+    mine = np.isin(batches["batch_id"], np.unique(rows["batch_id"][measured]))
+    held = float((batches["d2h_end_ns"] - batches["close_ns"])[mine].sum())
+    return held / span if span > 0 else 0.0
+
+
+def blend(alone: Sequence[float], together: Sequence[float], load: float, workers: int) -> list[float]:
+    """What batches take where so much is offered: between what they take alone and beside all other workers.
+
+    :param load: workers' worth of work (:func:`offered`); each other worker computes for that share of the time.
+    """
+    share = min(max(load / workers, 0.0), 1.0)
+    return [(1.0 - share) * one + share * all_ for one, all_ in zip(alone, together, strict=True)]
+
+
+def compute_change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
+    """``(a, b)`` so that a batch of ``t`` nanoseconds takes ``a + b·t``; ``None`` where too few batches tell.
+
+    Least squares on relative errors, with ``a`` held to zero or above, so that no batch is predicted to take less
+    than nothing.
+
+    :param before: nanoseconds of each batch, ``after`` the same with a change.
+    """
+    was, now = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    known = np.isfinite(was) & np.isfinite(now) & (was > 0) & (now > 0)
+    if not known.any():
+        return None
+    was, now = was[known], now[known]
+    scale = float(np.median(now / was))
+    if len(was) < 3 or np.ptp(was) < 0.2 * was.max():
+        return 0.0, scale
+    weight = 1.0 / now
+    design = np.column_stack([np.ones(len(was)), was]) * weight[:, None]
+    (offset, slope), *_ = np.linalg.lstsq(design, now * weight, rcond=None)
+    if offset < 0 or slope <= 0:
+        return 0.0, scale
+    return float(offset), float(slope)

@@ -1,0 +1,98 @@
+"""What ONNX Runtime does not tell of a model: which tables its inputs look up. Read from the file itself."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from latfix.files.protobuf_wire import Field, WireError, fields
+
+#: Numbers of fields: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+_MODEL_GRAPH = 7
+_GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR = 1, 2, 4
+_TENSOR_DIMS, _TENSOR_NAME = 1, 8
+_PASSING_ON = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
+
+
+def looked_up_rows(file: Path) -> dict[str, int]:
+    """Rows of the table that the values of an input index directly (an embedding), by the input's name.
+
+    Of a file that cannot be read this way nothing is known.
+    """
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as message,
+    ):
+        tables: dict[str, int] = {}
+        lookups: dict[str, str] = {}
+        passed: dict[str, str] = {}
+        try:
+            for graph in _messages(message, _MODEL_GRAPH):
+                with graph:
+                    _read_graph(graph, tables, lookups, passed)
+        except (WireError, UnicodeDecodeError):
+            return {}
+    rows: dict[str, int] = {}
+    for indices, table in lookups.items():
+        if table not in tables:
+            continue
+        name = indices
+        for _ in passed:  # at most so many steps, in a graph without a loop
+            name = passed.get(name, name)
+        rows[name] = min(tables[table], rows.get(name, tables[table]))
+    return rows
+
+
+def _messages(message: memoryview, number: int) -> list[memoryview]:
+    kept = []
+    for field in fields(message):
+        if field.number == number:
+            kept.append(field.data)
+        else:
+            field.data.release()
+    return kept
+
+
+def _read_graph(graph: memoryview, tables: dict[str, int], lookups: dict[str, str], passed: dict[str, str]) -> None:
+    for field in fields(graph):
+        with field.data:
+            if field.number == _GRAPH_INITIALIZER:
+                name, dims = _tensor(field.data)
+                if dims:
+                    tables[name] = dims[0]
+            elif field.number == _GRAPH_NODE:
+                operator, inputs, outputs = _node(field.data)
+                if operator == "Gather" and len(inputs) == 2:
+                    lookups[inputs[1]] = inputs[0]
+                elif operator in _PASSING_ON and inputs and outputs:
+                    passed[outputs[0]] = inputs[0]
+
+
+def _tensor(message: memoryview) -> tuple[str, list[int]]:
+    name, dims = "", list[int]()
+    for field in fields(message):
+        with field.data:
+            if field.number == _TENSOR_DIMS:
+                dims.append(field.value)
+            elif field.number == _TENSOR_NAME:
+                name = _text(field)
+    return name, dims
+
+
+def _node(message: memoryview) -> tuple[str, list[str], list[str]]:
+    operator, inputs, outputs = "", list[str](), list[str]()
+    for field in fields(message):
+        with field.data:
+            if field.number == _NODE_INPUT:
+                inputs.append(_text(field))
+            elif field.number == _NODE_OUTPUT:
+                outputs.append(_text(field))
+            elif field.number == _NODE_OPERATOR:
+                operator = _text(field)
+    return operator, inputs, outputs
+
+
+def _text(field: Field) -> str:
+    return bytes(field.data).decode("utf-8")

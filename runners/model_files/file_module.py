@@ -1,0 +1,54 @@
+"""The module around a model file: from batches as latfix makes them to calls as the file takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from latfix.runners.model_files.input_layout import Layout
+
+
+class FileModule(torch.nn.Module):
+    """Takes one tensor for each input, each with the batch in dimension 0, and returns outputs likewise.
+
+    Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its
+    last request, and their outputs are dropped.
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
+        super().__init__()
+        self.model = model
+        self._axes = [given.batch_axis for given in layout.inputs]
+        self._fixed = layout.fixed_batch or layout.least_batch
+        self._plain = not self._fixed and all(axis == 0 for axis in self._axes)
+        self._none_batched = all(axis is None for axis in self._axes)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        if self._plain:
+            return self.model(*tensors)
+        size = tensors[0].shape[0]
+        output = self.model(*(self._arranged(x, axis) for x, axis in zip(tensors, self._axes, strict=True)))
+        if self._none_batched:
+            return _mapped(output, lambda x: x.unsqueeze(0))
+        if self._fixed > size:
+            return _mapped(output, lambda x: x[:size])
+        return output
+
+    def _arranged(self, tensor: torch.Tensor, axis: int | None) -> torch.Tensor:
+        if axis is None:
+            return tensor[0]  # a batch of one: Layout.largest_batch
+        missing = self._fixed - tensor.shape[0]
+        if missing > 0:
+            tensor = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
+        return tensor.movedim(0, axis) if axis else tensor
+
+
+def _mapped(output: Any, change: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return change(output)
+    if isinstance(output, dict):
+        return {key: _mapped(item, change) for key, item in output.items()}
+    if isinstance(output, tuple | list):
+        return tuple(_mapped(item, change) for item in output)
+    return output

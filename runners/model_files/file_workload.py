@@ -1,0 +1,196 @@
+"""The adapter over a model file: to the rest of latfix, a workload like any other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.adapter_api import Workload, map_structure
+from latfix.config.model_input_rules import InputRule
+from latfix.config.workload_toml import model_inputs
+from latfix.errors import InputError
+from latfix.request import Request
+from latfix.runners.model_files import open_model
+from latfix.runners.model_files.input_layout import InputLayout, Layout, lay_out
+from latfix.runners.model_files.input_values import describe, draw, from_payload, seed_of
+from latfix.runners.model_files.opened_model import OpenedModel
+from latfix.runners.model_files.size_binding import bind, check_traffic, measure, numbers, numeric_features, wanted
+from latfix.traffic.schedule import Traffic
+
+if TYPE_CHECKING:
+    import torch
+
+    from latfix.traffic.feature_expressions import Expression
+
+
+def load_file_workload(folder: Path, entry: str) -> FileWorkload:
+    """The adapter over the model file ``entry`` in ``folder``, with ``[inputs]`` of the folder's ``workload.toml``.
+
+    :raises InputError: the file, ``[inputs]`` or the two together are wrong.
+    :raises RunnerError: the file's backend is not installed, or does not run here.
+    """
+    return file_workload(folder, folder / entry, model_inputs(folder, entry))
+
+
+def file_workload(folder: Path, file: Path, rules: Mapping[str, InputRule]) -> FileWorkload:
+    """As :func:`load_file_workload`, with rules for the inputs that are known already."""
+    model = open_model(file)
+    layout = lay_out(model, rules)
+    # The default collate pads dimension 0 with zeros, and a buffer pool can stand in for it; only where a model
+    # needs more is it replaced.
+    kind = FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload
+    adapter = kind(model, layout)
+    adapter.folder = folder
+    return adapter
+
+
+class FileWorkload(Workload):
+    """A model file as a workload.
+
+    :param layout: what its inputs are made of.
+    """
+
+    def __init__(self, model: OpenedModel, layout: Layout) -> None:
+        self.layout = layout
+        self.model = model
+        self._symbols = layout.symbols()
+        self._bound: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, Expression]] = {}
+
+    @property
+    def largest_batch(self) -> int | None:
+        """Most requests that one call of the model takes; ``None`` for any number."""
+        return self.layout.largest_batch
+
+    def check_batch(self, max_batch_size: int) -> None:
+        """See that the model takes batches of the size that the settings allow.
+
+        :raises InputError: it does not.
+        """
+        most = self.largest_batch
+        if most is None or max_batch_size <= most:
+            return
+        if self.layout.fixed_batch == most:
+            why = f"the file's batch dimension is fixed at {most}"
+        elif self.layout.most_batch == most:
+            why = f"the file takes batches of at most {most}"
+        else:
+            why = "an input of the file has no batch dimension"
+        raise InputError(
+            f"{self.layout.file}: found max_batch_size = {max_batch_size}, but {why}; expected {most} at most; "
+            "or save the model with a batch dimension that varies"
+        )
+
+    def check_traffic(self, traffic: Traffic) -> None:
+        """See that the traffic gives every size that the model needs, before anything is replayed.
+
+        :raises InputError: with the lines to write.
+        """
+        check_traffic(self.layout, traffic)
+
+    def describe_inputs(self, traffic: Traffic) -> list[str]:
+        """One line for each input: its type, its shape in a batch, and what is drawn where no payload brings it."""
+        bound: Mapping[str, Expression] = self.layout.expressions
+        with contextlib.suppress(InputError):  # of traffic whose payloads bring the sizes
+            bound = bind(self.layout, numeric_features(traffic), tuple(self._symbols))
+        return [describe(given, bound, self.layout.fixed_batch) for given in self.layout.inputs]
+
+    def load(self, device: str) -> torch.nn.Module:
+        from latfix.runners.model_files.file_module import FileModule
+
+        return FileModule(self.model.load(device), self.layout)
+
+    def prepare(self, request: Request) -> Any:
+        """The request's tensors in the order of the file's inputs; alone where there is one."""
+        tensors = self._tensors(request)
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def _tensors(self, request: Request) -> tuple[torch.Tensor, ...]:
+        payload = request.payload if isinstance(request.payload, dict) else {}
+        carried = {
+            given.name: from_payload(given, payload[given.name])
+            for given in self.layout.inputs
+            if given.name in payload
+        }
+        if len(carried) == len(self.layout.inputs):
+            return tuple(carried.values())
+        return self._drawn(request, carried, self._sizes(request, carried))
+
+    def _sizes(self, request: Request, carried: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Every symbol's value: from the tensors that the payload carries, otherwise from features."""
+        sizes: dict[str, int] = {}
+        for given in self.layout.inputs:
+            if given.name in carried:
+                shape = carried[given.name].shape
+                sizes.update({size.symbol: shape[k] for k, size in enumerate(given.sizes or ()) if size.symbol})
+        needed, known = wanted(self.layout, self._symbols, request.payload), numbers(request.features)
+        bound = self._bound.get((needed, known))
+        if bound is None:
+            bound = self._bound[needed, known] = bind(self.layout, known, needed)
+        for symbol, expression in bound.items():
+            sizes[symbol] = measure(symbol, expression, request.features, self._symbols[symbol])
+        return sizes
+
+    def _drawn(
+        self, request: Request, carried: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+    ) -> tuple[torch.Tensor, ...]:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed_of(request))
+        tensors = []
+        for given in self.layout.inputs:
+            tensor = carried.get(given.name)
+            tensors.append(draw(given, _shape(given, sizes), generator) if tensor is None else tensor)
+        return tuple(tensors)
+
+
+class PaddedFileWorkload(FileWorkload):
+    """A model file whose inputs vary in more than their first dimension, or are padded with other than zeros."""
+
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        alone = len(self.layout.inputs) == 1
+
+        def stack(tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
+            return _stacked(tensors, self.layout.inputs[0 if alone else path[0]].pad)
+
+        return map_structure(inputs, stack)
+
+
+def _shape(given: InputLayout, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    if given.sizes is None or given.dtype is None:
+        raise ValueError(
+            f"input {given.name!r}: the file says neither shape nor dtype; expected it in the payload or in [inputs]"
+        )
+    shape = []
+    for size in given.sizes:
+        if size.fixed is not None:
+            shape.append(size.fixed)
+        elif size.derived is not None:
+            shape.append(int(size.derived.evaluate(sizes)))
+        else:
+            shape.append(sizes[size.symbol])
+    return tuple(shape)
+
+
+def _default_collate_pads(layout: Layout) -> bool:
+    return all(
+        given.pad == 0 and given.sizes is not None and all(size.fixed is not None for size in given.sizes[1:])
+        for given in layout.inputs
+    )
+
+
+def _stacked(tensors: Sequence[torch.Tensor], pad: float) -> torch.Tensor:
+    """Stack tensors of one number of dimensions, each padded at its end to the largest size among them."""
+    import torch
+
+    first = tensors[0]
+    if any(tensor.dim() != first.dim() or tensor.dtype != first.dtype for tensor in tensors):
+        raise ValueError("cannot batch tensors of different dtypes or numbers of dimensions")
+    if all(tensor.shape == first.shape for tensor in tensors):
+        return torch.stack(list(tensors))
+    largest = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    batch = first.new_full((len(tensors), *largest), pad)
+    for row, tensor in zip(batch, tensors, strict=True):
+        row[tuple(slice(size) for size in tensor.shape)] = tensor
+    return batch

@@ -1,0 +1,104 @@
+"""``.engine``: a TensorRT engine, run on the GPU that it was built for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latfix.config.tensorrt_requirements import check_engine_runs
+from latfix.errors import InputError
+from latfix.runners.backends.tensorrt.imports import tensorrt
+from latfix.runners.model_files.formats.tensorrt_engine import Engine
+from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
+
+BACKEND = "TensorRT"
+#: The kind of device that an engine runs on.
+DEVICE_KIND = "cuda"
+
+
+def open_file(file: Path) -> OpenedModel:
+    """Read an engine, on the first GPU.
+
+    :raises InputError: the package or the driver is missing, there is no GPU, or TensorRT does not take the file.
+    :raises RunnerError: the package does not import.
+    """
+    check_engine_runs(file)
+    package = tensorrt()
+    engine = Engine(package, file, first_device(file))
+    return OpenedModel(
+        file=file,
+        backend=BACKEND,
+        inputs=tuple(_input(engine, k) for k in range(len(engine.inputs))),
+        load=lambda device: _module(engine, package, device),
+    )
+
+
+def first_device(file: Path) -> str:
+    """The device that an engine is read on to see what it takes.
+
+    :raises InputError: torch sees none.
+    """
+    if not torch.cuda.is_available():
+        raise InputError(
+            f"{file}: found a TensorRT engine, and torch {torch.__version__} sees no CUDA device; install a torch for"
+            " CUDA, or give the .onnx or .pt2 file that it was built from"
+        )
+    return "cuda:0"
+
+
+def _input(engine: Engine, place: int) -> TensorInput:
+    given = engine.inputs[place]
+    axes = tuple(_axis(engine, place, k, size) for k, size in enumerate(given.shape))
+    return TensorInput(name=given.name, dtype=str(given.dtype).removeprefix("torch."), axes=axes)
+
+
+def _axis(engine: Engine, place: int, dimension: int, size: int) -> Axis:
+    if size >= 0:
+        return Axis(size=size)
+    return Axis(
+        symbol=f"{engine.inputs[place].name}[{dimension}]",
+        least=min(profile.least[place][dimension] for profile in engine.profiles),
+        most=max(profile.most[place][dimension] for profile in engine.profiles),
+    )
+
+
+def _module(engine: Engine, package: Any, device: str) -> torch.nn.Module:
+    if device.partition(":")[0] != DEVICE_KIND:
+        raise InputError(
+            f'{engine.file}: a TensorRT engine runs on a GPU; found device {device}; use device = "cuda"'
+        )
+    # It lies in the memory of the device that it was read on.
+    return EngineModule(engine if device == engine.device else Engine(package, engine.file, device))
+
+
+class EngineModule(torch.nn.Module):
+    """An engine that takes its tensors in order; each thread runs it in an execution context of its own.
+
+    It has no parameters that torch could see: what changes those cannot apply, and is refused.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """The output, or a tuple of them."""
+        found = self._engine.run(tensors)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> EngineModule:
+        """Refuse another precision or device, which torch would give to parameters."""
+        del recurse
+        probe = torch.zeros(1, device=self._engine.device)
+        changed = fn(probe)
+        if (changed.dtype, changed.device) != (probe.dtype, probe.device):
+            raise ValueError(
+                f"{self._engine.file.name} holds its precision in the file; build another engine instead"
+            )
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EngineModule:
+        del memo
+        return self  # an engine cannot be copied, and nothing can be changed in it

@@ -1,0 +1,94 @@
+"""``.pt`` and ``.ts``: a module saved by ``torch.jit.save``.
+
+Loading it runs no Python: the archive holds TorchScript's own code and tensors. What ``torch.save`` writes is
+refused before it comes here (:mod:`latfix.config.model_file_kind`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latfix.errors import InputError, input_error
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
+
+BACKEND = "TorchScript"
+
+
+def open_file(file: Path) -> OpenedModel:
+    """Read a TorchScript module.
+
+    Its file seldom says more of the inputs than their names: shapes and dtypes come from ``[inputs]`` or from the
+    requests' payload.
+
+    :raises InputError: this version of torch cannot read it, or it takes inputs that are no tensors.
+    """
+    module = _read(file, "cpu")
+    return OpenedModel(
+        file=file,
+        backend=BACKEND,
+        inputs=_inputs(module, file),
+        load=lambda device: ScriptModule(module if device == "cpu" else _read(file, device)),
+    )
+
+
+def _read(file: Path, device: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # in favor of torch.export; files of it remain
+        try:
+            return torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]
+        except USER_ERRORS as error:
+            found = f"a module that does not load ({describe(error)})"
+            expected = f"one that torch {torch.__version__} can load"
+            raise input_error(file, None, found, expected, "save it again with this version") from error
+
+
+def _inputs(module: Any, file: Path) -> tuple[TensorInput, ...]:
+    forward = getattr(module, "forward", None)
+    if forward is None:
+        raise InputError(f"{file}: found a module without forward; expected one that can be called")
+    arguments = forward.schema.arguments[1:]  # the first one is the module itself
+    values = list(forward.graph.inputs())[1:]
+    inputs = []
+    for argument, value in zip(arguments, values, strict=True):
+        if str(argument.type) == "Tensor":
+            inputs.append(_input(argument.name, value.type()))
+        elif not argument.has_default_value():
+            found = f"forward with {argument.name}: {argument.type}"
+            raise input_error(file, None, found, "tensors", "wrap it in a module that takes tensors only")
+        else:
+            break  # what follows keeps its default: inputs are given in order
+    if not inputs:
+        raise InputError(f"{file}: found forward without a tensor; expected at least one")
+    return tuple(inputs)
+
+
+def _input(name: str, kind: Any) -> TensorInput:
+    dtype, sizes = kind.dtype(), kind.varyingSizes()
+    return TensorInput(
+        name=name,
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        axes=None
+        if sizes is None
+        else tuple(Axis(symbol=f"{name}[{k}]") if size is None else Axis(size=size) for k, size in enumerate(sizes)),
+    )
+
+
+class ScriptModule(torch.nn.Module):
+    """A TorchScript module that takes its tensors in order."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        try:
+            return self.module(*tensors)
+        except RuntimeError as error:
+            # Its text begins with pages of serialized code; why it failed is in the last line.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise RuntimeError(lines[-1].removeprefix("RuntimeError: ") if lines else repr(error)) from error

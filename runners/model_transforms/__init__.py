@@ -1,0 +1,1 @@
+"""A module changed in place: precision, compilation, layout."""

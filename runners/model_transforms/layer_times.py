@@ -1,0 +1,165 @@
+"""How long single layers take as they are and in another precision, on the inputs that a request gives them."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from latfix.runners.calls.model_call import call_model, tensors_of
+from latfix.runners.model_transforms.precision import activation_dtype, cast_floats, in_precision, quantizable
+from latfix.settings import Precision
+
+#: Turns of each layer; fewer where time runs out.
+_TURNS, _LEAST_TURNS = 7, 2
+#: The precisions whose matrix products are compared.
+LINEAR_PRECISIONS: tuple[Precision, ...] = ("bf16", "int8_dynamic", "int8_weight_only")
+
+Call = tuple[Any, Any]
+
+
+def layer_times(
+    model: Any, names: Iterable[str], batch: Any, precisions: Sequence[Precision], seconds: float
+) -> dict[str, tuple[float, ...]]:
+    """Nanoseconds of each layer in one forward pass: as it is, then in each of the precisions, if any.
+
+    All layers run one after the other, as they are and then changed, in turns: each finds the caches as the others
+    left them, which is what int8 is about, and would find its own weights there if it were repeated by itself. Of
+    the turns the least counts, for whatever disturbs them only adds. What joins the layers (conversions between
+    precisions) is not in it.
+
+    :param batch: what the model is called with once, to see what each layer is called with.
+    :param seconds: after so long, turns are fewer.
+    """
+    modules = dict(model.named_modules())
+    wanted = {name: modules[name] for name in names}
+    plan = _in_order({name: _distinct(calls) for name, calls in _recorded(wanted, model, batch).items()})
+    deadline = time.perf_counter() + seconds
+    least: list[list[int]] = [[2**62] * len(plan) for _ in range(1 + len(precisions))]
+    before = [(wanted[name], call) for name, call, _ in plan]
+    settle = _settling(batch)
+    for number in range(1, max(len(precisions), 1) + 1):
+        compared = [(0, before), *((number, _changed(plan, wanted, one)) for one in precisions[number - 1 : number])]
+        for turn in range(-1, _TURNS):  # the first does not count
+            for kind, steps in compared:
+                for place, spent in enumerate(_timed(steps, settle)):
+                    if turn >= 0:
+                        least[kind][place] = min(least[kind][place], spent)
+            if turn + 1 >= _LEAST_TURNS and time.perf_counter() > deadline:
+                break
+    found = {name: [0.0] * len(least) for name in wanted}
+    for kind, times in enumerate(least):
+        for (name, _, often), spent in zip(plan, times, strict=True):
+            found[name][kind] += often * spent
+    return {name: tuple(times) for name, times in found.items()}
+
+
+def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
+    """Milliseconds of all linear layers in one forward pass, by precision; empty for a model without any.
+
+    On one thread: on more, a busy neighbor makes short layers wait for each other's threads, some kernels more than
+    others, and the figures would be the neighbor's.
+    """
+    import torch
+
+    names = list(quantizable(model, "int8_dynamic"))
+    if not names:
+        return {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        every = layer_times(model, names, batch, LINEAR_PRECISIONS, seconds)
+    finally:
+        torch.set_num_threads(threads)
+    sums = [sum(times) / 1e6 for times in zip(*every.values(), strict=True)]
+    return {name: round(total, 4) for name, total in zip(("default", *LINEAR_PRECISIONS), sums, strict=True)}
+
+
+def few_row_products(model: Any, batch: Any) -> int | None:
+    """How many products of linear layers in one forward pass are of so few rows that packed int8 weights help.
+
+    ``None`` where no layer that could have such weights ran.
+    """
+    from latfix.runners.model_transforms.int8_linear import FEW_ROWS
+
+    modules = dict(model.named_modules())
+    calls = _recorded({name: modules[name] for name in quantizable(model, "int8_weight_only")}, model, batch)
+    rows = [_rows(modules[name], args, kwargs) for name, made in calls.items() for args, kwargs in made]
+    return sum(number <= FEW_ROWS for number in rows) if rows else None
+
+
+def _rows(linear: Any, args: Any, kwargs: Any) -> int:
+    return int(next(iter(tensors_of((args, kwargs)))).numel() // linear.in_features)
+
+
+def _changed(
+    plan: Sequence[tuple[str, Call, int]], layers: Mapping[str, Any], precision: Precision
+) -> list[tuple[Any, Call]]:
+    """The plan's calls with copies of the layers in another precision."""
+    import torch
+
+    changed = {
+        name: in_precision(torch.nn.Sequential(copy.deepcopy(module)), precision) for name, module in layers.items()
+    }
+    return [(changed[name], _cast(*call, precision)) for name, call, _ in plan]
+
+
+def _settling(batch: Any) -> Callable[[], None]:
+    """Waits for the device to be done with what it was given; on the CPU it is."""
+    import torch
+
+    device = next((tensor.device for tensor in tensors_of(batch) if tensor.is_cuda), None)
+    return (lambda: None) if device is None else partial(torch.cuda.synchronize, device)
+
+
+def _cast(args: Any, kwargs: Any, precision: Precision) -> Call:
+    dtype = activation_dtype(precision)
+    return (args, kwargs) if dtype is None else (cast_floats(args, dtype), cast_floats(kwargs, dtype))
+
+
+def _recorded(modules: dict[str, Any], model: Any, batch: Any) -> dict[str, list[Call]]:
+    """What each module is called with in one pass."""
+    calls: dict[str, list[Call]] = {}
+
+    def note(name: str) -> Any:
+        def hook(_: Any, args: Any, kwargs: Any) -> None:
+            calls.setdefault(name, []).append((args, kwargs))
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(note(name), with_kwargs=True) for name, module in modules.items()]
+    try:
+        call_model(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _distinct(calls: Sequence[Call]) -> list[tuple[Call, int]]:
+    """One call of each shape, and how often it was made."""
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
+    for args, kwargs in calls:
+        key = tuple(tuple(tensor.shape) for tensor in tensors_of((args, kwargs)))
+        kinds.setdefault(key, [(args, kwargs), 0])[1] += 1
+    return [(call, times) for call, times in kinds.values()]
+
+
+def _in_order(calls: Mapping[str, Sequence[tuple[Call, int]]]) -> list[tuple[str, Call, int]]:
+    """First calls of all layers, then second ones: the same layer never twice in a row where there are others."""
+    most = max((len(kinds) for kinds in calls.values()), default=0)
+    return [(name, *kinds[number]) for number in range(most) for name, kinds in calls.items() if number < len(kinds)]
+
+
+def _timed(steps: Sequence[tuple[Any, Call]], settle: Callable[[], None]) -> list[int]:
+    """Nanoseconds of each call, one after the other, the device's work included."""
+    spent = []
+    settle()
+    for module, (args, kwargs) in steps:
+        start = time.perf_counter_ns()
+        module(*args, **kwargs)
+        settle()
+        spent.append(time.perf_counter_ns() - start)
+    return spent

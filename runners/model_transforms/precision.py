@@ -1,0 +1,270 @@
+"""Precision of a model's layers: which there are, which are to stay as they are, and the change of the others."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from latfix.errors import InputError
+from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, uses_torchao
+from latfix.settings import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+
+def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[str] = ()) -> torch.nn.Module:
+    """The model with its layers in ``precision``, those in ``keep`` as they were.
+
+    ``int8_dynamic`` changes ``nn.Linear``, ``bf16`` and ``fp16`` everything that holds numbers; ``int8_weight_only``
+    and ``fp8_dynamic`` change the linear layers, as far as the kernel's sizes allow, and all else to bfloat16. On a
+    GPU torchao makes the layers of eight bits. The model that is given is changed or left, so only the one that is
+    returned may be used.
+
+    :param model: on the device that it runs on.
+    :param keep: names of modules, as :meth:`torch.nn.Module.named_modules` says them; what is inside of one stays
+        with it.
+    :raises InputError: ``keep`` names a module that is not there.
+    :raises ImportError: torchao is needed and missing.
+    """
+    kept = kept_modules(model, keep)
+    if precision == "default":
+        return model
+    if precision in ("bf16", "fp16"):
+        return _cast(model, kept, activation_dtype(precision))
+    if precision == "fp8_dynamic" or _gpu(model) is not None:
+        return _by_its_layers(_by_torchao(model, precision, kept))
+    if precision == "int8_dynamic":
+        return _by_its_layers(_to_int8_dynamic(model, kept))
+    return _by_its_layers(_to_int8_weight_only(model, kept))
+
+
+def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch.nn.Module]:
+    """The layers that ``precision`` would change and that can be left out one by one, by name.
+
+    A module that is used under several names is there once.
+    """
+    import torch
+
+    if precision == "default":
+        return {}
+    if precision in ("bf16", "fp16"):
+        inside = {id(part) for whole in model.modules() if _indivisible(whole) for part in _parts(whole)}
+        return {
+            name: module
+            for name, module in model.named_modules()
+            if name and id(module) not in inside and (_indivisible(module) or _holds_numbers(module))
+        }
+    # NonDynamicallyQuantizableLinear, which attention reads the weight of, is another type, and stays.
+    fits = _fitting(precision, on_gpu=_gpu(model) is not None)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and fits(module) and not by_torchao(module.weight)
+    }
+
+
+def _fitting(precision: Precision, *, on_gpu: bool) -> Callable[[torch.nn.Linear], bool]:
+    """Which sizes of a linear layer the kernels of this precision take."""
+    from latfix.runners.model_transforms import int8_linear, torchao_layers
+
+    if on_gpu or precision == "fp8_dynamic":
+        return lambda layer: torchao_layers.fits(layer, precision)
+    step = int8_linear.STEP if precision == "int8_weight_only" else 1
+    return lambda layer: layer.in_features % step == 0
+
+
+def layer_in_precision(layer: torch.nn.Module, precision: Precision) -> torch.nn.Module:
+    """A copy of one layer in another precision, which takes and answers what the layer did."""
+    import torch
+
+    outer, inner = _own_dtype(layer), activation_dtype(precision)
+    changed = in_precision(torch.nn.Sequential(copy.deepcopy(layer)), precision)
+    if inner is not None:
+        _bridge(changed, inner=inner, outer=outer)
+    return changed.eval()
+
+
+def activation_dtype(precision: Precision) -> torch.dtype | None:
+    """What lies between the layers, inputs and answers are in; ``None`` where that is left as it is."""
+    import torch
+
+    if precision == "fp16":
+        return torch.float16
+    return torch.bfloat16 if precision in ("bf16", "int8_weight_only", "fp8_dynamic") else None
+
+
+def pays_only_compiled(model: torch.nn.Module, precision: Precision) -> bool:
+    """Whether a precision's layers are slower, not faster, as long as nothing compiles them."""
+    gpu = _gpu(model)
+    return gpu is not None and uses_torchao(precision, str(gpu))
+
+
+def _gpu(model: torch.nn.Module) -> torch.device | None:
+    """The CUDA device that holds the model; ``None`` where that is the CPU."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda), None)
+
+
+def kept_modules(model: torch.nn.Module, keep: Collection[str]) -> set[int]:
+    """Identities of the modules that ``keep`` names, and of all that is inside of them.
+
+    :raises InputError: a name that no module has, with the nearest one that there is.
+    """
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name in keep:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            todo = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(
+                f"keep_precision: found {name!r}, which is no module of {type(model).__name__}; expected names as"
+                f" named_modules() gives them{todo}"
+            )
+    return {id(part) for name in keep for part in names[name].modules()}
+
+
+def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
+    import torch
+    from torch.ao.quantization import default_dynamic_qconfig
+
+    spec: dict[Any, Any] = {torch.nn.Linear: default_dynamic_qconfig}
+    # Under each of its names, because the first one that is met decides about a shared module.
+    spec |= {name: None for name, m in model.named_modules(remove_duplicate=False) if id(m) in kept}
+    with warnings.catch_warnings():
+        # Deprecated in favor of torchao, whose int8 pays only when compiled; this one works today.
+        warnings.simplefilter("ignore")
+        quantized: torch.nn.Module = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+            model, spec, dtype=torch.qint8
+        )
+    return quantized
+
+
+def _by_torchao(model: torch.nn.Module, precision: Precision, kept: set[int]) -> torch.nn.Module:
+    from latfix.runners.model_transforms.torchao_layers import quantize_layers
+
+    dtype, gpu = activation_dtype(precision), _gpu(model)
+    if dtype is not None:  # as with the CPU's int8 weights
+        kept = _with_what_is_shared(model, kept)
+    layers = [layer for layer in quantizable(model, precision).values() if id(layer) not in kept]
+    if dtype is not None:
+        model = _cast(model, kept, dtype)
+    capability = None if gpu is None else device_capability(str(gpu))
+    quantize_layers(layers, precision, capability)  # type: ignore[arg-type]
+    return model
+
+
+def _to_int8_weight_only(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
+    from latfix.runners.model_transforms.int8_linear import Int8WeightLinear
+
+    # Of what has to stay together (below), no layer may be changed where another one is kept.
+    kept = _with_what_is_shared(model, kept)
+    layers = quantizable(model, "int8_weight_only")
+    made = {id(layer): Int8WeightLinear(layer) for layer in layers.values() if id(layer) not in kept}  # type: ignore[arg-type]
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if id(child) in made:
+                setattr(parent, name, made[id(child)])
+    return _cast(made.get(id(model), model), kept, activation_dtype("int8_weight_only"))
+
+
+def _by_its_layers(model: torch.nn.Module) -> torch.nn.Module:
+    """Have the framework's encoders call their linear layers: the fused kernel that stands in for them in inference
+    reads those layers' weights itself, and fails where they are not float."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.TransformerEncoderLayer):
+            layers = (module.linear1, module.linear2)
+            if any(type(layer) is not torch.nn.Linear or by_torchao(layer.weight) for layer in layers):
+                module.activation_relu_or_gelu = 0  # one of the kernel's conditions; the layers go by ``activation``
+        elif isinstance(module, torch.nn.TransformerEncoder):
+            module.use_nested_tensor = False  # which only that kernel takes
+    return model
+
+
+def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> torch.nn.Module:
+    assert dtype is not None, "only precisions that change what lies between the layers come here"
+    if not kept:
+        return model.to(dtype)
+    kept = _with_what_is_shared(model, kept)
+    for module in model.modules():
+        if id(module) not in kept:
+            module._apply(_caster(dtype), recurse=False)  # type: ignore[no-untyped-call]
+    inside = {id(part) for whole in model.modules() if id(whole) in kept for part in _parts(whole)}
+    for module in model.modules():
+        if id(module) in kept and id(module) not in inside:
+            _bridge(module, inner=_own_dtype(module), outer=dtype)
+    return model
+
+
+def _with_what_is_shared(model: torch.nn.Module, kept: set[int]) -> set[int]:
+    """``kept`` with all modules that cannot have another precision than one in it.
+
+    They read its weights themselves (attention), or hold one of its parameters too (tied embeddings).
+    """
+    grown = set(kept)
+    for whole in model.modules():
+        if _indivisible(whole) and any(id(part) in grown for part in whole.modules()):
+            grown |= {id(part) for part in whole.modules()}
+    held = {id(p) for module in model.modules() if id(module) in grown for p in module.parameters(recurse=False)}
+    for module in model.modules():
+        if any(id(parameter) in held for parameter in module.parameters(recurse=False)):
+            grown.add(id(module))
+    return grown
+
+
+def _indivisible(module: torch.nn.Module) -> bool:
+    """Whether a module computes with its children's weights by itself, so that they cannot differ from its own."""
+    import torch
+
+    return isinstance(module, torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer)
+
+
+def _parts(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    return (part for part in module.modules() if part is not module)
+
+
+def _holds_numbers(module: torch.nn.Module) -> bool:
+    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return any(tensor.is_floating_point() for tensor in own)
+
+
+def _own_dtype(module: torch.nn.Module) -> torch.dtype:
+    """What a module computes in, by the first numbers that it holds; float32 where it holds none."""
+    import torch
+
+    held = (tensor.dtype for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point())
+    return next(held, torch.float32)
+
+
+def _caster(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _bridge(module: torch.nn.Module, *, inner: torch.dtype, outer: torch.dtype) -> None:
+    """Have a module answer its neighbors in ``outer`` while it computes in ``inner``."""
+
+    def enter(_: Any, args: Any, kwargs: Any) -> Any:
+        return cast_floats(args, inner), cast_floats(kwargs, inner)
+
+    def leave(_: Any, args: Any, output: Any) -> Any:
+        del args
+        return cast_floats(output, outer)
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave)
+
+
+def cast_floats(value: Any, dtype: torch.dtype) -> Any:
+    """``value`` with the floating-point tensors in plain tuples, lists and dicts in ``dtype``."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(cast_floats(item, dtype) for item in value)
+    if type(value) is dict:
+        return {key: cast_floats(item, dtype) for key, item in value.items()}
+    return value

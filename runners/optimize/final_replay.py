@@ -1,0 +1,130 @@
+"""The final replay: the first and the last settings in turns, each round on fresh processes, until it is decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.results.comparison import Comparison, compare_rounds
+from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.run_session import Interrupted
+from latfix.statistics.decision import LEVEL, Rule
+from latfix.statistics.group_sequential import FIRST_LOOK, Reason, look_level, stop
+from latfix.traffic.schedule import Traffic
+
+#: What a search leaves time for; fewer cannot show what a restart does (:mod:`latfix.statistics.score_bounds`).
+WANTED_ROUNDS = FIRST_LOOK
+#: More rounds are never replayed.
+MOST_ROUNDS = 15
+
+_Pair = tuple[RunRecord, RunRecord]
+
+
+@dataclass(slots=True)
+class Proof:
+    """Complete rounds of the final replay.
+
+    :param rounds: before and after, in the order of the rounds.
+    :param scored: what measuring the accuracy of the last settings told.
+    :param interrupted: Ctrl-C ended it; only complete rounds are in it.
+    :param level: error rate that the look after the last round may spend; :meth:`compare` uses it.
+    :param most: rounds that the budget allowed.
+    :param stopped: why it ended; ``None`` where it was interrupted.
+    """
+
+    rounds: list[_Pair] = field(default_factory=list)
+    scored: Mapping[str, Any] | None = None
+    interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
+    level: float = LEVEL
+    most: int = MOST_ROUNDS
+    stopped: Reason | None = None
+
+    def compare(self, *, seed: int, accuracy: tuple[float | None, float | None] | None = None) -> Comparison:
+        """All rounds compared, as sure as a look after this many of them must be.
+
+        :raises ValueError: there are no rounds.
+        """
+        before, after = ([pair[k] for pair in self.rounds] for k in (0, 1))
+        return compare_rounds(before, after, seed=seed, accuracy=accuracy, rule=Rule(level=self.level))
+
+
+def prove(
+    before: Arm,
+    after: Arm,
+    traffic: Traffic,
+    out: Path,
+    *,
+    watch: Watch,
+    seed: int,
+    left_s: Callable[[], float],
+    round_s: float,
+    accuracy: Callable[[Arm], Mapping[str, Any]],
+) -> Proof:
+    """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
+
+    From the fifth round on every round is looked at, at levels that together keep the error rate of one look
+    (:mod:`latfix.statistics.group_sequential`).
+
+    :param out: where the records go, a folder a replay.
+    :param left_s: seconds of the budget that are left.
+    :param round_s: about how long a round takes; the last one that was replayed tells better.
+    :param accuracy: measures an arm's accuracy (:meth:`Bench.accuracy`); asked once, of
+        ``after``, when its first replay is over.
+    """
+    proof, late, number = Proof(), list[_Pair](), 0
+    try:
+        while proof.stopped is None:
+            number += 1
+            started, asked_s = time.monotonic(), 0.0
+            records = {}
+            for arm in (before, after) if number % 2 else (after, before):
+                records[arm.label] = arm.replay(out / f"{arm.label}-{number}", traffic, watch, seed=seed)
+                if arm is after and proof.scored is None:
+                    asked = time.monotonic()
+                    proof.scored = accuracy(after)
+                    asked_s = time.monotonic() - asked
+                arm.restart()
+            pair = (records[before.label], records[after.label])
+            (proof.rounds if _on_time(pair) else late).append(pair)
+            # Warming up and compiling are not in the estimate, but in the time of the last round.
+            took = max(round_s, time.monotonic() - started - asked_s)
+            if number == 1:
+                proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
+            ended = number >= proof.most or left_s() < took
+            hopeless = len(late) >= FIRST_LOOK and not proof.rounds
+            proof.stopped = "too late" if hopeless else _look(proof, seed, ended=ended)
+    except (Interrupted, KeyboardInterrupt):
+        proof.interrupted = True
+    if late and proof.rounds:
+        proof.notes.append(
+            f"{len(late)} of {len(late) + len(proof.rounds)} final rounds are left out: something outside held up the"
+            " replayer."
+        )
+    elif late:
+        proof.rounds = late  # no accident, then; the comparison will say that nothing can be proved
+    if proof.rounds and (proof.interrupted or proof.stopped == "budget"):
+        count = len(proof.rounds)
+        proof.level = look_level(count, max(proof.most, count), last=True)
+    return proof
+
+
+def _on_time(pair: _Pair) -> bool:
+    """Rounds in which something outside held up the replayer say nothing of the service."""
+    return all(dispatch_lag(record).trustworthy for record in pair)
+
+
+def _look(proof: Proof, seed: int, *, ended: bool) -> Reason | None:
+    """Whether it ends here; leaves the level of the look that said so in the proof."""
+    if ended:
+        return "budget"
+    if len(proof.rounds) < FIRST_LOOK:
+        return None
+    proof.level = look_level(len(proof.rounds), proof.most)
+    comparison = proof.compare(seed=seed)
+    return stop(comparison.ratio[comparison.judged], proof.most, smallest=comparison.smallest)

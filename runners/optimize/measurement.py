@@ -1,0 +1,388 @@
+"""What a search measures with: live arms that take turns, the windows they replay, and the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import InputError, LatfixError
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import Fix
+from latfix.runners.fixes.shared.device_memory_facts import calls
+from latfix.runners.measure.compute_pace import blend, compute_change, offered, typical_batches
+from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
+from latfix.runners.optimize.journal import SEARCH_FOLDER
+from latfix.runners.optimize.screening_decision import Pairs
+from latfix.runners.optimize.screening_windows import first_window, screening_windows
+from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.run_session import new_folder
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import scale_time
+
+#: Pairs of fresh processes that a fix of a service's first requests is judged by.
+RESTARTS = 2
+#: Beyond its traffic, what a replay takes: the last requests, and the record.
+DRAIN_S = 1.5
+#: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing. That of
+#: TensorRT is a guess: it has not been seen yet.
+_COMPILING_S = 90.0
+_MAKING_S = {"fuse.compile": _COMPILING_S, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0, "fuse.tensorrt": 120.0}
+#: Fixes that come compiled on a GPU.
+_COMPILED_ON_GPU = ("quantize.int8_dynamic", "quantize.int8_excluded", "quantize.fp8_dynamic")
+#: Most seconds for finding the layers that accuracy hangs on.
+_SENSITIVITY_S = 60.0
+#: How fast an arm is sent the windows that nobody times.
+_SETTLING_SPEED = 2.0
+#: One measurement of an arm's pace; four are made, two of each arm.
+_PACE_S = 0.6
+
+_Found = TypeVar("_Found")
+
+
+class Bench:
+    """The arms of one search and how they are measured.
+
+    :param out: where records go.
+    :param budget_s: seconds for everything, from now.
+    :ivar baseline: the record of the first settings, set by :meth:`begin`.
+    :ivar replays: how many pairs of windows were replayed.
+    :ivar room: which arms may be on one device together; of two that may not, the idle one is ended, not stopped.
+    :ivar broken: by the fixes of a service that did not run with them, what it died of.
+    """
+
+    def __init__(
+        self, spec: WorkloadSpec, traffic: Traffic, out: Path, *, watch: Watch, seed: int, budget_s: float
+    ) -> None:
+        self.spec = spec
+        self.traffic = traffic
+        self.out = out
+        self.seed = seed
+        self.watch = watch
+        self._first_load_s = 0.0
+        self.accuracy_s = 0.0
+        self.replays = 0
+        self.room = DeviceRoom()
+        self.broken: dict[tuple[str, ...], str] = {}
+        self.windows: list[Traffic] = []
+        self.baseline: RunRecord
+        self._typical: list[list[int]] = []
+        self._arms: list[Arm] = []
+        self._made_s: dict[str, float] = {}
+        self._restart_s = 0.0
+        self._seen: tuple[Path, Mapping[str, Any]] | None = None
+        self._deadline = time.monotonic() + budget_s
+
+    @property
+    def load_s(self) -> float:
+        """Seconds that a service takes to load, at its quickest: the first one reads its packages from the disk."""
+        return min([self._first_load_s, *(arm.start_s for arm in self._arms if arm.start_s)])
+
+    @load_s.setter
+    def load_s(self, seconds: float) -> None:
+        self._first_load_s = seconds
+
+    def left_s(self) -> float:
+        """Seconds of the budget that are left; negative once it is spent."""
+        return self._deadline - time.monotonic()
+
+    def arm(
+        self,
+        label: str,
+        settings: RunnerSettings,
+        fixes: tuple[str, ...],
+        accuracy: float | None = None,
+        *,
+        alone: str = "",
+    ) -> Arm:
+        """A new arm; its process starts at its first use.
+
+        :param alone: why no other is to be on the device with it; empty where one may.
+        """
+        arm = Arm(label, self.spec, settings, fixes, self.out / "runner.log", accuracy)
+        arm.alone = alone
+        self._arms.append(arm)
+        return arm
+
+    def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
+        """An arm that is compared with no other: on a device, what else is loaded there ends first."""
+        arm = self.arm(label, settings, fixes, alone=self.room.alone_at_all())
+        self.room.make(arm, self._arms)
+        return arm
+
+    def ready(self, arm: Arm) -> Mapping[str, Any]:
+        """What an arm's process said of itself; on a device none is started again to be asked."""
+        if self.room.on_device and arm.told and not arm.failed:
+            return arm.told
+        self.room.make(arm, self._arms)
+        return arm.ready
+
+    def apart_if_need_be(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
+        """``run()``, once more with each service alone where one failed that shared the device.
+
+        A service that finds no memory beside another one would otherwise be told to fail by itself. One that failed
+        so, too, is :attr:`broken`: whoever is about to try the same fixes on the same service need not.
+
+        :param run: compares ``arm``, which was made for it, with the one that stands.
+        """
+        try:
+            return run()
+        except LatfixError as error:
+            # What the workload or the settings are wrong about, no memory would change.
+            if arm.alone or not self.room.on_device or isinstance(error, InputError):
+                self._take_note(arm, error)
+                raise
+        arm.close()
+        arm.alone = FAILED
+        try:
+            found = run()
+        except LatfixError as error:
+            self._take_note(arm, error)
+            raise
+        self.room.crowd(arm, FAILED)
+        return found
+
+    def _take_note(self, arm: Arm, error: LatfixError) -> None:
+        if arm.failed:
+            self.broken[arm.fixes] = error.message
+
+    def close(self) -> None:
+        """End all processes."""
+        for arm in self._arms:
+            arm.close()
+
+    def begin(self, baseline: RunRecord) -> None:
+        """Take the baseline's record as what windows and batches are chosen by."""
+        self.baseline = baseline
+        self.room.begin(baseline)
+        self.windows = screening_windows(self.traffic, baseline)
+        self._typical = typical_batches(baseline)
+
+    def _typical_of(self, latest: RunRecord) -> list[list[int]]:
+        """Batches of a replay of the windows, one or more times in a row, as positions in the whole schedule."""
+        arrival = self.traffic.arrival_ns
+        bounds = self.window_bounds or [(float(arrival[0]), float(arrival[-1]) + 1.0)]
+        edges = [np.searchsorted(arrival, np.rint(each).astype(np.int64)) for each in bounds]
+        places = np.concatenate([np.arange(first, last) for first, last in edges])
+        return [[int(places[index % len(places)]) for index in batch] for batch in typical_batches(latest)]
+
+    @property
+    def window_bounds(self) -> list[tuple[float, float]]:
+        """The stretches of the schedule that the windows are, in nanoseconds."""
+        if len(self.windows) == 1 and self.windows[0] is self.traffic:
+            return []
+        return [window_bounds(window) for window in self.windows]
+
+    def accuracy(self, arm: Arm, *, original: bool = False) -> Mapping[str, Any]:
+        """Fields of :class:`accuracy.Accuracy` of the arm's service, against the original's answers.
+
+        :param original: the arm is the original; keep its answers for the others.
+        """
+        self.room.make(arm, self._arms)
+        reference = str(self.reference)
+        ways: dict[str, Any] = (
+            {"save": reference} if original else {"reference": reference, "max_drop": self.max_drop}
+        )
+        answer: Mapping[str, Any] = arm.ask("evaluate", folder=str(self.baseline.folder), **ways)
+        return {name: value for name, value in answer.items() if name not in ("event", "do")}
+
+    @property
+    def max_drop(self) -> float:
+        """The largest loss of the score that the workload allows."""
+        return self.spec.objective.max_accuracy_drop
+
+    def sensitivity(self, settings: RunnerSettings, precision: str) -> Mapping[str, Any]:
+        """Which layers must keep their precision, measured in a process of its own."""
+        arm = self.lone_arm("sensitivity", settings, ())
+        budget_s = max(min(_SENSITIVITY_S, self.left_s() / 6), 5.0)
+        try:
+            told = arm.ask(
+                "sensitivity",
+                folder=str(self.baseline.folder),
+                precision=precision,
+                max_drop=self.max_drop,
+                budget_s=budget_s,
+            )
+        finally:
+            arm.close()
+        found: Mapping[str, Any] = told["sensitivity"]
+        return found
+
+    @property
+    def reference(self) -> Path:
+        """The original's answers."""
+        return self.out / "outputs.npz"
+
+    def prime(self, arm: Arm) -> None:
+        """See that no timed request is an arm's first, and none is timed in a process that was profiled."""
+        if arm.profiled:
+            arm.restart()
+        if arm.primed:
+            return
+        self.room.make(arm, self._arms)
+        again, started = bool(arm.told) and not arm.loaded, time.monotonic()
+        arm.prime(self.out / "baseline")
+        if again and self.room.on_device:  # on the host arms do not start again, but for fixes of the first requests
+            self._restart_s = time.monotonic() - started
+
+    def settle(self, arm: Arm) -> None:
+        """Let an arm's process serve the windows once, faster than recorded, if it has not yet.
+
+        Kernels are made, and memory is laid out, at the first use of each shape. The service that a fix is tried on
+        has that behind it; a comparison with one that has not would find the first use, not the fix.
+        """
+        self.prime(arm)
+        if arm.settled:
+            return
+        for number, window in enumerate(self.windows):
+            folder = self._window_folder(f"{self.replays:03d}-{arm.label}-settling-{number}")
+            arm.replay(folder, scale_time(window, _SETTLING_SPEED), self.watch, seed=self.seed)
+        arm.settled = True
+
+    def compute_change(self, base: Arm, candidate: Arm) -> tuple[float, float] | None:
+        """How the compute of a batch changes from ``base`` to ``candidate``: see :func:`compute_change`."""
+        batches = self._typical if base.latest is None else self._typical_of(base.latest)
+        if not batches:
+            return None
+        load = offered(self.baseline, self.window_bounds) if base.latest is None else base.load
+        pace: dict[str, list[list[float]]] = {"base": [], "candidate": []}
+        one, other = ("base", base), ("candidate", candidate)
+        if not candidate.alone:
+            for arm in (base, candidate):
+                self.prime(arm)
+        elif candidate.loaded:  # then one service less has to be loaded
+            one, other = other, one
+        for name, arm in (one, other, other, one):
+            self.prime(arm)
+            told = arm.ask("pace", folder=str(self.baseline.folder), batches=batches, seconds=_PACE_S)
+            alone, together = (
+                [float("nan") if value is None else float(value) for value in told[kind]]
+                for kind in ("alone", "together")
+            )
+            pace[name].append(blend(alone, together, load, arm.settings.workers))
+        before, after = ([min(both) for both in zip(*pace[name], strict=True)] for name in ("base", "candidate"))
+        return compute_change(before, after)
+
+    def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
+        """What can be seen of the settings in the arm's service.
+
+        :param record: the last replay of the arm's process, whose batches the evidence counts.
+        """
+        if self._seen is not None and self._seen[0] == record.folder:
+            return self._seen[1]
+        assert arm.loaded, "a process that has not served the replay has nothing to show of it"
+        found: Mapping[str, Any] = arm.ask("evidence", folder=str(record.folder))["evidence"]
+        return found
+
+    def screen(
+        self,
+        base: Arm,
+        candidate: Arm,
+        earlier: Pairs,
+        *,
+        cold: bool,
+        look: bool = True,
+        made: Arm | None = None,
+    ) -> Pairs:
+        """Replay the windows on both arms in turns: A B, B A, A B, …; returns all pairs, ``earlier`` first.
+
+        Where the two cannot be on the device together, each replay is of a process of its own that has served the
+        windows before, so that neither service has a longer past than the other.
+
+        :param cold: on fresh processes; otherwise both arms are in use already, for a service's first requests are
+            no other fix's business.
+        :param look: :meth:`evidence` of the candidate is going to be asked for.
+        :param made: the arm that was made for the comparison, where it is not the candidate: the one to learn from.
+        """
+        made = made or candidate
+        pairs = list(earlier)
+        windows = self.cold_windows() if cold else self.windows
+        apart = bool(base.alone or candidate.alone)
+        for number, window in enumerate(windows, 1):
+            order = (base, candidate) if len(pairs) % 2 == 0 else (candidate, base)
+            self.replays += 1
+            records = {}
+            for arm in order:
+                if cold or apart:
+                    arm.restart()
+                if not cold:
+                    self.settle(arm)
+                records[arm.label] = record = self._replay_window(arm, window)
+                if look and apart and arm is candidate and number == len(windows):
+                    # Now, while the process is there that has served it.
+                    self._seen = (record.folder, self.evidence(arm, record))
+            pairs.append((records[base.label], records[candidate.label]))
+            if self.room.on_device and not apart and any(calls(record).retries for record in pairs[-1]):
+                self.room.crowd(made, STALLED)
+                return self.screen(base, candidate, earlier, cold=cold, look=look, made=made)
+        return pairs
+
+    def cold_windows(self) -> list[Traffic]:
+        """The start of the traffic, once for each restart that a cold fix is judged by."""
+        return [first_window(self.traffic)] * RESTARTS
+
+    def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
+        self.room.make(arm, self._arms)
+        return arm.replay(self._window_folder(f"{self.replays:03d}-{arm.label}"), window, self.watch, seed=self.seed)
+
+    def _window_folder(self, name: str) -> Path:
+        # A search that was killed and goes on counts from its journal: a window of that number may lie there, half.
+        return new_folder(self.out / SEARCH_FOLDER / name)
+
+    def step_s(self, fixes: list[Fix]) -> float:
+        """About how long it takes to try some fixes together."""
+        cold = bool(fixes) and all(fix.cold for fix in fixes)
+        windows = self.cold_windows() if cold else self.windows
+        replays = 2 * sum(window.duration_s + DRAIN_S for window in windows)
+        settling = sum(window.duration_s / _SETTLING_SPEED + DRAIN_S for window in self.windows)
+        scored = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+        made = sum(self._making_s(fix) for fix in fixes)
+        fixed = self.load_s + scored + made + replays + 4 * _PACE_S
+        if cold:
+            return fixed + 2 * len(windows) * self._start_s
+        if self.room.alone_with(fixes):
+            return fixed + 2 * len(windows) * (self._start_s + settling) + 2 * self._start_s
+        return fixed + settling + (self._start_s + settling if self._profiled else 0.0)
+
+    def scout_s(self, fix: Fix) -> float:
+        """About how long it takes to measure what a fix does to compute."""
+        again = self._start_s if self.room.alone_with([fix]) or self._profiled else 0.0
+        return self.load_s + self._making_s(fix) + 4 * _PACE_S + again
+
+    def learn(self, fix: Fix, scouted_s: float, expected_s: float) -> None:
+        """Take what scouting a fix took for what it takes to make: a model that is converted may be a large one.
+
+        :param expected_s: what :meth:`scout_s` had said.
+        """
+        self._made_s[fix.id] = max(self._making_s(fix) + scouted_s - expected_s, 0.0)
+
+    @property
+    def _start_s(self) -> float:
+        """About how long it takes to start a service again: on a device with its warm-up, as it was last seen."""
+        return max(self.load_s, self._restart_s)
+
+    @property
+    def _profiled(self) -> bool:
+        """Whether a service that is to go on being compared has to start again first."""
+        return any(arm.profiled for arm in self._arms)
+
+    def _making_s(self, fix: Fix) -> float:
+        if fix.id in _COMPILED_ON_GPU and self.baseline.meta.get("device", "cpu") != "cpu":
+            return self._made_s.get(fix.id, _COMPILING_S)
+        return self._made_s.get(fix.id, _MAKING_S.get(fix.id, 0.0))
+
+    def final_s(self, rounds: int) -> float:
+        """About how long so many rounds of the final replay take."""
+        replay = self.traffic.duration_s - self.traffic.start_s + DRAIN_S
+        return rounds * 2 * (replay + self._start_s) + self.accuracy_s
+
+
+def window_bounds(window: Traffic) -> tuple[float, float]:
+    """Where in the original schedule a slice of it lies, in nanoseconds."""
+    last = [entry for entry in window.metadata["transforms"] if entry["transform"] == "slice_time"][-1]
+    return float(last["start_s"]) * 1e9, float(last["end_s"]) * 1e9

@@ -1,0 +1,353 @@
+"""``latfix optimize``: baseline, diagnosis, the search, and the interleaved replay that proves the plan."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import LatfixError, RunnerError
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.forecast.settings_forecast import Forecast
+from latfix.results.comparison import Comparison
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization_step import Step
+from latfix.results.skipped_fixes import BUDGET
+from latfix.run_record.run_record import RunRecord, write_json
+from latfix.runners.fixes import FIXES, Fix
+from latfix.runners.measure.accuracy_guard import judge
+from latfix.runners.optimize.final_replay import WANTED_ROUNDS, prove
+from latfix.runners.optimize.fix_prediction import KEYS, Predictor
+from latfix.runners.optimize.journal import Journal
+from latfix.runners.optimize.measurement import Bench
+from latfix.runners.optimize.search import Search
+from latfix.runners.replay.arm import Arm, Watch
+from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+#: About the share of the budget that is kept free for the final replay, where it takes that much.
+_FINAL_SHARE = 0.5
+#: A run must have so many requests for a forecast of others like it.
+_FORECAST_FROM = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How long and with what to search.
+
+    :param budget_s: seconds for everything, the baseline and the final replay included.
+    :param only: ids of the fixes to try; all where empty.
+    :param exclude: ids of fixes not to try.
+    :param trials: most candidates to replay; ``None`` for no limit.
+    """
+
+    budget_s: float = 300.0
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    seed: int = 0
+    trials: int | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an optimization found.
+
+    :param accuracy: of the first settings.
+    :param accuracy_limit: the least that the workload's objective allows.
+    :param final: the interleaved replay of the first and the last settings; ``None`` where no fix was kept,
+        or the search was interrupted before it.
+    :param after: the last of the final replays with the fixes; ``None`` likewise.
+    :param accurate: the last settings keep to the limit of accuracy, as far as was measured; each fix alone does, all
+        together may not. ``accuracy_said`` has the figures.
+    :param failure: why the service could not be run any more after the baseline; empty where it could.
+    :param layers: what measuring the layers told, where quantizing all of them cost too much accuracy.
+    :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
+        with compute as it was measured; empty without a forecast.
+    :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
+    """
+
+    baseline: RunRecord
+    diagnosis: Diagnosis
+    accuracy: float
+    accuracy_kind: str
+    accuracy_limit: float
+    steps: list[Step] = field(default_factory=list)
+    settings: RunnerSettings = field(default_factory=RunnerSettings)
+    final: Comparison | None = None
+    before: RunRecord | None = None
+    after: RunRecord | None = None
+    after_diagnosis: Diagnosis | None = None
+    final_accuracy: float | None = None
+    accurate: bool = True
+    accuracy_said: str = ""
+    interrupted: bool = False
+    failure: str = ""
+    notes: list[str] = field(default_factory=list)
+    forecast_error: float | None = None
+    foretold: Mapping[str, float] = field(default_factory=dict)
+    layers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> list[Step]:
+        """The steps that were kept."""
+        return [step for step in self.steps if step.status == "kept"]
+
+    @property
+    def verdict(self) -> str:
+        """``improved``, ``no_gain`` or ``inconclusive``, by the final replay alone."""
+        if self.final is None:
+            return "inconclusive" if self.interrupted or self.failure or self.nothing_tried else "no_gain"
+        if not self.accurate:
+            return "no_gain"
+        return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
+
+    @property
+    def for_time(self) -> list[str]:
+        """Fixes that apply, but for which the budget left nothing."""
+        return [step.fix for step in self.steps if step.status == "skipped" and step.reason.startswith(BUDGET)]
+
+    @property
+    def nothing_tried(self) -> bool:
+        """No fix was tried, and for want of time: that says nothing about the service."""
+        return bool(self.for_time) and all(step.status == "skipped" for step in self.steps)
+
+    @property
+    def planned(self) -> list[Step]:
+        """The steps that the plan holds: those kept, none where the final replay speaks against them."""
+        worse = self.final is not None and self.final.verdict == "worse"
+        return [] if worse or not self.accurate else self.kept
+
+    def prediction_errors(self) -> dict[str, Any]:
+        """How far predicted ratios were from measured ones: by statistic the median and the number of steps."""
+        found: dict[str, Any] = {"simulation": self.forecast_error}
+        for key in KEYS:
+            errors = [error for step in self.steps if (error := step.prediction_error(key)) is not None]
+            found[key] = {"median": statistics.median(errors) if errors else None, "steps": len(errors)}
+            if self.final is not None and key in self.foretold:
+                measured = self.final.ratio[key].value
+                found[key] |= {"final": self.foretold[key], "final_error": abs(self.foretold[key] / measured - 1.0)}
+        return found
+
+
+class Optimizer:
+    """Searches fixes for one workload on one schedule.
+
+    :param out: a new folder for all records; with ``resume`` that of an optimization which goes on.
+    :param watch: shows replays.
+    :param say: shows a line.
+    :param show: shows the diagnosis of the baseline as soon as it is known.
+    :param resume: go on from what ``out`` holds.
+    """
+
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        traffic: Traffic,
+        settings: RunnerSettings,
+        out: Path,
+        options: Options,
+        *,
+        watch: Watch,
+        say: Callable[[str], None],
+        show: Callable[[Diagnosis], None],
+        resume: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._traffic = traffic
+        self._first_settings = settings
+        self._out = out
+        self._options = options
+        self._watch = watch
+        self._say = say
+        self._show = show
+        self._resume = resume
+        self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=options.budget_s)
+
+    def run(self) -> Outcome:
+        """Everything, within the budget; whatever was found is returned on Ctrl-C, too.
+
+        :raises LatfixError: the workload itself fails, or there is nothing to resume.
+        """
+        try:
+            base = self._bench.arm("before", self._first_settings, ())
+            outcome, journal = self._resumed() if self._resume else self._baseline(base)
+            search = self._search(outcome, journal)
+            outcome.steps = search.steps
+            try:
+                if search.kept:
+                    kept = search.kept
+                    settings = search.standing(kept).settings
+                    base = self._bench.arm("so-far", settings, tuple(step.fix for step in kept), kept[-1].accuracy)
+                    self._bench.room.adopt(base)
+                else:
+                    base.accuracy = outcome.accuracy
+                base = search.ladder(base)
+                outcome.layers = search.layers
+                base = search.tune(base)
+                search.leave_one_out(base)
+                if why := self._bench.room.alone:
+                    outcome.notes.append(
+                        f"The search held one service on the device at a time: {why}. Each was started anew before "
+                        "its replays, which takes longer."
+                    )
+                if waiting := len(outcome.for_time):
+                    outcome.notes.append(
+                        f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger "
+                        "--budget tries them, or the same command with --resume and this folder."
+                    )
+                last = search.standing(search.kept)
+                outcome.settings, outcome.foretold = last.settings, search.foretold(last)
+                self._final(outcome)
+            except (Interrupted, KeyboardInterrupt):
+                outcome.settings = search.standing(search.kept).settings
+                outcome.interrupted = True
+                outcome.notes.append(
+                    "Interrupted: what had been found until then is kept; there is no final replay. "
+                    "The same command with --resume and this folder goes on."
+                )
+            except LatfixError as error:
+                outcome.settings = search.standing(search.kept).settings
+                outcome.failure = error.message
+                outcome.notes.append(f"The service failed, and the search ended there: {error.message}")
+            return outcome
+        finally:
+            self._bench.close()
+
+    def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
+        bench, options = self._bench, self._options
+        started = time.monotonic()
+        self._say("before: loading the model")
+        base.running()
+        bench.load_s = time.monotonic() - started
+        record = base.replay(self._out / "baseline", self._traffic, self._watch, seed=options.seed)
+        if not record.counts()["ok"]:
+            first = next(iter(record.errors.values()), "no request ended in time")
+            raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
+        facts = base.ask("facts", folder=str(record.folder))["facts"]
+        record = replace(record, meta={**record.meta, "model": facts, **base.profile(record)})
+        write_json(record.folder / "run.json", record.meta)
+        diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=options.seed)
+        self._show(diagnosis)
+        bench.begin(record)
+        started = time.monotonic()
+        scored = bench.accuracy(base, original=True)
+        score, kind = float(scored["score"]), str(scored["kind"])
+        bench.accuracy_s = time.monotonic() - started
+        base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
+        journal = Journal(
+            folder=self._out,
+            settings=self._first_settings.as_dict(),
+            traffic_sha256=schedule_digest(self._traffic),
+            seed=options.seed,
+            accuracy=score,
+            accuracy_kind=kind,
+            load_s=bench.load_s,
+            accuracy_s=bench.accuracy_s,
+        )
+        journal.write([], 0, {})
+        return self._outcome(record, diagnosis, score, kind), journal
+
+    def _resumed(self) -> tuple[Outcome, Journal]:
+        bench, journal = self._bench, Journal.read(self._out, {fix.id for fix in FIXES})
+        journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
+        record = RunRecord.load(self._out / "baseline")
+        diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
+        self._show(diagnosis)
+        bench.load_s, bench.accuracy_s, bench.replays = journal.load_s, journal.accuracy_s, journal.replays
+        bench.begin(record)
+        done = ", ".join(f"{step.fix} {step.status}" for step in journal.steps) or "the baseline alone"
+        self._say(f"resumed from {self._out}: {done}")
+        return self._outcome(record, diagnosis, journal.accuracy, journal.accuracy_kind), journal
+
+    def _outcome(self, record: RunRecord, diagnosis: Diagnosis, score: float, kind: str) -> Outcome:
+        return Outcome(
+            baseline=record,
+            diagnosis=diagnosis,
+            accuracy=score,
+            accuracy_kind=kind,
+            accuracy_limit=score - self._spec.objective.max_accuracy_drop,
+            settings=self._first_settings,
+        )
+
+    def _search(self, outcome: Outcome, journal: Journal) -> Search:
+        options, record = self._options, outcome.baseline
+        forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
+        outcome.forecast_error = None if forecast is None else forecast.error
+        search = Search(
+            self._bench,
+            outcome.diagnosis,
+            outcome.accuracy,
+            Predictor(forecast),
+            _wanted(options),
+            catalogue=FIXES,
+            trials=options.trials,
+            reserved_s=self._reserved_s,
+            note=lambda step: self._noted(search, journal, step),
+            say=self._say,
+            steps=journal.steps,
+            layers=journal.layers,
+        )
+        return search
+
+    def _noted(self, search: Search, journal: Journal, step: Step) -> None:
+        journal.write(search.steps, self._bench.replays, search.layers)
+        if step.status != "skipped":  # the result says those at once; most of a catalogue applies nowhere
+            self._say(f"{step.fix}: {step.status} — {step.reason}")
+
+    def _final(self, outcome: Outcome) -> None:
+        """Prove the kept fixes together, on the whole traffic."""
+        bench, kept = self._bench, outcome.kept
+        bench.close()
+        if not kept:
+            return
+        proof = prove(
+            bench.arm("before", self._first_settings, ()),
+            bench.arm("after", outcome.settings, tuple(step.fix for step in kept)),
+            self._traffic,
+            new_folder(self._out / "final"),
+            watch=self._watch,
+            seed=self._options.seed,
+            left_s=bench.left_s,
+            round_s=bench.final_s(1),
+            accuracy=bench.accuracy,
+        )
+        outcome.notes += proof.notes
+        if proof.scored is not None:
+            outcome.final_accuracy = float(proof.scored["score"])
+            outcome.accurate, outcome.accuracy_said = self._accurate(outcome, proof.scored)
+        if proof.interrupted:
+            outcome.interrupted = True
+            outcome.notes.append(f"Interrupted: {len(proof.rounds)} final rounds were complete.")
+        if not proof.rounds:
+            return
+        outcome.before, outcome.after = proof.rounds[-1]
+        outcome.final = proof.compare(seed=self._options.seed, accuracy=(outcome.accuracy, outcome.final_accuracy))
+        outcome.after_diagnosis = diagnose(
+            outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
+        )
+
+    def _accurate(self, outcome: Outcome, scored: Mapping[str, Any]) -> tuple[bool, str]:
+        """Whether all kept fixes together are accurate enough, by the rule that each was judged by.
+
+        Where none of them was, because none changes answers by itself, the score alone counts.
+        """
+        drop = self._spec.objective.max_accuracy_drop
+        if any(step.scored for step in outcome.kept):
+            return judge(scored, outcome.accuracy, drop)
+        return judge({"score": scored["score"]}, outcome.accuracy, drop)
+
+    def _reserved_s(self) -> float:
+        """Time that the search leaves to the final replay."""
+        bench = self._bench
+        fitting = round(_FINAL_SHARE * self._options.budget_s / bench.final_s(1))
+        return bench.final_s(min(max(fitting, 1), WANTED_ROUNDS))
+
+
+def _wanted(options: Options) -> list[Fix]:
+    wanted = [fix for fix in FIXES if fix.id not in options.exclude]
+    return [fix for fix in wanted if fix.id in options.only] if options.only else wanted

@@ -1,0 +1,129 @@
+"""Short slices of the traffic for screening, chosen where the tail is, and their records joined to one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+from latfix.stages import Status
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import slice_time
+
+_SHORTEST_S = 3.0
+_LONGEST_S = 6.0
+#: Requests that two windows together should hold, where the longest window allows it.
+_ENOUGH = 200
+#: Requests that the first window should hold.
+_FIRST_REQUESTS = 12
+#: Requests at or above this percentile make a window's tail.
+_TAIL = 95.0
+#: Starts that are looked at, evenly over the traffic.
+_CANDIDATES = 200
+
+
+def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
+    """Two disjoint slices with as many of the baseline's slow requests as can be; the whole if it is short.
+
+    A slice that would hold no request (all others lie in the first one, and a long gap beside it) is left out.
+
+    :param traffic: the schedule that ``baseline`` replayed.
+    """
+    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
+    span_s = (last - first) / 1e9
+    rate = len(traffic) / max(span_s, 1e-9)
+    width_s = min(max(_SHORTEST_S, _ENOUGH / 2 / rate), _LONGEST_S)
+    if 2 * width_s >= 0.8 * span_s:
+        return [traffic]
+    rows = baseline.requests
+    ok = baseline.measured & (rows["status"] == Status.OK)
+    limit = float(np.percentile(rows["latency_ns"][ok], _TAIL))
+    slow = np.sort(rows["arrival_ns"][ok & (rows["latency_ns"] >= limit)])
+    width = int(width_s * 1e9)
+    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    held = _inside(traffic.arrival_ns, starts, width)
+    # Slow requests count first; where there are none, any request is better than an empty slice.
+    chosen = _best_pair(starts, _inside(slow, starts, width) * (len(traffic) + 1) + held, width)
+    kept = [int(starts[k]) for k in chosen if held[k]]
+    return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
+
+
+def first_window(traffic: Traffic) -> Traffic:
+    """The start of the traffic, for fixes that act on a service's first requests."""
+    start = traffic.start_s
+    until = float(traffic.arrival_ns[min(_FIRST_REQUESTS, len(traffic)) - 1]) / 1e9
+    return slice_time(traffic, start, max(start + _SHORTEST_S, min(until, start + 2 * _LONGEST_S) + 0.001))
+
+
+def join(records: Sequence[RunRecord]) -> RunRecord:
+    """Replays of slices on one arm as one record, in the order given, for a comparison with another arm's.
+
+    Two joined records are paired where their slices were the same. Events and samples keep their own clocks.
+    """
+    first = records[0]
+    if len(records) == 1:
+        return first
+    requests, batches = [], []
+    position = batch = shift = 0
+    for record in records:
+        rows = {name: column.copy() for name, column in record.requests.items()}
+        rows["index"] = np.where(rows["index"] >= 0, rows["index"] + position, rows["index"])
+        rows["batch_id"] = np.where(rows["batch_id"] >= 0, rows["batch_id"] + batch, -1)
+        rows["arrival_ns"] += shift
+        requests.append(rows)
+        batches.append({**record.batches, "batch_id": record.batches["batch_id"] + batch})
+        position += len(record.traffic)
+        batch += int(record.batches["batch_id"].max(initial=-1)) + 1
+        shift += int(record.traffic.arrival_ns[-1]) + 1_000_000_000
+    digests = "+".join(str(record.meta["traffic_sha256"]) for record in records)
+    counters = ("pool_hits", "pool_misses", "compilations_in_run")
+    totals = {name: sum(int(record.meta.get(name, 0)) for record in records) for name in counters}
+    return replace(
+        first,
+        meta={**records[-1].meta, **totals, "traffic_sha256": digests, "scheduled": position},
+        requests=_stacked(requests),
+        batches=_stacked(batches),
+        events=_stacked([record.events for record in records]),
+        samples=_stacked([record.samples for record in records]),
+        traffic=_joined([record.traffic for record in records]),
+    )
+
+
+def _joined(parts: Sequence[Traffic]) -> Traffic:
+    """Schedules in a row; positions run through, arrivals keep each slice's own clock."""
+    first = parts[0]
+    return replace(
+        first,
+        arrival_ns=np.concatenate([part.arrival_ns for part in parts]),
+        ids=[name for part in parts for name in part.ids],
+        priority=np.concatenate([part.priority for part in parts]),
+        sessions=[session for part in parts for session in part.sessions],
+        deadline_ms=np.concatenate([part.deadline_ms for part in parts]),
+        features={name: np.concatenate([part.features[name] for part in parts]) for name in first.features},
+        payloads=[payload for part in parts for payload in part.payloads],
+    )
+
+
+def _stacked(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _inside(times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    """How many of the sorted ``times`` lie in the window of ``width`` from each start."""
+    return np.asarray(np.searchsorted(times, starts + width) - np.searchsorted(times, starts), dtype=np.int64)
+
+
+def _best_pair(starts: npt.NDArray[np.int64], score: npt.NDArray[np.int64], width: int) -> tuple[int, int]:
+    """Indices of the two windows that do not overlap and score most together, the earlier one first."""
+    pairs = []
+    for k, start in enumerate(starts):
+        later = int(np.searchsorted(starts, start + width))
+        if later < len(starts):
+            other = later + int(np.argmax(score[later:]))
+            pairs.append((int(score[k] + score[other]), k, other))
+    _, one, other = max(pairs, key=lambda pair: pair[0])
+    return one, other

@@ -1,0 +1,1 @@
+"""One recorded replay: parent, runner process, open-loop clock, folder."""

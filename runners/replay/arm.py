@@ -1,0 +1,150 @@
+"""Two arms of a comparison: live runner processes that take turns, the idle one stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import LatfixError
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.run_session import Replay, device_profile, prepare_folder, replay_into
+from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+#: Shows one replay: called with a label, the schedule and the record's folder.
+Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
+#: Commands that profile batches where the model is on a device.
+_PROFILING = ("evidence",)
+
+
+@dataclass(slots=True)
+class Arm:
+    """A service with some fixes applied, in a process that lives as long as it is of use.
+
+    :param label: as progress shows it.
+    :param fixes: ids of the fixes in ``settings``, in order.
+    :param log: where the process's output goes.
+    :param latest: its last replay of the search's windows, joined; ``None`` before the first.
+    :param load: workers' worth of work that was offered in it (:func:`latfix.runners.measure.compute_pace.offered`).
+    :param primed: its process has served requests before.
+    :param settled: its process has served the search's windows before, so that what a first use costs is paid.
+    :param failed: its last process did not start, or failed or died at work; the next use starts another.
+    :param profiled: its process was profiled on a device: CUPTI, which the profiler leaves there, slows all that
+        comes after it, so that nothing more is timed in it.
+    :param alone: why no other arm may be on the device with it; empty where one may.
+    :param start_s: seconds that its last process took to load; 0 before the first.
+    :param told: what its last process said of itself when it had loaded; empty before the first.
+    """
+
+    label: str
+    spec: WorkloadSpec
+    settings: RunnerSettings
+    fixes: tuple[str, ...]
+    log: Path
+    accuracy: float | None = None
+    latest: RunRecord | None = None
+    load: float = 0.0
+    primed: bool = False
+    settled: bool = False
+    failed: bool = False
+    profiled: bool = False
+    alone: str = ""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    start_s: float = 0.0
+    _process: RunnerProcess | None = field(default=None, repr=False)
+
+    @property
+    def ready(self) -> Mapping[str, Any]:
+        """What the process said of itself when it had loaded."""
+        return self.running().ready
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its process is there, and holds what it holds of memory."""
+        return self._process is not None
+
+    def running(self) -> RunnerProcess:
+        """The process, started now if it is not."""
+        if self._process is None:
+            process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
+            started = time.monotonic()
+            try:
+                process.start()
+            except BaseException as error:
+                self.failed = isinstance(error, LatfixError)
+                process.close()
+                raise
+            self._process, self.failed, self.told = process, False, process.ready
+            self.start_s = time.monotonic() - started
+        return self._process
+
+    def restart(self) -> None:
+        """End the process; the next use starts a fresh one, cold."""
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+            self.primed = self.settled = self.profiled = False
+
+    def prime(self, folder: Path) -> None:
+        """Serve some requests untimed, so that the first timed one is not the service's first."""
+        self.ask("prime", folder=str(folder))
+        self.primed = True
+
+    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
+        """Replay ``traffic`` on this arm while every other arm is stopped."""
+        replay = Replay(spec=self.spec, traffic=traffic, settings=self.settings, seed=seed, fixes=self.fixes)
+        run = prepare_folder(folder, replay)
+        process = self.running()
+        process.resume()
+        try:
+            with watch(self.label, traffic, folder) as on_event:
+                return replay_into(process, run, on_event=on_event)
+        except LatfixError:
+            self._give_up()
+            raise
+        finally:
+            process.pause()
+
+    def ask(self, do: str, **more: Any) -> Any:
+        """A command that measures no time: accuracy, outputs, evidence."""
+        process = self.running()
+        if do in _PROFILING and process.ready.get("device", "cpu") != "cpu":
+            self.profiled = True
+        process.resume()
+        try:
+            return process.command(do, **more)
+        except LatfixError:
+            self._give_up()
+            raise
+        finally:
+            process.pause()
+
+    def profile(self, record: RunRecord) -> dict[str, Any]:
+        """What some batches of a replay do on the device, for ``run.json``; empty where the model is on the CPU."""
+        if str(record.meta.get("device", "cpu")) == "cpu":
+            return {}
+        process = self.running()
+        self.profiled = True
+        process.resume()
+        try:
+            found = device_profile(process, record)
+        finally:
+            process.pause()
+        if "device_profile" not in found:  # the profiler hangs, or the process is gone: what comes next needs another
+            self.close()
+        return found
+
+    def _give_up(self) -> None:
+        """A process that failed answers no more: end it, so that the next use does not find it dead."""
+        self.close()
+        self.failed = True

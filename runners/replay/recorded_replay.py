@@ -1,0 +1,404 @@
+"""One recorded replay in the runner's process: warm-up, the schedule, the drain, the probes, and what it all cost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.errors import RunnerError
+from latfix.profilers.calibration.cost_cache import unit_costs
+from latfix.profilers.calibration.gpu_memory_calls import device_costs
+from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
+from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
+from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
+from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
+from latfix.profilers.probes.gc_probe import GcPauses
+from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
+from latfix.profilers.probes.heap_readers import host_heap_reader
+from latfix.profilers.probes.sampler import (
+    Probe,
+    Sampler,
+    cgroup_reader,
+    host_reader,
+    pressure_reader,
+    process_reader,
+    thread_reader,
+)
+from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter, StageRecorder
+from latfix.profilers.probes.thread_counters import (
+    ThreadCounters,
+    memory_cost_ns,
+    process_clock_cost_ns,
+    snapshot_cost_ns,
+)
+from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
+from latfix.runners.calls.model_call import describe
+from latfix.runners.engine.engine import Engine
+from latfix.runners.gpu.copy_costs import copy_costs
+from latfix.runners.gpu_memory.caching_allocator import allocator_conf
+from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
+from latfix.runners.replay.pipe_protocol import STALL_S, LineWriter
+from latfix.runners.replay.run_facts import RunFacts
+from latfix.runners.service.loaded_service import Service
+from latfix.traffic.schedule import Traffic
+
+_STATUS_INTERVAL_S = 0.25
+_LEAD_IN_NS = 250_000_000
+
+
+class RecordedReplay:
+    """One replay: warm-up requests, the schedule, the drain, and what it all cost."""
+
+    def __init__(
+        self,
+        service: Service,
+        traffic: Traffic,
+        folder: Path,
+        parent: LineWriter,
+        stop: threading.Event,
+        *,
+        first: bool,
+    ) -> None:
+        self._service = service
+        self._traffic = traffic
+        self._folder = folder
+        self._parent = parent
+        self._stop = stop
+        # Warm-up belongs to the start of a service: a later replay in the same process finds it warm.
+        self._warmup = service.settings.warmup_requests if first else 0
+        self._samples = SampleLog()
+        self._recorder = StageRecorder(len(traffic), self._warmup)
+        self._probe_lines: dict[str, str] = {}
+
+    def run(self) -> dict[str, Any]:
+        service, recorder = self._service, self._recorder
+        pools = service.models.pools
+        hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
+        compiled = service.compiles.count
+        calibration = unit_costs().flat() | device_costs(service.models.device, allocator_conf(os.environ))
+        accelerator = service.models.instances[0].accelerator
+        if accelerator is not None:
+            # Once a process: each time would leave memory with the allocator that no request uses.
+            service.models.copy_prices = service.models.copy_prices or copy_costs(accelerator)
+            calibration |= service.models.copy_prices
+        engine = service.engine(recorder, self._request_of)
+        facts = RunFacts(service, engine)
+        pauses = GcPauses(service.events)
+        service.events.drain(0)  # what happened while loading is no event of this run
+        lock = LockProbe(self._samples)
+        self._probe_lines["gil"] = f"gil: wait for the interpreter lock, every {PERIOD_S * 1000:g} ms"
+        with contextlib.ExitStack() as stack:
+            deaths = stack.enter_context(ThreadDeaths(self._stop))
+            stack.enter_context(engine.places.aside())
+            engine.start()
+            self._warm_up(engine)
+            deaths.check()
+            service.compiles.attach()
+            # While a worker is in a call of the driver, reading counters would hold up all threads with it.
+            allocator = partial(cuda_reader, inside=engine.device_memory)
+            devices = open_devices([worker.device for worker in engine.workers], allocator=allocator)
+            self._probe_lines |= lines_of(devices)
+            for device in devices:
+                if device.nvml is not None:
+                    stack.callback(device.nvml.close)
+            for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
+                self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
+            with pauses, self._samplers(engine, devices) as samplers, lock:
+                cost = self._measured(engine, facts)
+            for name, found in _clocks(engine).items():
+                self._probe_lines[name] = (
+                    f"{name}: events of {found['batches']} batches, on the host's clock within "
+                    f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events made beside those at hand; "
+                    f"reading one took {found['read_us']:.3g} µs at most"
+                )
+            deaths.check()
+        return {
+            "state": "interrupted" if self._stop.is_set() else "complete",
+            "calibration": calibration,
+            "overhead": self._overhead(cost, pauses, samplers, lock, engine),
+            "probes": self._probe_lines,
+            "threads": engine.thread_ids(),
+            "torch_threads": torch_threads(),
+            "cores": usable_cores(),
+            "probe_polls_us": {
+                name: {"polls": len(times), "median": float(np.median(times)) / 1e3, "max": max(times) / 1e3}
+                for sampler in samplers
+                for name, times in sampler.polls.items()
+                if times
+            },
+            "compilations_in_run": service.compiles.count - compiled,
+            "pool_hits": sum(pool.hits for pool in pools) - hits[0],
+            "pool_misses": sum(pool.misses for pool in pools) - hits[1],
+            "device_clocks": _clocks(engine),
+            "sent": cost["sent"],
+            "t0_ns": recorder.t0_ns,
+            "warmup": vars_of(service.warmup),
+            **facts.found,
+        }
+
+    def _request_of(self, slot: int) -> Any:
+        traffic, warmup = self._traffic, self._warmup
+        return traffic.request(slot - warmup if slot >= warmup else slot % len(traffic))
+
+    def _warm_up(self, engine: Engine) -> None:
+        """Send the first requests one at a time, before the clock of the run starts."""
+        for slot in range(self._warmup):
+            if self._stop.is_set():
+                return
+            self._recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+            if not engine.drain(self._stop, timeout_s=STALL_S) and not self._stop.is_set():
+                raise RunnerError(f"warm-up request {slot + 1} did not end within {STALL_S:.0f} s; gave up")
+            if slot % 8 == 0:
+                self._parent.send({"event": "warmup", "sent": slot + 1, "of": self._warmup})
+
+    @contextlib.contextmanager
+    def _samplers(self, engine: Engine, devices: list[DeviceProbe]) -> Any:
+        fast = [
+            Probe("host", 0.2, host_reader()),
+            Probe("process", 0.5, process_reader()),
+            Probe("runner", 0.1, engine.load),
+            Probe("threads", 0.5, thread_reader()),
+        ]
+        lines = self._probe_lines
+        counters = ThreadCounters()
+        lines["threads"] = (
+            "thread counters: on-CPU, run-queue delay, switches, faults"
+            if counters.has_run_delay
+            else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
+        )
+        counters.close()
+        blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
+        for name, reader, period, missing in (
+            ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
+            ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
+            ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
+            ("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
+            ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
+        ):
+            if reader is None:
+                lines[name] = missing
+            else:
+                lines[name] = f"{name}: every {period * 1000:g} ms"
+                fast.append(Probe(name, period, reader))
+        if blocks is not None:
+            lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, where no batch is being served"
+        if devices[0].allocator is not None:
+            lines["cuda"] += ", where no batch is being served, or by the last one that was"
+        lines["cuda-batches"] = (
+            "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
+            if isinstance(engine.device_memory, BatchCounters)
+            else "cuda-batches: not in use"
+        )
+        fast += allocator_probes(devices)
+        slow = list(nvml_probes(devices, engine.device_taken))
+        events = self._service.events
+        with (
+            Sampler(fast, self._samples, events, name="sampler") as first,
+            Sampler(slow, self._samples, events, name="nvml") as second,
+        ):
+            yield [first, second]
+
+    def _measured(self, engine: Engine, facts: RunFacts) -> dict[str, Any]:
+        recorder, traffic, warmup = self._recorder, self._traffic, self._warmup
+        facts.begin()
+        start = time.perf_counter_ns() + _LEAD_IN_NS
+        recorder.t0_ns = start - int(traffic.start_s * 1e9)
+        recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
+        began = time.thread_time_ns()
+        with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
+            with _StatusLines(self._parent, engine, recorder, self._stop, writer) as status:
+                self._probe_lines["replayer"] = take_priority()
+                sent = replay(recorder.scheduled_ns[warmup:], lambda k: engine.submit(warmup + k), self._stop)
+                give_priority_back()
+                status.sent_all = True
+                replayer_ns = time.thread_time_ns() - began
+                engine.drain(self._stop)
+            facts.end()
+            interrupted = self._stop.is_set()
+            if not interrupted:
+                engine.shutdown()
+            writer.check()
+            if status.stalled:
+                raise RunnerError(f"no request ended for {STALL_S:.0f} s with {engine.in_flight} in flight; gave up")
+            wall = time.perf_counter_ns() - start
+        writer.check()
+        return {"sent": sent, "replayer_ns": replayer_ns, "writer_ns": writer.cpu_ns, "wall_ns": max(wall, 1)}
+
+    def _overhead(
+        self,
+        cost: dict[str, Any],
+        pauses: GcPauses,
+        samplers: list[Sampler],
+        lock: LockProbe,
+        engine: Engine,
+    ) -> dict[str, Any]:
+        """What latfix itself cost: on the requests' path, and on threads of its own."""
+        snapshot = snapshot_cost_ns()
+        requests = max(self._recorder.completed, 1)
+        reads = sum(thread.reads for thread in self._recorder.counters)
+        stamps = _stamp_cost_ns() * requests
+        sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
+        # The process's clock is read about once for each reading of a thread's counters.
+        process = process_clock_cost_ns() * reads + memory_cost_ns() * engine.memory.reads
+        device = engine.device_memory
+        device_ns = 0 if device is None else device.cost_ns
+        aside = cost["replayer_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
+        return {
+            "per_request_us": (snapshot * reads + process + stamps + pauses.cost_ns + device_ns) / requests / 1000,
+            "core_share": aside / cost["wall_ns"],
+            "thread_snapshot_us": snapshot / 1000,
+            "thread_snapshots": reads,
+            "process_counters_us_per_request": process / requests / 1000,
+            "memory_readings": engine.memory.reads,
+            "device_readings": 0 if device is None else device.reads,
+            "device_readings_us_per_request": device_ns / requests / 1000,
+            "stamps_us_per_request": stamps / requests / 1000,
+            "gc_callback_us": pauses.cost_ns / 1000,
+            "replayer_core_share": cost["replayer_ns"] / cost["wall_ns"],
+            "writer_core_share": cost["writer_ns"] / cost["wall_ns"],
+            "sampler_core_share": sampler_ns / cost["wall_ns"],
+            "lock_probe_core_share": lock.cpu_ns / cost["wall_ns"],
+        }
+
+
+class ThreadDeaths:
+    """Notes when a thread of the service dies of an error, and ends the replay that would wait for it.
+
+    :param stop: set at the first death.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._usual = threading.excepthook
+        self._first = ""
+
+    def __enter__(self) -> ThreadDeaths:
+        self._usual, threading.excepthook = threading.excepthook, self._note
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        threading.excepthook = self._usual
+
+    def _note(self, death: Any) -> None:
+        self._usual(death)  # the whole of it goes to runner.log
+        name = death.thread.name if death.thread is not None else ""
+        if name.startswith("latfix-") and not self._first:
+            self._first = f"thread {name} of the runner died: {describe(death.exc_value)}"
+            self._stop.set()
+
+    def check(self) -> None:
+        """Say so if one died.
+
+        :raises RunnerError: a thread died meanwhile.
+        """
+        if self._first:
+            raise RunnerError(f"{self._first}; runner.log has the whole of it")
+
+
+class _StatusLines:
+    """Tells the parent four times a second how the replay goes, and ends it where nothing moves any more."""
+
+    def __init__(
+        self,
+        parent: LineWriter,
+        engine: Engine,
+        recorder: StageRecorder,
+        stop: threading.Event,
+        writer: SegmentWriter,
+    ) -> None:
+        self._parent = parent
+        self._engine = engine
+        self._recorder = recorder
+        self._stop = stop
+        self._writer = writer
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="latfix-status", daemon=True)
+        self.sent_all = False
+        self.stalled = False
+
+    def __enter__(self) -> _StatusLines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        done, since = -1, time.monotonic()
+        while not self._ended.wait(_STATUS_INTERVAL_S):
+            completed = self._recorder.completed
+            if completed != done or not self._engine.in_flight:
+                done, since = completed, time.monotonic()
+            elif time.monotonic() - since > STALL_S:
+                self.stalled = True
+                self._stop.set()
+            if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
+                self._stop.set()
+            elapsed = time.perf_counter_ns() - self._recorder.t0_ns
+            self._parent.send(
+                {
+                    "event": "status",
+                    "done": completed - self._recorder.warmup,
+                    "in_flight": self._engine.in_flight,
+                    "queued": len(self._engine.queue),
+                    "at_ns": elapsed,
+                    "draining": self.sent_all,
+                }
+            )
+
+
+def _stamp_cost_ns(rounds: int = 200) -> float:
+    """Cost of the recorder's own writes for one request in a batch of one, in nanoseconds."""
+    recorder = StageRecorder(rounds)
+    account = (0,) * len((*THREAD_ACCOUNT, *PROCESS_ACCOUNT))
+    values = dict.fromkeys(("worker", "size", "warmup", "free_ns", "open_ns", "close_ns", "real_elements"), 1)
+    start = time.perf_counter_ns()
+    for slot in range(rounds):
+        recorder.handed[slot] = recorder.prepare_start[slot] = recorder.enqueued[slot] = time.perf_counter_ns()
+        recorder.prepare_thread[slot] = recorder.input_elements[slot] = recorder.input_length[slot] = 1
+        recorder.account("prepare", slot, account)
+        batch = recorder.new_batch()
+        recorder.batch_id[slot] = recorder.taken[slot] = recorder.finish_start[slot] = batch
+        for part in ("collate", "compute"):
+            recorder.batch_values(batch, values)
+            recorder.batch_account(part, batch, account)
+        recorder.batch_done(batch, start)
+        recorder.request_done(slot, 0, start)
+    return (time.perf_counter_ns() - start) / rounds
+
+
+def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
+    """By device, how many batches its clock was tied to the host's with, and how surely."""
+    found: dict[str, dict[str, float]] = {}
+    for device, clock in engine.clocks.items():
+        workers = [worker for worker in engine.workers if worker.device == device]
+        found[device] = {
+            "batches": clock.observed,
+            "slack_us": clock.slack_ns / 1e3,
+            "events_added": sum(worker.events_added for worker in workers),
+            "read_us": max((worker.longest_read_ns for worker in workers), default=0) / 1e3,
+        }
+    return found
+
+
+def torch_threads() -> int:
+    """Threads that the framework runs one operator on, as it says itself."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """The fields of a slotted dataclass, as plain values."""
+    return asdict(value)

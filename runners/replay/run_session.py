@@ -1,0 +1,300 @@
+"""A run from its options to its record: the folder, the runner process, progress, and the end in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import latfix
+from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
+from latfix.errors import InputError, LatfixError
+from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize, write_json
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.runners.measure.compute_pace import typical_batches
+from latfix.runners.replay.folder_lock import claim
+from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
+from latfix.settings import RunnerSettings
+from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.schedule import Traffic
+
+#: How long a profile of a few batches may take.
+_PROFILE_S = 120.0
+#: Room that a run's folder must have on its disk before the run starts.
+_NEEDED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What is to be replayed.
+
+    :param traffic: the schedule, scaled and cut already.
+    :param settings: how the service runs.
+    :param plan: path or name of the plan that the settings come from, for the record.
+    """
+
+    spec: WorkloadSpec
+    traffic: Traffic
+    settings: RunnerSettings
+    plan: str | None = None
+    seed: int = 0
+    fixes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """A run's folder while it is written."""
+
+    path: Path
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Write ``run.json`` as it stands."""
+        write_json(self.path / "run.json", self.meta)
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended a replay in order; its record is kept in ``record``."""
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__("interrupted")
+        self.record = record
+
+
+def default_folder(workload: str, command: str) -> Path:
+    """A new, empty folder for a run, under ``latfix-runs/`` in the working directory; no other process has it.
+
+    :raises InputError: it cannot be made.
+    """
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("latfix-runs") / f"{_plain(workload)}-{command}-{stamp}"
+    path, k = base, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # looking first would let two runs of the same second find the same name free
+            k += 1
+            path = base.with_name(f"{base.name}-{k}")
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        else:
+            return path
+
+
+def new_folder(path: Path) -> Path:
+    """The path, or the first numbered one beside it that is not there yet."""
+    new, k = path, 1
+    while new.exists():
+        k += 1
+        new = path.with_name(f"{path.name}-{k}")
+    return new
+
+
+def open_folder(path: Path) -> Path:
+    """Make a run's folder, see that it can be written, and claim it for this command, before anything is replayed.
+
+    :raises InputError: it exists and holds something else, cannot be written, or its disk is full.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: found a file; expected a new or empty folder for --out")
+        if path.is_dir() and any(path.iterdir()):
+            raise _not_empty(path)
+        path.mkdir(parents=True, exist_ok=True)
+        if not claim(path):
+            raise _not_empty(path)
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if free < _NEEDED_BYTES:
+        raise InputError(f"{path}: found {free >> 20} MiB free; expected {_NEEDED_BYTES >> 20} MiB or more")
+    return path
+
+
+def _not_empty(path: Path) -> InputError:
+    return InputError(f"{path}: found a folder that is not empty; name another with --out, nothing is overwritten")
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot write there ({error.strerror}); name another folder with --out")
+
+
+def prepare_folder(path: Path, replay: Replay) -> RunFolder:
+    """Write the schedule and the first ``run.json`` into a run's folder.
+
+    :raises InputError: another run writes its segments there, or left them: its rows and these would mix.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
+    try:
+        (path / SEGMENTS).mkdir()
+    except FileExistsError as error:
+        raise _not_empty(path) from error
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    try:
+        save_schedule(replay.traffic, path / SCHEDULE)
+        folder.meta = _first_meta(replay)
+        folder.write()
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    return folder
+
+
+def replay_into(
+    process: RunnerProcess, folder: RunFolder, *, on_event: OnEvent | None = None, profile: bool = False
+) -> RunRecord:
+    """Replay the schedule in ``folder`` on a started process, and close the folder in any case.
+
+    :param profile: where the model is on a device, profile a few batches after the replay.
+    :raises Interrupted: Ctrl-C; the record is kept and comes with it.
+    :raises LatfixError: the runner failed or died; what was recorded is kept.
+    """
+    folder.meta["machine"] = process.ready["machine"]
+    folder.meta["load_s"] = process.ready["load_s"]
+    folder.meta["device"] = process.ready["device"]
+    interrupted = False
+    try:
+        try:
+            outcome = process.replay(folder.path, on_event=on_event)
+        except KeyboardInterrupt:
+            interrupted = True
+            process.interrupt()
+            try:
+                outcome = process.wait_for_end()
+            except LatfixError as error:  # it does not listen any more, or has died of it
+                outcome = {"state": "interrupted", "failure": error.message}
+    except (LatfixError, KeyboardInterrupt) as error:
+        folder.meta["state"] = "failed"
+        folder.meta["failure"] = str(error) or "interrupted twice"
+        _close(folder)
+        raise
+    folder.meta.update({key: value for key, value in outcome.items() if key not in ("event", "do")})
+    record = _close(folder)
+    if interrupted:
+        raise Interrupted(record)
+    if profile and folder.meta["device"] != "cpu":
+        folder.meta.update(device_profile(process, record))
+        folder.write()
+        record = replace(record, meta={**folder.meta})
+    return record
+
+
+def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
+    """What the replay cannot show: some of its batches, the quickest to the slowest, each profiled on its own.
+
+    :returns: for ``run.json``; where it fails, the record stays without it and says so.
+    """
+    batches = typical_batches(record)
+    try:
+        found: dict[str, Any] = process.command(
+            "device_profile", folder=str(record.folder), batches=batches, timeout_s=_PROFILE_S
+        )
+    except LatfixError as error:
+        return {"device_profile_failure": error.message}
+    return dict(found["profile"])
+
+
+def run(
+    path: Path,
+    replay: Replay,
+    *,
+    on_event: OnEvent | None = None,
+) -> RunRecord:
+    """One replay in a process of its own, recorded in ``path``; see :func:`replay_into`."""
+    folder = prepare_folder(path, replay)
+    with RunnerProcess(replay.spec.folder, replay.spec.entry, replay.settings, path / "runner.log") as process:
+        try:
+            process.start()
+        except (LatfixError, KeyboardInterrupt) as error:
+            folder.meta["state"] = "failed"
+            folder.meta["failure"] = str(error) or "interrupted while loading"
+            _close(folder)
+            raise
+        return replay_into(process, folder, on_event=on_event, profile=True)
+
+
+def _close(folder: RunFolder) -> RunRecord:
+    """Turn segments into Parquet and write the last ``run.json``; the record as it was kept."""
+    folder.meta["ended"] = _now()
+    if folder.meta["state"] == "running":
+        folder.meta["state"] = "failed"
+    try:
+        folder.write()
+        finalize(folder.path)
+    except OSError as error:
+        raise _disk_error(folder.path, error) from error
+    return RunRecord.load(folder.path)
+
+
+def _disk_error(path: Path, error: OSError) -> LatfixError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    todo = "free space there and run again" if full else "check it and run again"
+    kept = "what was recorded is kept" if path.is_dir() else "the folder is gone, with what was recorded"
+    return LatfixError(f"{path}: could not be written ({error.strerror}); {kept}; {todo}")
+
+
+def _first_meta(replay: Replay) -> dict[str, Any]:
+    spec, traffic = replay.spec, replay.traffic
+    return {
+        "schema": RUN_SCHEMA,
+        # Rows of the segments have no header of their own.
+        "rows": {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())},
+        "state": "running",
+        "pid": os.getpid(),
+        "workload": spec.name,
+        "workload_folder": str(spec.folder),
+        "entry": spec.entry,
+        "device": replay.settings.device,
+        "settings": replay.settings.as_dict(),
+        "fixes": list(replay.fixes),
+        "plan": replay.plan,
+        "objective": {
+            "percentile": spec.objective.percentile,
+            "slo_ms": spec.objective.slo_ms,
+            "max_accuracy_drop": spec.objective.max_accuracy_drop,
+        },
+        "seed": replay.seed,
+        "scheduled": len(traffic),
+        "traffic": dict(traffic.metadata),
+        "traffic_arguments": traffic_arguments(spec, traffic.metadata.get("mapping", {})),
+        "traffic_sha256": schedule_digest(traffic),
+        "versions": versions(),
+        "started": _now(),
+    }
+
+
+def schedule_digest(traffic: Traffic) -> str:
+    """A digest of what is replayed: two runs with the same one saw the same requests at the same times."""
+    import hashlib
+
+    digest = hashlib.sha256(traffic.arrival_ns.tobytes())
+    digest.update("\0".join(traffic.ids).encode())
+    for name, column in sorted(traffic.features.items()):
+        digest.update(f"{name}={column.tolist()!r}".encode())
+    digest.update(repr(traffic.payloads).encode())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of latfix and of the packages that the figures rest on, without importing them."""
+    from importlib import metadata
+
+    found = {"latfix": latfix.__version__}
+    for name in ("torch", "numpy", "pandas", "pyarrow"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "workload"

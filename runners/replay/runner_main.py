@@ -1,0 +1,248 @@
+"""The runner's process: loads the service, replays traffic against it, records. Started by ``runners.process``.
+
+Nothing else runs here: the measured service, the replayer and the probes share this process and no other.
+User code may print; standard output and error go to ``runner.log`` in the run's folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import math
+import os
+import platform
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.errors import EXIT_RUNNER, LatfixError
+from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.profilers.gpu.device_ids import device_index
+from latfix.run_record.run_record import SCHEDULE
+from latfix.runners.calls.model_call import describe
+from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
+from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.measure.accuracy import evaluate
+from latfix.runners.measure.compute_pace import measure_pace
+from latfix.runners.measure.layer_sensitivity import measure as measure_sensitivity
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
+from latfix.runners.replay.recorded_replay import RecordedReplay, vars_of
+from latfix.runners.service.load import pool_applies
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.io.writer import load_schedule
+from latfix.traffic.schedule import Traffic
+
+#: Requests that bring a fresh service into use before a replay that is not about its first ones.
+_PRIMING = 24
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """Executes the parent's commands, one at a time."""
+
+    def __init__(self, job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
+        self._parent = parent
+        self._home = Path.cwd()  # user code may change it
+        self._commands = commands
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._service = Service(Path(job["folder"]), job["entry"], RunnerSettings(**job["settings"]))
+        self._warmed = False
+
+    def run(self) -> None:
+        """Load, say so, and serve commands until told to exit or the parent is gone."""
+        threading.Thread(target=self._listen, name="latfix-commands", daemon=True).start()
+        self._service.load()
+        self._parent.send({"event": "ready", **self._ready()})
+        while (command := self._queue.get()) is not None:
+            action = command["do"]
+            if action == "exit":
+                return
+            result = getattr(self, f"do_{action}")(command)
+            self._parent.send({"event": "done", "do": action, **result})
+
+    def _ready(self) -> dict[str, Any]:
+        models = self._service.models
+        return {
+            "load_s": models.load_s,
+            "device": models.device,
+            "default_collate": pool_applies(models.adapter),
+            "evaluates": models.adapter.has_evaluate(),
+            "machine": machine(models.device),
+        }
+
+    def _listen(self) -> None:
+        while not self._commands.ended:
+            for command in self._commands.read():
+                if command["do"] == "interrupt":
+                    self._stop.set()
+                else:
+                    self._stop.clear()  # here, so that an interrupt that follows at once is not forgotten
+                    self._queue.put(command)
+        self._stop.set()
+        self._queue.put(None)
+
+    def _warm(self, traffic: Traffic) -> None:
+        if not self._warmed:
+            self._warmed = True
+            self._service.warm_shapes(traffic)
+            self._service.protect()
+
+    def do_prime(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Serve some requests of the schedule untimed, so that the next replay meets a service in use."""
+        traffic = self._schedule(command)
+        self._warm(traffic)
+        picks = np.unique(np.linspace(0, len(traffic) - 1, min(_PRIMING, len(traffic))).astype(int))
+        self._service.predict([traffic.request(int(pick)) for pick in picks])
+        return {"primed": len(picks)}
+
+    def do_evidence(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What can be seen of the settings; asked for after a replay, because looking warms the service."""
+        return {"evidence": self._service.evidence(self._schedule(command))}
+
+    def do_evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
+        """The accuracy: the adapter's own score, or agreement with saved outputs of the original."""
+        traffic = self._schedule(command)
+        self._warm(traffic)
+        reference, save = command.get("reference"), command.get("save")
+        measured = evaluate(
+            self._service,
+            traffic,
+            self._home / reference if reference else None,
+            max_drop=command.get("max_drop"),
+            save=self._home / save if save else None,
+        )
+        return vars_of(measured)
+
+    def do_facts(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What there is to change in the model: the evidence of the service as it is, and its layers' times."""
+        return {"facts": self._service.facts(self._schedule(command))}
+
+    def do_device_profile(self, command: dict[str, Any]) -> dict[str, Any]:
+        """What a few batches do on the device; asked for after a replay."""
+        return {"profile": self._service.device_profile(self._schedule(command), command["batches"])}
+
+    def do_sensitivity(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Which layers must keep their precision; in services of its own, after which this process is of no use."""
+        folder, entry, settings = self._service.folder, self._service.entry, self._service.settings
+        # Those are loaded one after the other, and a device may have no room for this one beside them.
+        self._service.release()
+        self._service = Service(folder, entry, settings)
+        gc.collect()
+        found = measure_sensitivity(
+            folder,
+            entry,
+            settings,
+            self._schedule(command),
+            precision=command["precision"],
+            max_drop=command["max_drop"],
+            budget_s=command["budget_s"],
+        )
+        return {"sensitivity": found.to_json()}
+
+    def do_history(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Record allocations on the device from now on; with ``file``, write them there and stop."""
+        file = command.get("file")
+        if file is None:
+            return {"why_not": begin_history(self._service.models.device)}
+        return {"retries": end_history(self._home / file)}
+
+    def do_pace(self, command: dict[str, Any]) -> dict[str, Any]:
+        """How fast the service computes some batches; see :mod:`latfix.runners.measure.compute_pace`."""
+        traffic = self._schedule(command)
+        self._warm(traffic)
+        told: dict[str, Any] = {}
+        for name, workers in (("alone", 1), ("together", self._service.settings.workers)):
+            if name == "together" and workers == 1:
+                told[name] = told["alone"]
+                continue
+            pace = measure_pace(self._service, traffic, command["batches"], command["seconds"], workers=workers)
+            told[name] = [value if math.isfinite(value) else None for value in pace]
+        return told
+
+    def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Replay the schedule in ``folder`` and record into it."""
+        traffic = self._schedule(command)
+        self._warm(traffic)
+        folder = self._home / command["folder"]
+        return RecordedReplay(self._service, traffic, folder, self._parent, self._stop, first=command["first"]).run()
+
+    def _schedule(self, command: dict[str, Any]) -> Traffic:
+        return load_schedule(self._home / command["folder"] / SCHEDULE)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What this machine is, for the run's record and to see whether two runs can be compared.
+
+    :param device: the torch device that the model is on; without one, the first GPU is told.
+    """
+    import torch
+
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(device_index(device) or 0) if torch.cuda.is_available() else None,
+    }
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """A runner must not outlive the program that would read its record."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died while this process was starting
+            os._exit(EXIT_RUNNER)
+
+
+def _first_message(commands: LineReader) -> dict[str, Any] | None:
+    """The job, which the parent sends before any command; ``None`` where the parent is gone."""
+    while not commands.ended:
+        for message in commands.read():
+            return message
+    return None
+
+
+def main() -> int:
+    """``python -m … PARENT_PID COMMAND_FD EVENT_FD``; the job is the first command."""
+    parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
+    _die_with_parent(parent_pid)
+    for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
+        os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    parent, commands = LineWriter(event_fd), LineReader(command_fd)
+    try:
+        job = _first_message(commands)
+        if job is not None:
+            Child(job, commands, parent).run()
+    except LatfixError as error:
+        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
+        return error.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        todo = "free space and run again" if full else "check it and run again"
+        message = f"{where}the runner could not write its record ({error.strerror}); {todo}"
+        parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
+        return EXIT_RUNNER
+    except Exception as error:  # told to the parent in one line, and whole in runner.log
+        parent.send({"event": "failed", "message": f"the runner failed: {describe(error)}", "exit_code": EXIT_RUNNER})
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # worker threads of an interrupted run may still be inside the model

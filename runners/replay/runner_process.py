@@ -1,0 +1,195 @@
+"""The parent's side of a runner process: start it, command it, stop and continue it, say why it died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
+from latfix.runners.host.process_setup import process_environment
+from latfix.runners.replay.pipe_protocol import STALL_S, LineReader, LineWriter
+from latfix.settings import RunnerSettings
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+#: A load that takes longer than this is taken for hung.
+LOAD_TIMEOUT_S = 1800.0
+_EXIT_TIMEOUT_S = 5.0
+#: How often a silent runner is looked after.
+_LOOK_S = 0.5
+
+
+class RunnerProcess:
+    """One runner process. Use as a context manager: it is gone at the end, whatever happened.
+
+    :param folder: the workload's folder.
+    :param entry: ``file:Class`` of its adapter.
+    :param settings: how the service runs; ``settings.env`` becomes the process's environment.
+    :param log: where the output of user code goes.
+    :raises LatfixError: from :meth:`start` and :meth:`command`, when the runner failed or died.
+    """
+
+    def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
+        self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.as_dict()}
+        self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: LineReader | None = None
+        # Read but not yet looked at: Ctrl-C may come between two messages, and none may be lost by it.
+        self._heard: deque[dict[str, Any]] = deque()
+        self._writer: LineWriter | None = None
+        self._fds: list[int] = []
+        self.replays = 0
+        self.ready: Mapping[str, Any] = {}
+
+    def __enter__(self) -> RunnerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> Mapping[str, Any]:
+        """Start the process and wait until the model is loaded; returns its ``ready`` message."""
+        command_read, command_write = os.pipe()
+        event_read, event_write = os.pipe()
+        self._fds = [command_write, event_read]
+        # -P: a file in the working directory must not stand in for a module of the same name.
+        module = [sys.executable, "-P", "-m", "latfix.runners.replay.runner_main"]
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*module, str(os.getpid()), str(command_read), str(event_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._env,
+                    pass_fds=(command_read, event_write),
+                    start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the run in order
+                )
+        except OSError as error:
+            raise RunnerError(f"the runner could not be started ({error.strerror}); see {self._log}") from error
+        finally:
+            os.close(command_read)
+            os.close(event_write)
+        self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
+        self._writer.send(self._job)
+        self.ready = self._await("ready", None, None, LOAD_TIMEOUT_S)
+        return self.ready
+
+    def command(
+        self, do: str, *, on_event: OnEvent | None = None, timeout_s: float | None = None, **more: Any
+    ) -> Any:
+        """Send a command and wait for its end; other messages go to ``on_event``."""
+        assert self._writer is not None, "start() comes first"
+        self._writer.send({"do": do, **more})
+        return self._await("done", do, on_event, timeout_s)
+
+    def replay(self, folder: Path, *, on_event: OnEvent | None = None) -> Any:
+        """Replay the schedule in ``folder`` and record into it."""
+        self.replays += 1
+        return self.command("replay", on_event=on_event, folder=str(folder), first=self.replays == 1)
+
+    def interrupt(self) -> None:
+        """Ask a running replay to end now."""
+        if self._writer is not None:
+            self._writer.send({"do": "interrupt"})
+
+    def wait_for_end(self, on_event: OnEvent | None = None, timeout_s: float = 15.0) -> Any:
+        """Wait for the end of the command that :meth:`interrupt` cut short."""
+        return self._await("done", None, on_event, timeout_s)
+
+    def pause(self) -> None:
+        """Stop the whole process, so that it takes nothing from the one that is being measured."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue after :meth:`pause`."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the process, kindly at first."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            self.resume()
+            if self._writer is not None:
+                self._writer.send({"do": "exit"})
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_TIMEOUT_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if process is not None:
+            # What user code started and left behind would take its time from whatever is measured next.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def _await(self, wanted: str, do: str | None, on_event: OnEvent | None, timeout_s: float | None) -> Any:
+        """The next message of a kind; the end of an earlier command, which nobody waits for any more, is passed over.
+
+        :param do: the command that it must be the end of; ``None`` for any.
+        """
+        assert self._reader is not None and self._process is not None, "start() comes first"
+        quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
+        heard = time.monotonic()
+        while True:
+            while self._heard:
+                message = self._heard.popleft()
+                if message["event"] == wanted:
+                    if do in (None, message.get("do")):
+                        return message
+                    continue
+                if message["event"] == "failed":
+                    raise self._failure(message)
+                if on_event is not None:
+                    on_event(message)
+            if self._reader.ended:
+                raise self._death()
+            ready, _, _ = select.select([self._reader.fd], [], [], _LOOK_S)
+            if not ready:
+                # The pipe stays open where user code forked a process that outlives the runner.
+                if self._process.poll() is not None and not select.select([self._reader.fd], [], [], 0)[0]:
+                    raise self._death()
+                if time.monotonic() - heard > quiet_limit:
+                    raise RunnerError(f"the runner has said nothing for {quiet_limit:.0f} s; see {self._log}")
+                continue
+            heard = time.monotonic()
+            self._heard.extend(self._reader.read())
+
+    def _failure(self, message: Mapping[str, Any]) -> LatfixError:
+        kind = InputError if message["exit_code"] == EXIT_INPUT else RunnerError
+        tail = "" if kind is InputError else f" (output of the runner: {self._log})"
+        return kind(f"{message['message']}{tail}")
+
+    def _death(self) -> RunnerError:
+        assert self._process is not None
+        try:
+            code = self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return RunnerError(f"the runner closed its pipe; what it recorded is kept; its output: {self._log}")
+        if code == -signal.SIGKILL:
+            why = "was killed by SIGKILL, as the kernel does when memory runs out"
+        elif code < 0:
+            why = f"was killed by {signal.strsignal(-code) or 'a signal'} (signal {-code})"
+        else:
+            why = f"ended with exit code {code} in the middle of its work"
+        return RunnerError(f"the runner {why}; what it recorded is kept; its output: {self._log}")

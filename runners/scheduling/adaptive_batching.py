@@ -1,0 +1,261 @@
+"""``batch.adaptive``: a controller of how many requests share a batch and how long the first waits for company.
+
+Every few batches it compares the smoothed tail of the measured latency with its target, and looks at what batches
+cost for each request:
+
+- The **size** begins at one, where decisions come fast, and grows while requests are left behind and larger batches
+  cost less for each of them: it doubles until its first retreat, then by an eighth. It shrinks to three quarters
+  where larger ones do not cost less, where batches themselves, not the queue, hold the latency above the target, and
+  where it is not known what smaller ones cost. After each retreat it waits twice as long before it tries again, so
+  that a size that does not pay is met ever more rarely.
+- The **window** is at its least unless the workers are busy most of the time, batches pay, and latency is well
+  below its target: then it grows by a sixteenth of its range. It shrinks to seven tenths where latency is above
+  the target, where waiting brings nothing, and where latency rose by more than a tenth since it grew, and halves
+  while the workers are idle half of the time. Retreats make it wait as those of the size do.
+
+What sizes cost is forgotten where batches cost half as much again, or a third less, as those of their size did: the
+service has changed, and costs from before beside costs from after would tell of the change and not of the size. Where
+the limit binds, the size then shrinks until it knows anew whether larger batches pay.
+
+The state of the controller is what it sets, within bounds, and a limit that does not bind is not moved further (no
+integral that could wind up). Additive increase, multiplicative decrease and a dead band between them keep it from
+oscillating (Chiu and Jain, Analysis of the Increase and Decrease Algorithms, Computer Networks and ISDN Systems 17,
+1989).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Batches between two decisions.
+EVERY = 8
+#: Latencies that its tail is taken of, and the weight of a new value in the smoothed one.
+_RECENT, _SMOOTHING = 128, 0.3
+_TAIL = 0.95
+#: Below this part of the target latency is well below it.
+_WELL = 0.7
+#: Workers busy for less than this part of the time are idle; for more than this, in need of help.
+_IDLE, _BUSY = 0.5, 0.8
+#: A size pays where its requests cost less than this part of what they cost in batches half as large, and does not
+#: where they cost more than that part.
+_PAYS, _PAYS_NOT = 0.95, 0.98
+_SHRINK, _GROWTH = 0.75, 8
+_WINDOW_DOWN, _WINDOW_IDLE, _WINDOW_STEPS = 0.7, 0.5, 16
+#: Latency that rose by this factor since the window grew did so because of it, as far as anybody can tell.
+_ROSE = 1.1
+#: Batches of about a size before its cost is known, and standard errors by which it must be larger to be so.
+_KNOWN, _ERRORS = 4.0, 1.0
+#: What is known of a size counts half after so many batches.
+_FORGET = 0.5 ** (1 / 256)
+#: The service has changed where batches cost this factor more or less than those of their size did, smoothed over
+#: about so many.
+_CHANGED, _CHANGE_SPAN = math.log(1.5), 20
+#: Decisions to wait after the first retreat, and at most.
+_PATIENCE, _MOST_PATIENCE = 4, 128
+#: Without a target: so many times the latency of a quiet service.
+_QUIET_TIMES = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One batch, as the controller sees it. Times in nanoseconds, on any one clock.
+
+    :param free_ns: when its worker became free; ``close_ns`` when its membership was fixed; ``end_ns`` its end.
+    :param full: as many requests waited as it could hold; ``left`` how many more.
+    :param latencies_ns: of its members.
+    """
+
+    size: int
+    free_ns: int
+    close_ns: int
+    end_ns: int
+    full: bool
+    left: int
+    latencies_ns: Sequence[int]
+
+
+class _Costs:
+    """What a request costs by size of its batch, geometric means in which older batches weigh less."""
+
+    def __init__(self, most: int) -> None:
+        self._weight = [0.0] * (most + 1)
+        self._log = [0.0] * (most + 1)
+        self._square = [0.0] * (most + 1)
+        self._unit = 1.0
+        self._drift = 0.0
+
+    def add(self, size: int, each_ns: float) -> bool:
+        """Take in a batch; whether the service has changed, so that nothing is known any more.
+
+        Costs from before a slowdown beside costs from after it would make the size that was tried last look dear,
+        whichever it is.
+        """
+        # What is added grows instead of what is there shrinking: nothing need be touched but one entry.
+        self._unit /= _FORGET
+        log = math.log(max(each_ns, 1.0))
+        if self._weight[size] >= _KNOWN * self._unit:
+            self._drift += (log - self._log[size] / self._weight[size] - self._drift) / _CHANGE_SPAN
+        changed = abs(self._drift) > _CHANGED
+        if changed:
+            self._drift = 0.0
+            for sums in (self._weight, self._log, self._square):
+                sums[:] = [0.0] * len(sums)
+        self._weight[size] += self._unit
+        self._log[size] += self._unit * log
+        self._square[size] += self._unit * log * log
+        if self._unit > 1e12:
+            for sums in (self._weight, self._log, self._square):
+                sums[:] = [value / self._unit for value in sums]
+            self._unit = 1.0
+        return changed
+
+    def ratio(self, size: int) -> tuple[float, float] | None:
+        """Cost in batches of about ``size`` over that in batches of about half as many, and what it is at least.
+
+        ``None`` where one of them is unknown.
+        """
+        if size < 2:
+            return None
+        large = self._mean(math.floor(0.75 * size) + 1, size)
+        half = self._mean(math.ceil(size / 3), math.floor(size * 2 / 3))
+        if large is None or half is None:
+            return None
+        log = large[0] - half[0]
+        return math.exp(log), math.exp(log - _ERRORS * math.sqrt(large[1] + half[1]))
+
+    def _mean(self, least: int, most: int) -> tuple[float, float] | None:
+        """The mean of logarithms and the square of its standard error."""
+        weight, log, square = (
+            sum(sums[least : most + 1]) / self._unit for sums in (self._weight, self._log, self._square)
+        )
+        if weight < _KNOWN:
+            return None
+        mean = log / weight
+        return mean, max(square / weight - mean * mean, 0.0) / weight
+
+
+class BatchController:
+    """Moves the limits of batches; :class:`latfix.queueing.backlog.Limits`.
+
+    Call :meth:`observe` for each batch, from one thread at a time. It reads no clock: time comes with what it sees.
+
+    :param most: largest size of a batch; it begins at one.
+    :param least_window_ns: bounds of the window; it begins at the lower one.
+    :param target_ns: the latency that its tail is to stay below; 0 for three times that of a quiet service.
+    """
+
+    def __init__(self, *, most: int, least_window_ns: int, most_window_ns: int, target_ns: int) -> None:
+        self._most = most
+        self._least_window = least_window_ns
+        self._most_window = max(most_window_ns, least_window_ns)
+        self._target = float(target_ns)
+        self._size = 1.0
+        self._window = float(least_window_ns)
+        self._costs = _Costs(most)
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        self._tail = 0.0
+        self._quiet = math.inf
+        self._wait, self._patience = 0, _PATIENCE
+        self._grown = 0
+        self._retreated = False
+        self._tail_then = math.inf
+        self._window_wait, self._window_patience = 0, _PATIENCE
+        self._reset()
+
+    @property
+    def size(self) -> int:
+        """Most requests in the next batch."""
+        return max(int(self._size), 1)
+
+    @property
+    def window_ns(self) -> int:
+        """How long the oldest request waits for company."""
+        return int(self._window)
+
+    @property
+    def tail_ns(self) -> float:
+        """The smoothed tail of the latency that it steers by."""
+        return self._tail
+
+    def _reset(self) -> None:
+        self._batches = self._behind = self._timed = 0
+        self._work = self._time = 0
+
+    def observe(self, seen: Seen) -> None:
+        """Take in a batch that ended; every few of them, decide."""
+        busy = seen.end_ns - seen.close_ns
+        if self._costs.add(min(seen.size, self._most), busy / seen.size):
+            # What retreats taught is of the service as it was, too.
+            self._wait, self._patience, self._grown, self._retreated = 0, _PATIENCE, 0, False
+            self._tail_then = math.inf
+        self._recent.extend(seen.latencies_ns)
+        self._batches += 1
+        self._behind += seen.left > 0
+        self._timed += not seen.full
+        self._work += busy
+        self._time += max(seen.end_ns - seen.free_ns, busy)
+        if self._batches >= EVERY:
+            self._decide()
+            self._reset()
+
+    def _decide(self) -> None:
+        ordered = sorted(self._recent)
+        tail = float(ordered[min(int(_TAIL * len(ordered)), len(ordered) - 1)]) if ordered else 0.0
+        self._tail = tail if self._tail == 0.0 else self._tail + _SMOOTHING * (tail - self._tail)
+        self._quiet = min(self._quiet * 1.002, max(self._tail, 1.0))
+        pressure = self._tail / (self._target or _QUIET_TIMES * self._quiet)
+        used = self._work / max(self._time, 1)
+        self._steer_size(pressure, used)
+        self._steer_window(pressure, used)
+
+    def _steer_size(self, pressure: float, used: float) -> None:
+        here = self._costs.ratio(self.size)
+        in_vain = here is not None and here[1] > _PAYS_NOT
+        themselves = pressure > 1.0 and used < _BUSY and self._work / self._batches > 0.5 * self._tail
+        if self.size > 1 and (in_vain or themselves):
+            self._shrink()
+            self._wait, self._patience = self._patience, min(2 * self._patience, _MOST_PATIENCE)
+            self._grown, self._retreated = 0, True
+        elif self._wait > 0:
+            self._wait -= 4 if pressure > 1.0 and used > _BUSY else 1
+        elif 4 * self._behind < self._batches:
+            return  # the limit does not bind: moving it would change nothing now and too much later
+        elif here is None and self.size > 1:
+            above = self._costs.ratio(min(2 * self.size, self._most))
+            if above is not None and above[0] < _PAYS:
+                self._grow()
+            else:
+                self._shrink()
+        elif here is None or here[0] < _PAYS:
+            self._grow()
+
+    def _shrink(self) -> None:
+        self._size = max(min(self._size - 1.0, _SHRINK * self._size), 1.0)
+
+    def _grow(self) -> None:
+        more = max(1.0, self._size / _GROWTH) if self._retreated else self._size
+        self._size = min(self._size + more, float(self._most))
+        self._grown += 1
+        if self._grown > _PATIENCE:  # larger sizes have paid for a while: what was met before is no longer so
+            self._patience = max(self._patience // 2, _PATIENCE)
+
+    def _steer_window(self, pressure: float, used: float) -> None:
+        ratio = self._costs.ratio(self.size)
+        in_vain = self.size == 1 or (ratio is not None and ratio[0] > _PAYS_NOT)
+        if used < _IDLE:
+            self._window *= _WINDOW_IDLE
+        elif pressure > 1.0 or in_vain or self._tail > _ROSE * self._tail_then:
+            self._window *= _WINDOW_DOWN
+            if self._window_wait == 0 and self._tail_then < math.inf:
+                self._window_wait = self._window_patience
+                self._window_patience = min(2 * self._window_patience, _MOST_PATIENCE)
+        elif self._window_wait > 0:
+            self._window_wait -= 1
+            self._tail_then = math.inf
+        elif used > _BUSY and pressure < _WELL and 2 * self._timed > self._batches:
+            self._tail_then = min(self._tail, self._tail_then)
+            self._window += (self._most_window - self._least_window) / _WINDOW_STEPS
+        self._window = min(max(self._window, self._least_window), self._most_window)

@@ -1,0 +1,188 @@
+"""The queue between prepare threads and workers, and the batcher that empties it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Ordering, Waiting
+from latfix.request import Request
+
+#: Lengths beyond are taken for this one: the record has 64 bits for them.
+_LONGEST = 1 << 62
+
+__all__ = ["BatchQueue", "Formed", "Waiting", "bucket_length"]
+
+
+class Formed(NamedTuple):
+    """A batch whose membership is fixed; a tuple, because one is made for each batch.
+
+    :param open_ns: the worker was free and the first member there.
+    :param close_ns: full, or the window of the oldest member ended.
+    :param full: as many requests waited as a batch may hold; ``left`` are still waiting.
+    :param dropped: requests that there was no point in serving any more; there may be no members beside them.
+    """
+
+    members: list[Waiting]
+    open_ns: int
+    close_ns: int
+    full: bool = False
+    left: int = 0
+    dropped: tuple[Waiting, ...] = ()
+
+
+class BatchQueue:
+    """Requests wait here for a worker.
+
+    A free worker opens a batch as soon as one request waits and closes it when as many wait as a batch may hold
+    or the window of the oldest has ended, whichever is first; the window counts from the oldest one's enqueueing,
+    so a request that has waited longer than the window leaves at once.
+
+    :param by_length: members are chosen among those waiting by closeness in length to the head.
+    :param limits: in place of ``max_batch_size`` and ``window_ns``, where something moves them.
+    :param doomed: says at a moment of a request whether there is no point in serving it any more.
+    :param clock: for tests on simulated time.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        window_ns: int,
+        by_length: bool = False,
+        ordering: Ordering | None = None,
+        memory_limit: int = 0,
+        limits: Limits | None = None,
+        doomed: Callable[[Waiting, int], bool] | None = None,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._limits: Limits = limits or FixedLimits(max_batch_size, window_ns)
+        self._doomed = doomed
+        self._clock = clock
+        self._backlog = Backlog(ordering=ordering, by_length=by_length, memory_limit=memory_limit)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # One worker forms a batch at a time; the others wait for their turn here, not for requests.
+        self._forming = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._backlog)
+
+    def put(
+        self,
+        *,
+        rank: int,
+        slot: int,
+        enqueued_ns: int,
+        expires_ns: int = 0,
+        length: int = 0,
+        inputs: Any = None,
+        share: float = 1.0,
+        memory: int = 0,
+    ) -> None:
+        """Enqueue a prepared request; see :meth:`latfix.queueing.backlog.Backlog.push`."""
+        with self._changed:
+            self._backlog.push(
+                rank=rank,
+                slot=slot,
+                enqueued_ns=enqueued_ns,
+                expires_ns=expires_ns,
+                length=length,
+                inputs=inputs,
+                share=share,
+                memory=memory,
+            )
+            self._came(enqueued_ns)
+
+    def _came(self, enqueued_ns: int) -> None:  # noqa: ARG002  (others care when)
+        """A request was put in at that moment; the lock is held."""
+        self._changed.notify()
+
+    def close(self) -> None:
+        """No more requests: :meth:`take` returns what waits, then ``None``."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self, free_ns: int) -> Formed | None:
+        """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed."""
+        backlog = self._backlog
+        with self._forming, self._changed:
+            while not len(backlog):
+                if self._closed:
+                    return None
+                self._changed.wait()
+            most, window_ns = self._limits.size, self._limits.window_ns
+            # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
+            oldest = backlog.oldest_ns() if len(backlog) < most else backlog.head_ns()
+            open_ns = max(free_ns, oldest)
+            leaves_ns = oldest + window_ns
+            while len(backlog) < most and not self._closed:
+                left = leaves_ns - self._clock()
+                if left <= 0:
+                    break
+                self._changed.wait(left / 1e9)
+            full = len(backlog) >= most
+            close_ns = self._clock()
+            if self._doomed is None:
+                members, dropped = backlog.pop(most)
+            else:
+                hopeless = self._doomed
+                members, dropped = backlog.pop(most, lambda item: hopeless(item, close_ns))
+            return Formed(
+                members=members,
+                open_ns=open_ns,
+                close_ns=close_ns,
+                full=full,
+                left=len(backlog),
+                dropped=tuple(dropped),
+            )
+
+    def take_full(self) -> Formed | None:
+        """A batch of as many requests as it may hold, if so many wait now; ``None`` where they do not, or another
+        worker is forming a batch."""
+        return self.take_at_once(self._limits.size, least=self._limits.size)
+
+    def take_at_once(self, most: int, least: int = 1) -> Formed | None:
+        """Up to ``most`` requests that wait now, for a worker that has room beside what it is working on.
+
+        ``None`` where fewer than ``least`` wait or another worker is forming a batch.
+        """
+        if len(self._backlog) < least or not self._forming.acquire(blocking=False):
+            return None
+        try:
+            with self._changed:
+                if len(self._backlog) < least:
+                    return None
+                now = self._clock()
+                hopeless = self._doomed
+                doomed = None if hopeless is None else (lambda item: hopeless(item, now))
+                members, dropped = self._backlog.pop(most, doomed)
+                left = len(self._backlog)
+                return Formed(
+                    members=members,
+                    open_ns=now,
+                    close_ns=now,
+                    full=len(members) == self._limits.size,
+                    left=left,
+                    dropped=tuple(dropped),
+                )
+        finally:
+            self._forming.release()
+
+
+def bucket_length(request: Request, key: str, elements: int) -> int:
+    """What a request goes by where batches are ordered by length.
+
+    :param key: a numeric feature; the elements of its inputs where that is empty, or the request lacks it or has no
+        finite number there.
+    """
+    value = request.features.get(key) if key else None
+    # An integer may be too large for a float to be asked whether it is finite.
+    if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        return elements
+    return round(min(max(value, -_LONGEST), _LONGEST))

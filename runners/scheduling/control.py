@@ -1,0 +1,228 @@
+"""What an engine learns while it serves and moves by it: estimates, limits of batches, who is let in.
+
+There is none where the settings ask for nothing of the kind, and the paths of requests then are what they are without
+this module.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from latfix.errors import InputError
+from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.queueing.backlog import Ordering, Waiting
+from latfix.runners.gpu_memory.batch_memory import PeakMemory
+from latfix.runners.scheduling.adaptive_batching import BatchController, Seen
+from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
+from latfix.runners.scheduling.batch_queue import Formed
+from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+_MS = 1_000_000
+#: Requests inside that an adaptive limit never goes below, in full batches of all workers.
+_LEAST_BATCHES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A batch that ran: who was in it, and its stamps on the recorder's clock."""
+
+    formed: Formed
+    members: Sequence[Waiting]
+    batch_id: int
+    free_ns: int
+    end_ns: int
+    need_bytes: int
+
+
+def check_policies(settings: RunnerSettings) -> None:
+    """See that the settings of batching go together, before a model is loaded for them.
+
+    :raises InputError: they contradict each other.
+    """
+    least, most = settings.window_least_ms, settings.window_most_ms
+    if settings.batching == "adaptive" and least > most:
+        raise InputError(
+            f"[runner] window_least_ms = {least:g} and window_most_ms = {most:g}: expected the least to be no more "
+            "than the most; set both"
+        )
+    if settings.devices != 1 and settings.memory_limit_mb:
+        raise InputError(
+            f"[runner] memory_limit_mb = {settings.memory_limit_mb} with devices = {settings.devices}: what batches "
+            "need is measured on one device; set devices = 1, or no limit"
+        )
+    _check_overlap(settings)
+    if settings.batching == "continuous" and settings.memory_limit_mb:
+        raise InputError(
+            f"[runner] memory_limit_mb = {settings.memory_limit_mb} with batching = 'continuous': requests that join "
+            "between steps cannot be limited by memory; lower max_batch_size, or use 'fixed' or 'adaptive'"
+        )
+
+
+def _check_overlap(settings: RunnerSettings) -> None:
+    """Whoever takes batches ahead of time does not know what waits for them then.
+
+    :raises InputError: a setting needs to.
+    """
+    if not settings.overlap:
+        return
+    against = {
+        # From pageable memory the host waits for each copy, and the batch before waits for its answers meanwhile.
+        "pinned_staging = false": not settings.pinned_staging,
+        f"batching = {settings.batching!r}": settings.batching != "fixed",
+        f"memory_limit_mb = {settings.memory_limit_mb}": settings.memory_limit_mb > 0,
+        f"routing = {settings.routing!r}": settings.routing != "pull" and settings.workers > 1,
+    }
+    for said, hit in against.items():
+        if hit:
+            wanted = "set pinned_staging = true" if "pinned" in said else "leave one of them out"
+            raise InputError(f"[runner] overlap = true with {said}: one does not go with the other; {wanted}")
+
+
+def check_key(settings: RunnerSettings, traffic: Traffic) -> None:
+    """See that the traffic tells what requests are to be batched and ordered by.
+
+    :raises InputError: it has no such numeric feature; every request would go by its inputs' size instead.
+    """
+    numeric = sorted(name for name, column in traffic.features.items() if column.dtype.kind in "iuf")
+    if settings.batch_key and settings.batch_key not in numeric:
+        raise InputError(
+            f"[runner] batch_key = {settings.batch_key!r}: the traffic has no numeric feature of that name; expected "
+            f"{'one of ' + ', '.join(numeric) + ', or ' if numeric else ''}'' for the size of the inputs"
+        )
+
+
+def ordering_of(settings: RunnerSettings) -> Ordering:
+    """The order of the queue that the settings ask for."""
+    return Ordering(schedule=settings.schedule, ageing_ns=int(settings.ageing_ms * _MS))
+
+
+class Steering:
+    """Estimates and controllers of one engine. All methods may be called by any thread.
+
+    :param device: where the model is, for what its batches need.
+    :ivar limits: of batches, where they are moved.
+    :ivar peak: measures batches, where their memory is limited.
+    """
+
+    def __init__(self, settings: RunnerSettings, device: str) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self.estimate = WorkEstimate()
+        self.limits: BatchController | None = None
+        self.concurrency: ConcurrencyLimit | None = None
+        self.deadlines: DeadlineCheck | None = None
+        self.peak = PeakMemory(device) if settings.memory_limit_mb else None
+        if settings.batching == "adaptive":
+            self.limits = BatchController(
+                most=settings.max_batch_size,
+                least_window_ns=int(settings.window_least_ms * _MS),
+                most_window_ns=int(settings.window_most_ms * _MS),
+                target_ns=int(settings.target_ms * _MS),
+            )
+        if settings.admission == "limit":
+            least = _LEAST_BATCHES * settings.max_batch_size * settings.workers
+            self.concurrency = ConcurrencyLimit(least=least, most=settings.max_queue)
+        if settings.admission == "deadline":
+            self.deadlines = DeadlineCheck(self.estimate, workers=settings.workers)
+
+    @classmethod
+    def of(cls, settings: RunnerSettings, device: str) -> Steering | None:
+        """The steering that the settings ask for; ``None`` where they ask for none."""
+        wanted = (
+            settings.batching == "adaptive"
+            or settings.schedule != "arrival"
+            or settings.admission != "all"
+            or settings.memory_limit_mb > 0
+        )
+        return cls(settings, device) if wanted else None
+
+    def refusal(self, now_ns: int, expires_ns: int, inside: int) -> str:
+        """Why a new request is turned away; empty where it is let in.
+
+        :param expires_ns: when its caller gives up; 0 for never.
+        :param inside: requests that were let in and have not ended.
+        """
+        if self.concurrency is not None and self.concurrency.refuses(inside):
+            return f"{inside} requests were inside, as many as latency allows"
+        if self.deadlines is not None and self.deadlines.refuses(now_ns, expires_ns, inside):
+            return "it could not have been answered by its deadline"
+        return ""
+
+    def hopeless(self, item: Waiting, now_ns: int) -> bool:
+        """Whether there is no point in serving a request whose turn has come."""
+        return self.deadlines is not None and self.deadlines.hopeless(now_ns, item.expires_ns)
+
+    def place(self, length: int, elements: int) -> tuple[float, int]:
+        """What the queue orders and limits a request by: its share of work, and bytes.
+
+        :param length: its bucket length; ``elements`` of its inputs.
+        """
+        memory = self.estimate.memory_bytes(elements) if self.peak is not None else 0
+        if self._settings.schedule == "work_per_byte":
+            return self.estimate.sparseness(length, elements), memory
+        return self.estimate.share(length), memory
+
+    def served(self, ended: Ended, recorder: StageRecorder) -> None:
+        """Learn from a batch that ended."""
+        stamp, batch_id, members = recorder.batch, ended.batch_id, ended.members
+        compute_ns = stamp["compute_end_ns"][batch_id] - stamp["collated_ns"][batch_id]
+        formed = ended.formed
+        with self._lock:
+            self.estimate.learn(
+                Batch(
+                    size=len(members),
+                    longest=max(member.length for member in members),
+                    total=sum(member.length for member in members),
+                    elements=stamp["real_elements"][batch_id],
+                    compute_ns=compute_ns,
+                    busy_ns=ended.end_ns - formed.close_ns,
+                    backlog=formed.left > 0,
+                )
+            )
+            if self.peak is not None and self.peak.available:
+                self.estimate.learn_memory(stamp["padded_elements"][batch_id], ended.need_bytes)
+            if self.limits is not None:
+                self.limits.observe(
+                    Seen(
+                        size=len(members),
+                        free_ns=ended.free_ns,
+                        close_ns=formed.close_ns,
+                        end_ns=ended.end_ns,
+                        full=formed.full,
+                        left=formed.left,
+                        latencies_ns=[ended.end_ns - int(recorder.scheduled_ns[member.slot]) for member in members],
+                    )
+                )
+
+    def ended(self, latency_ns: int, inside: int) -> None:
+        """A request that a batch served ended."""
+        if self.concurrency is not None:
+            self.concurrency.observe(latency_ns, inside)
+
+    def series(self) -> dict[str, float]:
+        """Its state now, as sampled series of the run."""
+        found: dict[str, float] = {}
+        if self.limits is not None:
+            found["runner.batch_limit"] = self.limits.size
+            found["runner.window_ms"] = self.limits.window_ns / _MS
+            found["runner.latency_tail_ms"] = self.limits.tail_ns / _MS
+        if self.concurrency is not None:
+            found["runner.concurrency_limit"] = self.concurrency.limit
+            found["runner.shed_at_limit"] = self.concurrency.shed
+        if self.deadlines is not None:
+            found["runner.refused_by_deadline"] = self.deadlines.refused
+            found["runner.dropped_by_deadline"] = self.deadlines.dropped
+        if self._settings.schedule != "arrival":
+            found["runner.work_explained"] = self.estimate.line.explained
+        if self.peak is not None:
+            found["runner.bytes_per_element"] = self.estimate.memory_bytes(1_000_000) / 1e6
+        return found
+
+    def close(self) -> None:
+        """Give back what it holds open."""
+        if self.peak is not None:
+            self.peak.close()

@@ -1,0 +1,260 @@
+"""Idle workers that stay warm: a small input of their own every so often, never while a request waits.
+
+After a pause, the weights have left the caches, the clock has gone down and pool threads sleep. A worker that finds
+no request for a while runs the smallest input that it has seen, so that the next request meets it as warm as
+one in the middle of traffic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from latfix.profilers.gpu.allocator_counters import Inside
+from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.model_transforms.embedding_rows import HotRows
+from latfix.runners.scheduling.batch_queue import Formed, Waiting
+from latfix.settings import RunnerSettings
+
+if TYPE_CHECKING:
+    from latfix.runners.engine.worker import ModelInstance
+
+
+class TakenFrom(Protocol):
+    """What a worker takes its batches from."""
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+
+    def take(self, free_ns: int) -> Formed | None:
+        """The next batch; ``None`` at the end."""
+
+    def take_at_once(self, most: int) -> Formed | None:
+        """Up to ``most`` requests that wait now, for a worker that has room; ``None`` for none."""
+
+
+class IdleGate:
+    """Lets workers wait for a request for a bounded time, which the queue itself does not.
+
+    One worker at a time stands before the queue, so that what it sees there is still there when it takes it. The
+    engine says when something was put in (:meth:`work_came`) and when nothing will be (:meth:`close`).
+
+    :param inside: requests inside the service, wherever they are.
+    """
+
+    def __init__(self, queue: TakenFrom, inside: Callable[[], int] = lambda: 0) -> None:
+        self._queue = queue
+        self._inside = inside
+        self._turn = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._closed = False
+        #: Held by the one worker that runs its own input: the others are there for a request meanwhile.
+        self.warming = threading.Lock()
+
+    @property
+    def quiet(self) -> bool:
+        """No request is inside: none is prepared or computed, which a worker's own input would slow down."""
+        return self._inside() == 0
+
+    def work_came(self) -> None:
+        """A request was put into the queue."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The queue was closed."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self, free_ns: int, patience_s: float) -> Formed | Idle | None:
+        """The next batch, ``None`` at the end, or :data:`IDLE` after ``patience_s`` without a request."""
+        if not self._turn.acquire(timeout=patience_s):
+            return IDLE
+        try:
+            with self._changed:
+                if not self._changed.wait_for(self._ready, patience_s):
+                    return IDLE
+            return self._queue.take(free_ns)
+        finally:
+            self._turn.release()
+
+    def _ready(self) -> bool:
+        return self._closed or len(self._queue) > 0
+
+
+class Idle:
+    """What a worker gets that waited in vain."""
+
+
+IDLE = Idle()
+
+
+@dataclass(slots=True)
+class Residence:
+    """What keeping one worker warm took.
+
+    :param runs: of its own input.
+    :param total_ns: of all runs; ``longest_ns`` of the longest.
+    :param elements: of the input that it ran last.
+    :param delayed: runs at whose end a request waited, which cost it at most the run.
+    :param rows: rows of embedding tables that were touched.
+    :param failure: why it gave up; empty where it did not.
+    """
+
+    runs: int = 0
+    total_ns: int = 0
+    longest_ns: int = 0
+    elements: int = 0
+    delayed: int = 0
+    rows: int = 0
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class Resident:
+    """One worker's input of its own, and what it took to run it.
+
+    :param run: collates and computes a batch of one, as requests are.
+    :param inputs: what ``prepare`` once returned, the smallest that is known; ``None`` before any is.
+    """
+
+    run: Callable[[Sequence[Any]], None]
+    inputs: Any = None
+    elements: int = 0
+    done: Residence = field(default_factory=Residence)
+
+    def learn(self, inputs: Any) -> None:
+        """Keep a copy of a request's inputs where they are the smallest so far."""
+        elements = _elements(inputs)
+        if elements and (self.inputs is None or elements < self.elements):
+            self.inputs, self.elements = _copied(inputs), elements
+
+    def once(self) -> None:
+        """Run the input; one that fails is never run again."""
+        if self.inputs is None or self.done.failure:
+            return
+        started = time.perf_counter_ns()
+        try:
+            self.run([self.inputs])
+        except USER_ERRORS as error:  # the model's own affair where nobody asked; a request would be told
+            self.done.failure = describe(error)
+            return
+        took = time.perf_counter_ns() - started
+        self.done.runs += 1
+        self.done.elements = self.elements
+        self.done.total_ns += took
+        self.done.longest_ns = max(self.done.longest_ns, took)
+
+
+class Keeper:
+    """Gets one worker its batches, and keeps it warm while there are none.
+
+    :param instance: the worker's model.
+    :param number: of the worker, so that workers take turns.
+    :param memory: counters of the device's memory, where there are any.
+    """
+
+    def __init__(
+        self, settings: RunnerSettings, instance: ModelInstance, number: int, memory: Inside | None = None
+    ) -> None:
+        self._instance = instance
+        self._memory = memory
+        self._counters: ThreadCounters | None = None
+        self.resident = Resident(self._run, instance.resident, _elements(instance.resident))
+        self._period_s = settings.keep_warm_ms / 1000
+        self._settles = settings.keep_warm_ms > 0 or settings.warmup_shapes > 0
+        self._patience_s = self._period_s * (1 + number / settings.workers)
+
+    @property
+    def hot(self) -> HotRows | None:
+        """The rows of the model's embedding tables that are worth touching."""
+        return self._instance.hot
+
+    def settle(self, counters: ThreadCounters) -> None:
+        """On the worker's thread, before its first request: what belongs to a thread is made by its first operators.
+
+        :param counters: of the thread; what it does here is no part of a request's account.
+        """
+        self._counters = counters
+        if self._settles:
+            self.resident.once()
+        if self.hot is not None:
+            self.hot.touch_all()
+        # What follows counts what is done beside requests.
+        self.resident.done = Residence(failure=self.resident.done.failure)
+        counters.snapshot()
+
+    def next(self, queue: TakenFrom, gate: IdleGate | None, free_ns: int) -> tuple[Formed | None, int]:
+        """The next batch, ``None`` at the end, and when the worker was free for it."""
+        if gate is None:
+            return queue.take(free_ns), free_ns
+        while isinstance(formed := gate.take(free_ns, self._patience_s), Idle):
+            self._patience_s = self._period_s
+            if gate.quiet and gate.warming.acquire(blocking=False):
+                try:
+                    self._stay_warm()
+                finally:
+                    gate.warming.release()
+                self.resident.done.delayed += len(queue) > 0
+                free_ns = time.perf_counter_ns()
+        return formed, free_ns
+
+    def learn(self, members: Sequence[Waiting], elements: Sequence[int]) -> None:
+        """Keep the smallest inputs that traffic brings.
+
+        :param elements: of each request's inputs, by its slot.
+        """
+        for member in members:
+            if self.resident.inputs is None or 0 < elements[member.slot] < self.resident.elements:
+                self.resident.learn(member.inputs)
+
+    def _stay_warm(self) -> None:
+        with contextlib.nullcontext() if self._memory is None else self._memory.aside():
+            self.resident.once()
+        if self.hot is not None:
+            self.resident.done.rows += self.hot.touch_some()
+        if self._counters is not None:
+            self._counters.snapshot()
+
+    def _run(self, inputs: Sequence[Any]) -> None:
+        """As a batch of requests is run, but recorded nowhere."""
+        instance = self._instance
+        batch = instance.collate(list(inputs))  # held until the device is done with it
+        with instance.working():
+            call_model(instance.model, instance.on_device(batch))
+
+
+def _elements(inputs: Any) -> int:
+    return elements_and_length(tensors_of(inputs), 0)[0]
+
+
+def _copied(value: Any) -> Any:
+    """The same structure with tensors of its own: what ``prepare`` returned may be overwritten by its owner."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_copied(item) for item in value)
+    return value
+
+
+def summed(parts: Sequence[Residence]) -> Residence:
+    """All workers' together."""
+    return Residence(
+        runs=sum(part.runs for part in parts),
+        total_ns=sum(part.total_ns for part in parts),
+        longest_ns=max((part.longest_ns for part in parts), default=0),
+        elements=max((part.elements for part in parts), default=0),
+        delayed=sum(part.delayed for part in parts),
+        rows=sum(part.rows for part in parts),
+        failure=next((part.failure for part in parts if part.failure), ""),
+    )

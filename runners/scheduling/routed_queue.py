@@ -1,0 +1,263 @@
+"""The batch queue where each worker is told what to take: ``routing = "weighted"``.
+
+Every worker stands at a door of its own. A request that comes wakes the one who is to look at it, not whoever waits
+longest; what a worker leaves to faster ones it looks at again when they are late (:mod:`scheduling.replica_router`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
+from latfix.runners.scheduling.keep_warm import IDLE, Idle, IdleGate
+from latfix.runners.scheduling.replica_router import Choice, Router
+
+#: A request that is tried on a slow worker has at least so many times as long as it is expected to take there.
+_TIME_TO_TRY = 3.0
+
+
+class Bell(Protocol):
+    """What a worker sleeps by; a condition, or in a simulation whoever keeps the time."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until it is rung, with the lock given back meanwhile."""
+
+    def notify(self) -> None:
+        """Ring it."""
+
+
+class RoutedQueue(BatchQueue):
+    """Requests wait here; :meth:`door` is where a worker takes them.
+
+    :param router: asked and told under this queue's lock.
+    :param rest: as of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
+    """
+
+    def __init__(self, *, router: Router, workers: int, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.router = router
+        #: What wakes each worker; all of the queue's one lock.
+        self.bells: list[Bell] = [threading.Condition(self._lock) for _ in range(workers)]
+        self._doors = [Door(self, worker) for worker in range(workers)]
+        self._filled_ns = 0
+
+    @property
+    def locked(self) -> threading.Lock:
+        """What guards the queue and its router."""
+        return self._lock
+
+    def door(self, worker: int) -> Door:
+        """Where this worker takes its batches."""
+        return self._doors[worker]
+
+    def _came(self, enqueued_ns: int) -> None:
+        self._filled_ns = enqueued_ns
+        self.router.came(enqueued_ns)
+        self._wake()
+
+    def close(self) -> None:
+        """No more requests: doors give out what waits, then ``None``."""
+        with self._lock:
+            self._closed = True
+            self.router.close(self._clock())
+            for bell in self.bells:
+                bell.notify()
+
+    def told(self, worker: int, others: float) -> None:
+        """The share of its device that other processes have; see :meth:`Router.told`."""
+        with self._lock:
+            self.router.told(worker, others, self._clock())
+
+    def arrive(self, worker: int, free_ns: int, now_ns: int) -> None:
+        """A worker comes to the queue, with the lock held; what it took before has ended then."""
+        self._doors[worker].settle(free_ns)
+        self.router.stands(worker, now_ns)
+
+    def depart(self, worker: int, now_ns: int) -> None:
+        """It goes, with a batch or without; somebody else looks at what it leaves."""
+        self.router.leaves(worker, now_ns)
+        self._wake()
+
+    def attempt(self, worker: int, free_ns: int, now_ns: int) -> Formed | int | None:
+        """What a worker that stands here gets now, with the lock held: a batch, or nothing for the time being.
+
+        :returns: a batch; nanoseconds after which to look again; ``None`` to wait until it is woken.
+        """
+        backlog = self._backlog
+        self.router.looks(worker)
+        waiting = len(backlog)
+        if not waiting:
+            return None
+        limit = self._limits.size
+        if self._closed:
+            return self._form(worker, Choice(limit), free_ns, now_ns)
+        # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
+        full = waiting >= limit
+        due = self._filled_ns if full else backlog.oldest_ns() + self._limits.window_ns
+        if due > now_ns and not full:
+            return due - now_ns
+        choice = self.router.decide(worker, waiting=waiting, most=limit, due_ns=due, now_ns=now_ns)
+        if choice.probe and not self._has_time(worker, now_ns):
+            self.router.not_now(worker)
+            self._wake()
+            return None
+        if not choice.take:
+            self._doors[worker].held_ns = now_ns
+            return choice.again_ns
+        return self._form(worker, choice, free_ns, now_ns, full=full)
+
+    def take_at(self, worker: int, free_ns: int, patience_s: float | None) -> Formed | Idle | None:
+        """A batch, ``None`` when closed, :data:`keep_warm.IDLE` after waiting so long in vain."""
+        with self._lock:
+            now = self._clock()
+            until = None if patience_s is None else now + int(patience_s * 1e9)
+            self.arrive(worker, free_ns, now)
+            try:
+                while True:
+                    got = self.attempt(worker, free_ns, now)
+                    if isinstance(got, Formed):
+                        return got
+                    if self._closed:
+                        return None
+                    if until is not None and now >= until:
+                        return IDLE
+                    rests = [rest for rest in (got, None if until is None else until - now) if rest is not None]
+                    self.bells[worker].wait(min(rests) / 1e9 if rests else None)
+                    now = self._clock()
+            finally:  # also where it dies here
+                self.depart(worker, self._clock())
+
+    def take_between(self, worker: int, most: int) -> Formed | None:
+        """Up to ``most`` requests for a worker that has room beside what it is working on; ``None`` for none."""
+        if not len(self._backlog):
+            return None
+        with self._lock:
+            waiting, now = len(self._backlog), self._clock()
+            if not waiting:
+                return None
+            due = self._backlog.head_ns()
+            choice = self.router.decide(worker, waiting=waiting, most=most, due_ns=due, now_ns=now)
+            if not choice.take or choice.probe:
+                return None
+            return self._form(worker, choice, now, now)
+
+    def _wake(self) -> None:
+        """Wake who is to look at what waits."""
+        if len(self._backlog) and (worker := self.router.ring(self._clock())) is not None:
+            self.bells[worker].notify()
+
+    def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:
+        """Take a batch out, and note that the worker begins it."""
+        hopeless, door = self._doomed, self._doors[worker]
+        doomed = None if hopeless is None else (lambda item: hopeless(item, now_ns))
+        if choice.skip:
+            members, dropped = self._backlog.pop_behind(choice.skip, choice.take, doomed)
+        else:
+            members, dropped = self._backlog.pop(choice.take, doomed)
+        self.router.probes += choice.probe
+        first = min((member.enqueued_ns for member in members), default=now_ns)
+        # Until now it was not to take them: what they waited for meanwhile was another worker.
+        opened = now_ns if door.held_ns >= first else max(free_ns, first)
+        formed = Formed(
+            members=members,
+            open_ns=opened,
+            close_ns=now_ns,
+            full=full,
+            left=len(self._backlog),
+            dropped=tuple(dropped),
+        )
+        door.began(formed)
+        return formed
+
+    def _has_time(self, worker: int, now_ns: int) -> bool:
+        """Whether the last of those that wait could well be served by a slow worker."""
+        last = self._backlog.last()
+        takes = self.router.weight(worker) * self.router.pace.expected_ns(1, last.length)
+        return not last.expires_ns or last.expires_ns > now_ns + _TIME_TO_TRY * takes
+
+
+class Door:
+    """One worker's place before the queue; what it takes and when that ends is told to the router.
+
+    :ivar held_ns: when it last left what waited to a faster worker.
+    """
+
+    def __init__(self, queue: RoutedQueue, worker: int) -> None:
+        self._queue = queue
+        self._worker = worker
+        self._stepping = queue.router.places > 1
+        self._batch: tuple[int, int, int, int] | None = None
+        self._rows: dict[int, int] = {}
+        self.held_ns = -1
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def take(self, free_ns: int) -> Formed | None:
+        """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`; its last batch ended at ``free_ns``."""
+        got = self._queue.take_at(self._worker, free_ns, None)
+        assert not isinstance(got, Idle), "it waits without end"
+        return got
+
+    def take_patiently(self, free_ns: int, patience_s: float) -> Formed | Idle | None:
+        """As :meth:`take`; :data:`latfix.runners.scheduling.keep_warm.IDLE` after waiting so long in vain."""
+        return self._queue.take_at(self._worker, free_ns, patience_s)
+
+    def take_at_once(self, most: int) -> Formed | None:
+        """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`."""
+        return self._queue.take_between(self._worker, most)
+
+    def row_ended(self, slot: int, end_ns: int, *, shared: int, length: int) -> None:
+        """A request that joined others between steps was answered.
+
+        :param shared: how many rows its steps had, on average; 0 where it was not served in steps.
+        """
+        with self._queue.locked:
+            ticket = self._rows.pop(slot, None)
+            if ticket is not None:
+                router = self._queue.router
+                router.ended(self._worker, ticket, end_ns, size=shared, longest=length, total=length * max(shared, 1))
+
+    def began(self, formed: Formed) -> None:
+        """It took a batch; with the queue's lock held."""
+        router, worker, now = self._queue.router, self._worker, formed.close_ns
+        live = [one for one in formed.members if not one.expires_ns or now <= one.expires_ns]
+        if self._stepping:
+            for one in live:
+                self._rows[one.slot] = router.took(worker, now, size=len(self._rows) + 1, longest=one.length)
+        elif live:
+            longest, total = max(one.length for one in live), sum(one.length for one in live)
+            self._batch = (router.took(worker, now, size=len(live), longest=longest), len(live), longest, total)
+
+    def settle(self, free_ns: int) -> None:
+        """What it took has ended; with the queue's lock held."""
+        router = self._queue.router
+        if self._batch is not None:
+            ticket, size, longest, total = self._batch
+            self._batch = None
+            router.ended(self._worker, ticket, free_ns, size=size, longest=longest, total=total)
+        while self._rows:
+            router.ended(self._worker, self._rows.popitem()[1], free_ns, size=0, longest=0, total=0)
+
+
+class DoorGate(IdleGate):
+    """The gate of a worker that keeps itself warm, before its door.
+
+    :param shared: the engine's, with which workers take turns at their own inputs.
+    """
+
+    def __init__(self, door: Door, shared: IdleGate) -> None:
+        super().__init__(door)
+        self._door = door
+        self._shared = shared
+        self.warming = shared.warming
+
+    @property
+    def quiet(self) -> bool:
+        """No request is inside."""
+        return self._shared.quiet
+
+    def take(self, free_ns: int, patience_s: float) -> Formed | Idle | None:
+        """The next batch, ``None`` at the end, or ``IDLE`` after ``patience_s`` without one."""
+        return self._door.take_patiently(free_ns, patience_s)

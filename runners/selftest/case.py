@@ -1,0 +1,134 @@
+"""One case of the self-test: what is injected, how strongly, into which traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.runners.selftest.faults.background import Phases
+from latfix.traffic.schedule import Traffic
+
+Intensity = Literal["small", "medium", "large"]
+Group = Literal["single", "mixed", "unlisted", "quiet"]
+INTENSITIES: tuple[Intensity, ...] = ("small", "medium", "large")
+#: A pause, as a multiple of a typical request's latency.
+FACTORS: dict[Intensity, float] = {"small": 2.0, "medium": 5.0, "large": 10.0}
+#: Items of a typical request.
+ITEMS = 64
+#: Requests at the start that carry no fault: warm-up sends them once more.
+CLEAN_START = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A replay with known faults.
+
+    :param recipes: names of what is injected, keys of :data:`latfix.runners.selftest.recipes.RECIPES`.
+    :param seed: of traffic and of the faults' places.
+    :param seconds: length of the traffic.
+    """
+
+    recipes: tuple[str, ...]
+    group: Group
+    intensity: Intensity
+    seed: int
+    seconds: float
+
+    @property
+    def id(self) -> str:
+        """A name that is also a folder's."""
+        return f"{'+'.join(self.recipes)}-{self.intensity}-{self.seed}"
+
+
+@dataclass(slots=True)
+class Draft:
+    """Traffic and settings of a case while recipes write into it.
+
+    :param typical_ms: latency of a typical request on this machine, that pauses are multiples of.
+    :param rng: the case's own.
+    :param gaps: ``(n,)`` seconds before each arrival.
+    :param items: ``(n,)`` the inputs' lengths.
+    :param taken: ``(n,)`` requests that carry a fault already, or must not.
+    :param env: of the runner's process.
+    :param overrides: of the runner's settings.
+    :param hogs: phases of processes that compete for the runner's cores, one entry a process.
+    :param quota: phases of a cgroup quota, with the share of one core that it leaves.
+    :param clock_faults: causes that show in the run but in no request's log.
+    """
+
+    typical_ms: float
+    intensity: Intensity
+    rng: np.random.Generator
+    gaps: npt.NDArray[np.float64]
+    items: npt.NDArray[np.int64]
+    taken: npt.NDArray[np.bool_]
+    faults: dict[int, list[tuple[str, str, float]]] = field(default_factory=dict)
+    priority: npt.NDArray[np.int8] | None = None
+    sessions: list[str | None] | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, float] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    hogs: list[Phases] = field(default_factory=list)
+    quota: tuple[Phases, float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.gaps)
+
+    @property
+    def pause_ms(self) -> float:
+        """What a fault of the case's intensity lasts."""
+        return FACTORS[self.intensity] * self.typical_ms
+
+    def cut(self, n: int) -> None:
+        """Keep the first ``n`` requests, before anything is planned for them."""
+        self.gaps, self.items, self.taken = self.gaps[:n], self.items[:n], self.taken[:n]
+
+    def choose(self, share: float, apart: int = 4) -> npt.NDArray[np.int64]:
+        """Requests at random that carry nothing yet, marked as taken, no two within ``apart`` of each other."""
+        wanted = max(4, round(share * len(self)))
+        chosen: list[int] = []
+        for k in self.rng.permutation(len(self)).tolist():
+            if self.taken[max(k - apart, 0) : k + apart + 1].any():
+                continue
+            self.taken[k] = True
+            chosen.append(k)
+            if len(chosen) == wanted:
+                break
+        return np.sort(np.array(chosen, dtype=np.int64))
+
+    def plan(self, where: str, kind: str, share: float, ms: float | None = None) -> None:
+        """Plan a fault for a share of the requests."""
+        length = self.pause_ms if ms is None else ms
+        self.kinds[kind] = max(self.kinds.get(kind, 0.0), length)
+        for k in self.choose(share).tolist():
+            # A collection's length is the heap's; that of others varies, as pauses do.
+            ms_here = length if kind == "gc" else length * float(self.rng.uniform(0.7, 1.3))
+            self.faults.setdefault(k, []).append((where, kind, round(ms_here, 3)))
+        if kind != "gc":
+            self.kinds[kind] = max(self.kinds[kind], 1.3 * length)
+
+    def traffic(self) -> Traffic:
+        """The schedule as it stands."""
+        n = len(self)
+        arrival = np.rint(np.cumsum(self.gaps) * 1e9).astype(np.int64)
+        return Traffic(
+            arrival_ns=arrival,
+            ids=[f"r{k:06d}" for k in range(n)],
+            priority=np.ones(n, dtype=np.int8) if self.priority is None else self.priority,
+            sessions=[None] * n if self.sessions is None else self.sessions,
+            deadline_ms=np.full(n, np.nan),
+            features={"items": self.items},
+            payloads=[
+                {"items": int(self.items[k]), "faults": [list(fault) for fault in self.faults.get(k, ())]}
+                for k in range(n)
+            ],
+            metadata={"source": "latfix selftest"},
+        )
+
+
+def steady_gaps(rng: np.random.Generator, n: int, mean_s: float, *, shape: float = 4.0) -> npt.NDArray[np.float64]:
+    """Gaps between arrivals, gamma distributed: ``shape`` 1 is a Poisson process, more is more regular."""
+    return np.asarray(rng.gamma(shape, mean_s / shape, n), dtype=np.float64)

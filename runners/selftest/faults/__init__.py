@@ -1,0 +1,1 @@
+"""One injector a module."""

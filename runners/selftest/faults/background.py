@@ -1,0 +1,109 @@
+"""Faults that are on nobody's path: a thread that spins or collects beside the requests, on in phases.
+
+They run inside the service's process and are switched on by an environment variable, as a service's own
+background work would be by its configuration.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.injectors import Collections
+from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """When something is on: for ``on_s``, once in every ``period_s``, at a random place within each.
+
+    :param seed: of the places.
+    """
+
+    on_s: float
+    period_s: float
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Phases:
+        """``ON_S/PERIOD_S/SEED``, as :meth:`text` writes it."""
+        on_s, period_s, seed = text.split("/")
+        return cls(on_s=float(on_s), period_s=float(period_s), seed=int(seed))
+
+    def text(self) -> str:
+        """The phases as one word, for an environment variable or an argument."""
+        return f"{self.on_s:g}/{self.period_s:g}/{self.seed}"
+
+    def starts_s(self) -> Iterator[float]:
+        """When each phase starts, in seconds from the beginning; without end."""
+        rng = np.random.default_rng(self.seed)
+        period = 0
+        while True:
+            yield (period + rng.uniform(0.1, max(0.1, 0.9 - self.on_s / self.period_s))) * self.period_s
+            period += 1
+
+
+def spin(until_ns: int) -> None:
+    """Python bytecode and nothing else, which gives the interpreter lock up only when asked to."""
+    k = 0
+    while time.perf_counter_ns() < until_ns:
+        for _ in range(200):
+            k += 1
+
+
+class Beside:
+    """A thread that does something in phases and logs each, until it is stopped.
+
+    :param phase: called with the seconds that a phase lasts.
+    """
+
+    def __init__(self, kind: str, cause: str, phases: Phases, log: FaultLog, phase: Callable[[float], Done]) -> None:
+        self._kind, self._cause, self._phases, self._log, self._phase = kind, cause, phases, log, phase
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=kind, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it after the phase that it is in."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        for start_s in self._phases.starts_s():
+            if self._stop.wait(max(0.0, began + start_s - time.perf_counter())):
+                return
+            done = self._phase(self._phases.on_s)
+            self._log.add(
+                Fault(
+                    cause=self._cause,
+                    kind=self._kind,
+                    where="outside",
+                    request="",
+                    start_ns=done.start_ns,
+                    end_ns=done.end_ns,
+                    ns=done.ns,
+                )
+            )
+
+
+def start_spinner(phases: Phases, log: FaultLog) -> Beside:
+    """A thread that spins in phases (``python.gil``)."""
+
+    def phase(seconds: float) -> Done:
+        watch = Stopwatch()
+        spin(watch.start_ns + int(seconds * 1e9))
+        return watch.stop()
+
+    return Beside("spinner", "python.gil", phases, log, phase)
+
+
+def start_collector(phases: Phases, heap_ms: float, log: FaultLog) -> Beside:
+    """A thread that runs one full collection a phase (``python.gc``), each about ``heap_ms`` long."""
+    collections = Collections(heap_ms)
+    return Beside("collector", "python.gc", phases, log, lambda _seconds: collections(heap_ms))

@@ -1,0 +1,85 @@
+"""Processes that compete for the runner's cores, on in phases, with a log of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from latfix.runners.selftest.faults.background import Phases, spin
+from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+
+
+def cores() -> list[int]:
+    """The cores that this process, and the runner with it, may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+class Hogs:
+    """Started once a replay runs, gone at the end of the context, whatever happened.
+
+    :param phases: one entry a process; they are pinned to the cores in turn.
+    :param log: where each writes its intervals.
+    """
+
+    def __init__(self, phases: Sequence[Phases], log: Path) -> None:
+        self._phases, self._log = phases, log
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Hogs:
+        return self
+
+    def start(self) -> None:
+        """Start them, once."""
+        if self._processes:
+            return
+        usable = cores()
+        for number, phases in enumerate(self._phases):
+            core = usable[number % len(usable)]
+            command = [sys.executable, "-P", "-m", "latfix.runners.selftest.faults.cpu_hogs"]
+            arguments = [phases.text(), str(core), str(self._log), str(os.getpid())]
+            # A session of its own: Ctrl-C is for the parent, which then ends them.
+            process = subprocess.Popen(command + arguments, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._processes.append(process)
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``python -m … PHASES CORE LOG PARENT``: runs until killed, or until the parent is gone."""
+    phases, core, parent = Phases.parse(arguments[0]), int(arguments[1]), int(arguments[3])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    log = FaultLog(Path(arguments[2]))
+    began = time.perf_counter()
+    for start_s in phases.starts_s():
+        time.sleep(max(0.0, began + start_s - time.perf_counter()))
+        if os.getppid() != parent:
+            return
+        start = time.perf_counter_ns()
+        end = start + int(phases.on_s * 1e9)
+        spin(end)
+        log.add(
+            Fault(
+                cause="host.contention",
+                kind="hog",
+                where="outside",
+                request="",
+                start_ns=start,
+                end_ns=end,
+                ns=end - start,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,172 @@
+"""A cgroup of the self-test's own with a quota of processor time, on in phases."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from latfix.runners.selftest.faults.background import Phases
+from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+
+_PERIOD_US = 20_000
+_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control group made for one run.
+
+    :param unified: of version 2.
+    """
+
+    path: Path
+    parent: Path
+    unified: bool
+
+    @classmethod
+    def make(cls, name: str) -> Group:
+        """A new group under this process's own.
+
+        :raises OSError: this process may not, or there is no processor controller.
+        """
+        parent, unified = _own_group()
+        path = parent / name
+        path.mkdir()
+        group = cls(path, parent, unified)
+        if not group._limit.exists():
+            group.remove()
+            raise OSError(f"{parent} offers no processor controller to its children")
+        return group
+
+    @property
+    def _limit(self) -> Path:
+        return self.path / ("cpu.max" if self.unified else "cpu.cfs_quota_us")
+
+    def limit(self, cores: float | None) -> None:
+        """Allow so many cores from now on; ``None`` for all."""
+        allowed = None if cores is None else max(int(cores * _PERIOD_US), 1000)
+        if self.unified:
+            self._limit.write_text(f"{'max' if allowed is None else allowed} {_PERIOD_US}")
+            return
+        if allowed is not None:
+            (self.path / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        self._limit.write_text(str(-1 if allowed is None else allowed))
+
+    def throttled_ns(self) -> int:
+        """Time that the quota has taken from its threads so far."""
+        rows = dict(line.split(" ", 1) for line in (self.path / "cpu.stat").read_text().splitlines())
+        if self.unified:
+            return int(rows.get("throttled_usec", 0)) * 1000
+        return int(rows.get("throttled_time", 0))
+
+    def enter(self) -> None:
+        """Move this process in; what it starts from now on is in it too."""
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+
+    def leave(self) -> None:
+        """Move this process back to where it came from."""
+        (self.parent / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        """Remove the group; it must be empty, which it is shortly after its last process ended."""
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+                return
+            time.sleep(0.02)
+
+
+def _own_group() -> tuple[Path, bool]:
+    """Folder of this process's group that has the processor controller, and whether it is of version 2."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            for mount in ("cpu", "cpu,cpuacct"):
+                if (_ROOT / mount).is_dir():
+                    return _ROOT / mount / group.lstrip("/"), False
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return _ROOT / line[3:].strip().lstrip("/"), True
+    raise OSError("this process is in no control group with a processor controller")
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why no quota can be set here; empty where it can."""
+    try:
+        group = Group.make(f"latfix-selftest-{os.getpid()}-probe")
+    except OSError as error:
+        return f"no control group can be made ({error.strerror or error})"
+    try:
+        group.limit(1.0)
+        group.enter()
+        group.leave()
+    except OSError as error:
+        return f"a control group's quota cannot be set ({error.strerror or error})"
+    finally:
+        group.remove()
+    return ""
+
+
+class Quota:
+    """The runner is started inside a group whose quota a thread of this process switches on and off.
+
+    Use as a context around the start of the runner; :meth:`start` takes this process out again and begins.
+
+    :param cores: what the quota leaves while it is on.
+    """
+
+    def __init__(self, phases: Phases, cores: float, log: Path) -> None:
+        self._phases, self._cores = phases, cores
+        self._log = FaultLog(log)
+        self._group = Group.make(f"latfix-selftest-{os.getpid()}")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Quota:
+        self._group.enter()
+        return self
+
+    def start(self) -> None:
+        """Leave the group, whose runner is replaying by now, and switch the quota from here on."""
+        if self._thread is None:
+            self._group.leave()
+            self._thread = threading.Thread(target=self._run, name="quota", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is None:
+            self._group.leave()
+        else:
+            self._thread.join()
+        self._group.limit(None)
+        self._group.remove()
+        self._log.close()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        for start_s in self._phases.starts_s():
+            if self._stop.wait(max(0.0, began + start_s - time.perf_counter())):
+                return
+            before, start = self._group.throttled_ns(), time.perf_counter_ns()
+            self._group.limit(self._cores)
+            self._stop.wait(self._phases.on_s)
+            self._group.limit(None)
+            end = time.perf_counter_ns()
+            self._log.add(
+                Fault(
+                    cause="host.throttle",
+                    kind="quota",
+                    where="outside",
+                    request="",
+                    start_ns=start,
+                    end_ns=end,
+                    ns=self._group.throttled_ns() - before,
+                )
+            )

@@ -1,0 +1,93 @@
+"""Work that grows with a service's age, and what it grows with: memory, a cache, sessions, or nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from latfix.runners.selftest.faults.injectors import ExtraWork
+from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
+
+#: Kinds of growth, each the last part of a cause's id.
+GROWTHS: tuple[str, ...] = ("memory", "cache", "sessions", "unknown", "shift")
+#: Numbers in an entry of the cache.
+_ENTRY = 64
+
+
+class Growth:
+    """Slows a request down the more the older the service is.
+
+    :param kind: one of :data:`GROWTHS`; ``shift`` is a level shift of no visible origin.
+    :param most_ms: what the last of ``requests`` pays more than the first.
+    """
+
+    def __init__(self, kind: str, most_ms: float, requests: int) -> None:
+        self.cause = f"drift.{'unknown' if kind == 'shift' else kind}"
+        self._most_ms, self._requests = most_ms, max(requests, 1)
+        self._work = ExtraWork()
+        self._seen: set[str] = set()
+        self._cached: dict[str, list[float]] = {}
+        self._served = 0
+        self._lock = threading.Lock()
+        makers: dict[str, Callable[[str], Done]] = {
+            "memory": self._memory,
+            "cache": self._cache,
+            "sessions": self._sessions,
+            "unknown": self._unknown,
+            "shift": self._shift,
+        }
+        self._grow = makers[kind]
+        self._blocks: list[Any] = []
+        self._block = _block_for(most_ms / self._requests) if kind == "memory" else 0
+
+    def __call__(self, session: str) -> Done:
+        """One request's share."""
+        with self._lock:
+            self._served += 1
+            return self._grow(session)
+
+    def _part(self, share: float) -> Done:
+        return self._work(self._most_ms * min(share, 1.0))
+
+    def _memory(self, _session: str) -> Done:
+        """One more buffer is kept, and all of them are read."""
+        import numpy as np
+
+        watch = Stopwatch()
+        self._blocks.append(np.ones(self._block))
+        for block in self._blocks:
+            block.sum()
+        return watch.stop()
+
+    def _cache(self, session: str) -> Done:
+        """One more entry, never evicted, and a look at every entry."""
+        self._cached[f"{session}/{self._served}"] = [self._served + 1 / k for k in range(1, _ENTRY + 1)]
+        return self._part(len(self._cached) / self._requests)
+
+    def _sessions(self, session: str) -> Done:
+        """Work for every session ever seen: it grows when sessions do, not with requests."""
+        self._seen.add(session)
+        return self._part(2.0 * len(self._seen) / self._requests)
+
+    def _unknown(self, _session: str) -> Done:
+        return self._part(self._served / self._requests)
+
+    def _shift(self, _session: str) -> Done:
+        """Nothing in the first half, all of it in the second."""
+        return self._part(float(self._served > self._requests / 2))
+
+
+def _block_for(ms: float) -> int:
+    """How many numbers can be summed in ``ms`` when they are in nobody's cache."""
+    import numpy as np
+
+    blocks = [np.ones(1 << 16) for _ in range(64)]
+    best = 0.0
+    for _ in range(3):
+        start = time.perf_counter_ns()
+        for block in blocks:
+            block.sum()
+        best = max(best, 64 * (1 << 16) / (time.perf_counter_ns() - start))
+    return max(512, int(ms * 1e6 * best))

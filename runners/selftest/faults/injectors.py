@@ -1,0 +1,206 @@
+"""Faults on a request's path: each does what its name says, times itself, and returns the truth.
+
+Every injector blocks or works for the milliseconds asked for, as nearly as this machine allows, and returns
+a :class:`Done` with what it measured. They are made for the self-test's own service and usable from tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults
+from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
+from latfix.spans import span
+
+Inject = Callable[[float], Done]
+
+
+def sleep(ms: float) -> Done:
+    """Wait, as for a reply, without telling anybody."""
+    watch = Stopwatch()
+    time.sleep(ms / 1e3)
+    return watch.stop()
+
+
+def declared_sleep(ms: float) -> Done:
+    """Wait inside a declared span."""
+    watch = Stopwatch()
+    with span("dependency"):
+        time.sleep(ms / 1e3)
+    return watch.stop()
+
+
+class ExtraWork:
+    """On-CPU work that no feature of the request tells of: operators on a small matrix, outside the lock."""
+
+    def __init__(self, size: int = 128) -> None:
+        import torch
+
+        self._matrix = torch.full((size, size), 1.0 / size)
+
+    def __call__(self, ms: float) -> Done:
+        """Work until this thread has used ``ms`` of processor time."""
+        watch = Stopwatch()
+        end = time.thread_time_ns() + int(ms * 1e6)
+        while time.thread_time_ns() < end:
+            self._matrix = self._matrix @ self._matrix
+        return watch.stop()
+
+
+class Collections:
+    """Full collections of a heap that is sized so that one takes a given time.
+
+    What is alive before is frozen, so that only the heap made here is walked.
+
+    :param ms: wanted length of a full collection.
+    """
+
+    _OBJECTS = 10_000
+    _MOST_OBJECTS = 4_000_000
+    _TRIES = 12
+
+    def __init__(self, ms: float) -> None:
+        gc.collect()
+        gc.freeze()
+        # The automatic collector would walk this heap too; its full rounds are not this injector's.
+        gc.set_threshold(100_000, 50, 1_000_000)
+        self.heap: list[Any] = self._objects(self._OBJECTS)
+        for _ in range(self._TRIES):
+            self._collect()  # the first walk after a change is slower than later ones
+            took_ms = sorted(self._collect().ns for _ in range(3))[1] / 1e6
+            if abs(took_ms - ms) < 0.08 * ms:
+                break
+            # Larger heaps leave the caches, so that time grows faster than objects: in steps, not at once.
+            factor = min(max(ms / max(took_ms, 1e-3), 0.5), 3.0)
+            self._resize(min(int(len(self.heap) * factor), self._MOST_OBJECTS))
+
+    def _resize(self, count: int) -> None:
+        if count < len(self.heap):
+            del self.heap[count:]
+        else:
+            self.heap.extend(self._objects(count - len(self.heap)))
+
+    @staticmethod
+    def _objects(count: int) -> list[Any]:
+        return [[k, {"key": k}] for k in range(count)]
+
+    @staticmethod
+    def _collect() -> Done:
+        watch = Stopwatch()
+        gc.collect()
+        return watch.stop()
+
+    def __call__(self, _ms: float) -> Done:
+        """Run a full collection; how long it takes was decided when the heap was made."""
+        return self._collect()
+
+
+class HeldLock:
+    """A lock that another thread holds while it sleeps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._taken = threading.Event()
+        threading.Thread(target=self._hold, name="lock-holder", daemon=True).start()
+
+    def _hold(self) -> None:
+        while True:
+            ms = self._asked.get()
+            with self._lock:
+                self._taken.set()
+                time.sleep(ms / 1e3)
+
+    def __call__(self, ms: float) -> Done:
+        """Wait for the lock, which is held for ``ms``."""
+        watch = Stopwatch()
+        self._taken.clear()
+        self._asked.put(ms)
+        self._taken.wait()
+        with self._lock:
+            return watch.stop()
+
+
+#: Kinds of faults that traffic can plan, and whose they are where they strike in ``model``.
+KINDS: tuple[str, ...] = ("none", "sleep", "span", "gc", "faults", "work", "trim", "fragment", "lock")
+_CAUSES = {
+    "span": "external.dependency",
+    "gc": "python.gc",
+    "faults": "memory.page_faults",
+    "work": "host.slowdown",
+    "trim": "memory.allocator",
+    "fragment": "memory.fragmentation",
+    "lock": "unexplained",
+}
+
+
+def cause_of(kind: str, where: str) -> str:
+    """The catalogue's id for a fault; a wait inside the model is nobody's."""
+    if kind == "sleep":
+        return "unexplained" if where == "model" else "external.dependency"
+    return _CAUSES[kind]
+
+
+class Injectors:
+    """The injectors that a run needs, made before it starts.
+
+    :param kinds: which of :data:`KINDS`; with them the largest milliseconds of each.
+    """
+
+    def __init__(self, kinds: dict[str, float], log: FaultLog) -> None:
+        self._log = log
+        self._by_kind: dict[str, Inject] = {}
+        for kind, most_ms in kinds.items():
+            self._by_kind[kind] = _make(kind, most_ms)
+
+    def strike(self, where: str, kind: str, ms: float, request: str) -> None:
+        """Do one planned fault to a request and log it."""
+        done = self._by_kind[kind](ms)
+        self._log.add(
+            Fault(
+                cause=cause_of(kind, where),
+                kind=kind,
+                where=where,
+                request=request,
+                start_ns=done.start_ns,
+                end_ns=done.end_ns,
+                ns=done.ns,
+            )
+        )
+
+
+def _make(kind: str, most_ms: float) -> Inject:
+    if kind == "faults":
+        faults = PageFaults()
+        faults.reserve(most_ms)
+        return faults
+    if kind == "gc":
+        return Collections(most_ms)
+    makers: dict[str, Callable[[], Inject]] = {
+        "sleep": lambda: sleep,
+        "span": lambda: declared_sleep,
+        "work": ExtraWork,
+        "trim": HeapGrowth,
+        "fragment": Fragments,
+        "lock": HeldLock,
+    }
+    return makers[kind]()
+
+
+def supported(kind: str) -> str:
+    """Why a kind cannot be injected on this system; empty where it can."""
+    if kind in ("trim", "fragment"):
+        try:
+            Heap()
+        except (OSError, TypeError) as error:
+            return str(error)
+    if kind == "faults" and sys.platform != "linux":
+        return "madvise(MADV_DONTNEED) empties a mapping on Linux only"
+    return ""

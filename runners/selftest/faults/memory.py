@@ -1,0 +1,234 @@
+"""Faults of memory: pages taken away, a heap that grows and shrinks, a heap in pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
+
+PAGE = mmap.PAGESIZE
+_MADV_DONTNEED = 4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+#: Memory is given back so long after the fault that took it: later than the end of the request's batch.
+_LATER_S = 0.02
+#: A heap in pieces is read but seldom: what it grew by is kept so long that a sample sees it.
+_SEEN_S = 1.2
+#: A page's price is measured over so many pages, and no mapping is larger than this.
+_PRICE_PAGES = 4096
+_LARGEST_MAPPING = 512 << 20
+
+
+class Heap:
+    """The C library's allocator, called directly.
+
+    :raises OSError: this is not a GNU C library.
+    """
+
+    def __init__(self) -> None:
+        self._c = ctypes.CDLL(None, use_errno=True)
+        if not all(hasattr(self._c, name) for name in ("malloc_trim", "mallopt", "mallinfo2")):
+            raise OSError("no GNU C library: malloc_trim, mallopt and mallinfo2 are missing")
+        self._c.malloc.restype = ctypes.c_void_p
+        self._c.malloc.argtypes = [ctypes.c_size_t]
+        self._c.free.argtypes = [ctypes.c_void_p]
+        self._c.malloc_trim.argtypes = [ctypes.c_size_t]
+        self._c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def one_arena(self, *, trim_bytes: int) -> None:
+        """All threads on one heap that serves blocks up to 32 MiB and shrinks from ``trim_bytes`` of free top on.
+
+        It must be called before other threads allocate.
+        """
+        self._c.mallopt(_M_ARENA_MAX, 1)
+        self._c.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        self._c.mallopt(_M_TRIM_THRESHOLD, trim_bytes)
+        self._c.mallopt(_M_TOP_PAD, 1 << 20)
+
+    def malloc(self, size: int) -> int:
+        """An address; the kernel gives its pages when they are touched."""
+        address: int | None = self._c.malloc(size)
+        if not address:
+            raise MemoryError(f"malloc({size})")
+        return address
+
+    def free(self, address: int) -> None:
+        """Give a block back."""
+        self._c.free(address)
+
+    def trim(self) -> None:
+        """Give every free page back to the kernel."""
+        self._c.malloc_trim(0)
+
+    def drop(self, address: int, size: int) -> None:
+        """Take the pages of a mapping away, outside the interpreter lock."""
+        self._c.madvise(address, size, _MADV_DONTNEED)
+
+
+def touch(address: int, size: int) -> int:
+    """Write one byte to each page, outside the interpreter lock; returns nanoseconds on the core."""
+    import numpy as np
+
+    pages = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))[::PAGE]
+    start = time.thread_time_ns()
+    pages += 1
+    return time.thread_time_ns() - start
+
+
+class PageFaults:
+    """Touches a mapping whose pages were taken away with ``madvise(MADV_DONTNEED)``.
+
+    The pages go again on a thread of its own, after the request, so that only faulting in is on its path.
+    Added is the time of touching less that of touching again.
+    """
+
+    def __init__(self) -> None:
+        self._heap = Heap()
+        self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        self._used: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        self._size = _PRICE_PAGES * PAGE
+        prices = []
+        for _ in range(5):
+            mapping = self._mapping()
+            first, again = touch(_address(mapping), self._size), touch(_address(mapping), self._size)
+            prices.append(max(first - again, 1) / _PRICE_PAGES)
+            mapping.close()
+        self.page_ns = sorted(prices)[len(prices) // 2]
+        threading.Thread(target=self._take_away, name="page-reaper", daemon=True).start()
+
+    def reserve(self, ms: float, mappings: int = 3) -> None:
+        """Make mappings large enough for faults of ``ms``."""
+        self._size = min(int(ms * 1e6 / self.page_ns) * PAGE * 5 // 4, _LARGEST_MAPPING)
+        for _ in range(mappings):
+            self._free.put(self._mapping())
+
+    def __call__(self, ms: float) -> Done:
+        """Fault pages in for about ``ms``."""
+        watch = Stopwatch()
+        try:
+            mapping = self._free.get_nowait()
+        except queue.Empty:
+            mapping = self._mapping()
+        size = min(max(int(ms * 1e6 / self.page_ns), 1) * PAGE, len(mapping))
+        first = touch(_address(mapping), size)
+        again = touch(_address(mapping), size)
+        self._used.put(mapping)
+        return watch.stop(first - again)
+
+    def _mapping(self) -> mmap.mmap:
+        mapping = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages has nothing to advise
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)
+        return mapping
+
+    def _take_away(self) -> None:
+        while True:
+            mapping = self._used.get()
+            self._heap.drop(_address(mapping), len(mapping))
+            self._free.put(mapping)
+
+
+def _address(mapping: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+
+
+class HeapGrowth:
+    """Fresh blocks from a heap that has none, their pages touched; given back and trimmed after the request.
+
+    Growth and trimming within one unit of work would cancel out in what a process can say of its memory.
+    """
+
+    _BLOCK = 4 << 20
+    _MOST_BLOCKS = 128
+
+    def __init__(self) -> None:
+        self._heap = Heap()
+        self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        rounds = []
+        for _ in range(5):
+            held: list[int] = []
+            rounds.append(self._grow(4, held).ns / 4)
+            self._give_back(held)
+        self._block_ns = sorted(rounds)[2]
+        threading.Thread(target=self._trim, name="heap-trimmer", daemon=True).start()
+
+    def __call__(self, ms: float) -> Done:
+        """Grow the heap for about ``ms``."""
+        held: list[int] = []
+        done = self._grow(min(max(1, round(ms * 1e6 / self._block_ns)), self._MOST_BLOCKS), held)
+        self._used.put(held)
+        return done
+
+    def _grow(self, blocks: int, held: list[int]) -> Done:
+        watch = Stopwatch()
+        for _ in range(blocks):
+            held.append(self._heap.malloc(self._BLOCK))
+            touch(held[-1], self._BLOCK)
+        return watch.stop()
+
+    def _give_back(self, held: list[int]) -> None:
+        for address in reversed(held):
+            self._heap.free(address)
+        self._heap.trim()
+
+    def _trim(self) -> None:
+        while True:
+            held = self._used.get()
+            time.sleep(_LATER_S)
+            self._give_back(held)
+
+
+class Fragments:
+    """A heap with much free memory in pieces too small to use, so that a larger block must make it grow.
+
+    :param holes_bytes: free memory in holes.
+    """
+
+    _PIECE = 48 << 10
+    _LARGE = 192 << 10
+
+    def __init__(self, holes_bytes: int = 96 << 20) -> None:
+        self._heap = Heap()
+        pieces = [self._heap.malloc(self._PIECE) for _ in range(2 * holes_bytes // self._PIECE)]
+        for address in pieces:
+            touch(address, self._PIECE)
+        for address in pieces[::2]:
+            self._heap.free(address)
+        self.kept: Sequence[int] = pieces[1::2]
+        self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        rounds = []
+        for _ in range(5):
+            held: list[int] = []
+            rounds.append(self._grow(256, held).ns / 256)
+            self._give_back(held)
+        self._block_ns = sorted(rounds)[2]
+        threading.Thread(target=self._shrink, name="heap-shrinker", daemon=True).start()
+
+    def __call__(self, ms: float) -> Done:
+        """Ask for larger blocks and use them, for about ``ms``; they are given back after the request."""
+        held: list[int] = []
+        done = self._grow(max(64, round(ms * 1e6 / self._block_ns)), held)
+        self._used.put(held)
+        return done
+
+    def _grow(self, blocks: int, held: list[int]) -> Done:
+        watch = Stopwatch()
+        for _ in range(blocks):
+            held.append(self._heap.malloc(self._LARGE))
+            touch(held[-1], self._LARGE)
+        return watch.stop()
+
+    def _give_back(self, held: list[int]) -> None:
+        for address in reversed(held):  # from the top down, so that the heap shrinks with them
+            self._heap.free(address)
+
+    def _shrink(self) -> None:
+        while True:
+            held = self._used.get()
+            time.sleep(_SEEN_S)
+            self._give_back(held)

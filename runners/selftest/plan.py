@@ -1,0 +1,150 @@
+"""Which cases a self-test replays: every cause alone at three intensities, mixes, an unlisted cause, quiet runs.
+
+Thresholds of the diagnosis are tuned on seeds below :data:`HELD_OUT` only; a self-test uses seeds from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from latfix.errors import InputError
+from latfix.runners.selftest.case import INTENSITIES, Case, Group, Intensity
+from latfix.runners.selftest.recipes import NOT_INJECTABLE, RECIPES
+
+HELD_OUT = 1000
+QUICK_S, FULL_S = 6.0, 20.0
+#: A case takes this much longer than its traffic: a process starts and loads its libraries, and the diagnosis.
+OVERHEAD_S = 5.5
+
+SINGLE: tuple[str, ...] = tuple(name for name, recipe in RECIPES.items() if recipe.cause not in ("", "unexplained"))
+UNLISTED: tuple[str, ...] = ("sleep_model", "lock_model")
+QUIET: tuple[str, ...] = ("quiet_low", "quiet_busy", "quiet_varied", "quiet_constant")
+MIXES: tuple[tuple[str, ...], ...] = (
+    ("sleep_prepare", "gc_model"),
+    ("gc_prepare", "faults_model"),
+    ("work_model", "span_prepare"),
+    ("faults_prepare", "sleep_finish"),
+    ("work_model", "gc_prepare"),
+    ("heavy_inputs", "sleep_prepare"),
+    ("hogs", "gc_model"),
+    ("burst", "faults_model"),
+    ("sleep_prepare", "gc_model", "faults_prepare"),
+    ("work_model", "span_prepare", "gc_prepare"),
+    ("heavy_inputs", "gc_model", "sleep_finish"),
+)
+#: What ``--quick`` replays: the causes that services meet most, one mix, one unlisted cause, one quiet run.
+QUICK: tuple[tuple[tuple[str, ...], Intensity], ...] = (
+    (("gc_model",), "medium"),
+    (("sleep_prepare",), "medium"),
+    (("faults_model",), "large"),
+    (("work_model",), "medium"),
+    (("hogs",), "large"),
+    (("spinner",), "medium"),
+    (("burst",), "medium"),
+    (("window",), "large"),
+    (("heavy_inputs",), "medium"),
+    (("sleep_prepare", "gc_model"), "small"),
+    (("sleep_model",), "large"),
+    (("quiet_low",), "small"),
+    (("quiet_varied",), "small"),
+)
+
+
+def group_of(recipes: Sequence[str]) -> Group:
+    """Which group a combination of recipes belongs to."""
+    if len(recipes) > 1:
+        return "mixed"
+    cause = RECIPES[recipes[0]].cause
+    if not cause:
+        return "quiet"
+    return "unlisted" if cause == "unexplained" else "single"
+
+
+def make_case(recipes: Sequence[str], intensity: Intensity, seed: int, seconds: float) -> Case:
+    """A case, its group found."""
+    return Case(recipes=tuple(recipes), group=group_of(recipes), intensity=intensity, seed=seed, seconds=seconds)
+
+
+def plan_cases(*, quick: bool, causes: Sequence[str] = (), seed: int = HELD_OUT, repeat: int = 1) -> list[Case]:
+    """The cases of a self-test, in the order of their replay.
+
+    :param causes: replay only cases that inject one of these; all where empty.
+    :param repeat: how many times, each with a seed of its own.
+    :raises InputError: a cause is unknown or cannot be injected on this machine.
+    """
+    check_causes(causes)
+    obstacles = not_injectable()
+    listed = list(_quick(causes)) if quick else list(_full())
+    chosen = [
+        (recipes, intensity)
+        for recipes, intensity in listed
+        if not any(RECIPES[name].cause in obstacles and RECIPES[name].obstacle() for name in recipes)
+        and (not causes or any(RECIPES[name].cause in causes for name in recipes))
+    ]
+    if not chosen:
+        wanted = ", ".join(causes)
+        reason = "; ".join(f"{cause}: {obstacles[cause]}" for cause in causes if cause in obstacles)
+        raise InputError(f"--cause {wanted}: found no case that can be injected here ({reason or 'none is planned'})")
+    seconds = QUICK_S if quick else FULL_S
+    return [
+        make_case(recipes, intensity, seed + round_, seconds)
+        for round_ in range(repeat)
+        for recipes, intensity in chosen
+    ]
+
+
+def check_causes(causes: Sequence[str]) -> None:
+    """Refuse ids of no cause.
+
+    :raises InputError: naming the option.
+    """
+    known = sorted({recipe.cause for recipe in RECIPES.values() if recipe.cause} | set(NOT_INJECTABLE))
+    for cause in causes:
+        if cause not in known:
+            raise InputError(f"--cause: found {cause!r}; expected one of {', '.join(known)}")
+
+
+def not_injectable() -> dict[str, str]:
+    """By cause, why no recipe for it works on this machine."""
+    reasons: dict[str, str] = dict(NOT_INJECTABLE)
+    by_cause: dict[str, list[str]] = {}
+    for recipe in RECIPES.values():
+        if recipe.cause:
+            by_cause.setdefault(recipe.cause, []).append(recipe.obstacle())
+    reasons.update({cause: found[0] for cause, found in by_cause.items() if all(found)})
+    return reasons
+
+
+def estimate_s(cases: Sequence[Case]) -> float:
+    """About how long the cases take."""
+    return sum(case.seconds + OVERHEAD_S for case in cases)
+
+
+def _full() -> Iterator[tuple[tuple[str, ...], Intensity]]:
+    for intensity in INTENSITIES:
+        for name in SINGLE:
+            yield (name,), intensity
+        for name in UNLISTED:
+            yield (name,), intensity
+        for mix in MIXES:
+            yield mix, intensity
+        for name in QUIET:
+            yield (name,), intensity
+
+
+def _quick(causes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Intensity]]:
+    """The shipped selection; where causes are asked for, one case for each of their recipes."""
+    if not causes:
+        yield from QUICK
+        return
+    for name, recipe in RECIPES.items():
+        if recipe.cause in causes:
+            yield (name,), "medium"
+
+
+def by_group(cases: Sequence[Case]) -> Mapping[Group, int]:
+    """How many cases there are of each group."""
+    counts: dict[Group, int] = {}
+    for case in cases:
+        counts[case.group] = counts.get(case.group, 0) + 1
+    return counts

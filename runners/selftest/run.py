@@ -1,0 +1,130 @@
+"""The self-test from its cases to its scoreboard: replay, find the truth, diagnose, score."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError
+from latfix.profilers.diagnose import diagnose
+from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay.run_session import Interrupted
+from latfix.runners.replay.runner_process import OnEvent
+from latfix.runners.selftest.case import Case
+from latfix.runners.selftest.faults.cpu_use import ProcessorUse
+from latfix.runners.selftest.faults.fault_log import read_faults
+from latfix.runners.selftest.ground_truth import find_truth
+from latfix.runners.selftest.plan import not_injectable
+from latfix.runners.selftest.run_case import CASE_FILE, Kept, Pace, load_kept, measure_pace, run_case
+from latfix.runners.selftest.score import least_ms, score_case
+from latfix.runners.selftest.scoreboard import make_scoreboard
+from latfix.statistics.latency_summary import summarize_ms
+
+#: Told of each case: its place, how many there are, the case, and its score once it has one.
+OnCase = Callable[[int, int, Case, CaseScore | None], None]
+
+
+def score_kept(kept: Kept) -> CaseScore:
+    """Diagnose a kept case and score it; nothing is replayed.
+
+    :raises InputError: its record or log cannot be read.
+    """
+    record = RunRecord.load(kept.record)
+    diagnosis = diagnose(record)
+    p50_ms = summarize_ms(record.latencies_ns())["p50"]
+    truth = find_truth(record, read_faults(kept.log), diagnosis.percentile, least_ns=round(least_ms(p50_ms) * 1e6))
+    return score_case(kept.case, truth, diagnosis, neighbors=kept.neighbors, folder=kept.folder.name)
+
+
+def run_selftest(
+    cases: Sequence[Case],
+    out: Path,
+    *,
+    keep: bool,
+    seed: int,
+    quick: bool,
+    on_case: OnCase,
+    on_event: OnEvent | None = None,
+) -> Scoreboard:
+    """Replay and score every case; Ctrl-C ends it early with what was scored so far.
+
+    :param out: folder for the cases' records; ``keep`` leaves them there.
+    :raises LatfixError: a runner failed; records of a kept self-test stay.
+    """
+    began = time.monotonic()
+    use = ProcessorUse()
+    scores: list[CaseScore] = []
+    pace: Pace | None = None
+    try:
+        pace = measure_pace()
+        for place, case in enumerate(cases):
+            on_case(place, len(cases), case, None)
+            kept = run_case(case, out, pace, on_event=on_event)
+            score = score_kept(kept)
+            scores.append(score)
+            if not keep:
+                shutil.rmtree(kept.folder)
+            on_case(place, len(cases), case, score)
+    except (KeyboardInterrupt, Interrupted):
+        pass  # the scoreboard says that it is not whole
+    return make_scoreboard(
+        scores,
+        planned=len(cases),
+        not_injectable=not_injectable(),
+        seed=seed,
+        quick=quick,
+        machine={**machine(), "neighbors": use.neighbors()},
+        typical_ms=0.0 if pace is None else pace.typical_ms,
+        seconds=time.monotonic() - began,
+    )
+
+
+def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
+    """Diagnose and score again what a self-test or the collector kept under ``folder``.
+
+    :raises InputError: there is no case in it.
+    """
+    began = time.monotonic()
+    found = sorted(file.parent for file in folder.rglob(CASE_FILE))
+    if not found:
+        raise InputError(f"{folder}: found no {CASE_FILE}; expected what latfix selftest --out kept")
+    scores: list[CaseScore] = []
+    kept = [load_kept(each) for each in found]
+    try:
+        for place, each in enumerate(kept):
+            on_case(place, len(kept), each.case, None)
+            scores.append(score_kept(each))
+            on_case(place, len(kept), each.case, scores[-1])
+    except KeyboardInterrupt:
+        pass
+    return make_scoreboard(
+        scores,
+        planned=len(kept),
+        not_injectable=not_injectable(),
+        seed=min(each.case.seed for each in kept),
+        quick=False,
+        machine=machine(),
+        typical_ms=kept[0].pace.typical_ms,
+        seconds=time.monotonic() - began,
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is, as far as it can be told without the framework, and the date."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    today = datetime.date.today().isoformat()
+    return {"date": today, "cpu": model, "cores": usable, "os": f"{platform.system()} {platform.release()}"}

@@ -1,0 +1,254 @@
+"""The scoreboard of all cases: measures against the bars of the design, and a score for each cause. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from latfix.results.diagnosis import UNEXPLAINED
+from latfix.results.selftest_scoreboard import CaseScore, CauseScore, Measure, Scoreboard, Share
+
+TOP1, TOP1_MIXED, PRECISION, RECALL = 0.95, 0.85, 0.95, 0.90
+COVERAGE = (0.92, 0.98)
+MOST_ALARMS = 0.05
+UNEXPLAINED_SHARE = 0.80
+#: A cause is called weak where fewer than this share of its cases are told, or of its namings are right.
+_WEAK = 0.75
+_FEW_INTERVALS = 100
+#: Others' share of the cores from which they are mentioned.
+_NOISY = 0.05
+
+
+def make_scoreboard(
+    cases: Sequence[CaseScore],
+    *,
+    planned: int,
+    not_injectable: Mapping[str, str],
+    seed: int,
+    quick: bool,
+    machine: Mapping[str, Any],
+    typical_ms: float,
+    seconds: float,
+) -> Scoreboard:
+    """Sum the cases up."""
+    counted = [case for case in cases if case.counted]
+    causes = cause_scores(counted)
+    measures = measure_all(counted)
+    return Scoreboard(
+        cases=tuple(cases),
+        measures=measures,
+        causes=causes,
+        not_injectable=not_injectable,
+        planned=planned,
+        seed=seed,
+        quick=quick,
+        machine=machine,
+        typical_ms=typical_ms,
+        seconds=seconds,
+        sentence=sentence(counted, measures, causes, machine.get("neighbors")),
+    )
+
+
+def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
+    """Every measure of the design, in its order."""
+    named = [(cause, case) for case in cases for cause in _judged(case)]
+    present = [(cause, case) for case in cases for cause in case.present]
+    quiet = [case for case in cases if case.group == "quiet"]
+    held = [held for case in cases if case.group != "unlisted" for held in case.held.values()]
+    return (
+        _at_least("top1_single", "largest cause right, one injected", _tops(cases, "single"), TOP1),
+        _at_least("top1_mixed", "largest cause right, two or three", _tops(cases, "mixed"), TOP1_MIXED),
+        _at_least("precision", "named and there (precision)", share(c in k.injected for c, k in named), PRECISION),
+        _at_least("recall", "there and named (recall)", share(c in k.named for c, k in present), RECALL),
+        _request_errors(cases),
+        _coverage(share(held)),
+        _alarms("false_alarms", "false alarms in quiet runs", share(bool(case.alarms) for case in quiet)),
+        _unlisted(cases),
+        _conservation(cases),
+    )
+
+
+def cause_scores(cases: Sequence[CaseScore]) -> tuple[CauseScore, ...]:
+    """One entry a cause that was injected, or named where it was not."""
+    ids = sorted({cause for case in cases for cause in (*case.injected, *case.wrong)})
+    return tuple(_cause_score(cause, cases) for cause in ids)
+
+
+def _cause_score(cause: str, cases: Sequence[CaseScore]) -> CauseScore:
+    alone = [case for case in cases if case.injected == (cause,)]
+    named = [case for case in cases if cause in _judged(case)]
+    return CauseScore(
+        cause=cause,
+        top1=share(case.top_right for case in alone if case.top_right is not None),
+        precision=share(cause in case.injected for case in named),
+        recall=share(cause in case.named for case in cases if cause in case.present),
+        taken_for=Counter(case.top for case in alone if case.top_right is False),
+    )
+
+
+def share(outcomes: Iterable[object]) -> Share:
+    """How many of the outcomes are true."""
+    listed = [bool(outcome) for outcome in outcomes]
+    return Share(hits=sum(listed), of=len(listed))
+
+
+def _judged(case: CaseScore) -> tuple[str, ...]:
+    """Causes named in a case that were right or wrong, those aside that come with it anyway."""
+    return tuple(cause for cause in case.named if cause in case.injected or cause in case.wrong)
+
+
+def _tops(cases: Sequence[CaseScore], group: str) -> Share:
+    return share(case.top_right for case in cases if case.group == group and case.top_right is not None)
+
+
+def _at_least(id: str, words: str, found: Share, bar: float) -> Measure:
+    return Measure(
+        id=id,
+        words=words,
+        value=found.value,
+        interval=found.ci95 if found.of else None,
+        count=found.of,
+        bar=f"≥ {100 * bar:g} %",
+        met=None if found.value is None else found.value >= bar,
+    )
+
+
+def _alarms(id: str, words: str, found: Share) -> Measure:
+    return Measure(
+        id=id,
+        words=words,
+        value=found.value,
+        interval=found.ci95 if found.of else None,
+        count=found.of,
+        bar="≤ 5 %",
+        met=None if found.value is None else found.value <= MOST_ALARMS,
+    )
+
+
+def _coverage(found: Share) -> Measure:
+    low, high = COVERAGE
+    return Measure(
+        id="coverage",
+        words="intervals that hold the truth",
+        value=found.value,
+        interval=found.ci95 if found.of else None,
+        count=found.of,
+        bar=f"{100 * low:g}–{100 * high:g} %",
+        met=_covers(found),
+    )
+
+
+def _covers(found: Share) -> bool | None:
+    """Whether the share is within the bar; a few intervals that all hold the truth cannot tell."""
+    if found.value is None or (found.value > COVERAGE[1] and found.of < _FEW_INTERVALS):
+        return None
+    return COVERAGE[0] <= found.value <= COVERAGE[1]
+
+
+def _request_errors(cases: Sequence[CaseScore]) -> Measure:
+    """The median over cases of the median error, met where half the requests are within what is allowed."""
+    errors = [case.errors for case in cases if case.errors is not None and case.group != "unlisted"]
+    count = sum(each.count for each in errors)
+    medians = sorted(each.median_ms for each in errors)
+    return Measure(
+        id="request_error",
+        words="error of a request, median",
+        value=medians[len(medians) // 2] if medians else None,
+        interval=None,
+        count=count,
+        bar="≤ 0.1 ms or 5 %",
+        met=2 * sum(each.within for each in errors) >= count if count else None,
+        unit="ms",
+    )
+
+
+def _unlisted(cases: Sequence[CaseScore]) -> Measure:
+    found = sorted(case.unexplained for case in cases if case.unexplained is not None)
+    value = sum(found) / len(found) if found else None
+    return Measure(
+        id="unlisted",
+        words="unlisted left unexplained",
+        value=value,
+        interval=None,
+        count=len(found),
+        bar=f"≥ {100 * UNEXPLAINED_SHARE:g} %",
+        met=None if value is None else value >= UNEXPLAINED_SHARE,
+    )
+
+
+def _conservation(cases: Sequence[CaseScore]) -> Measure:
+    worst = max((case.conservation_ns for case in cases), default=None)
+    return Measure(
+        id="conservation",
+        words="largest gap of a ledger",
+        value=None if worst is None else float(worst),
+        interval=None,
+        count=len(cases),
+        bar="0 ns",
+        met=None if worst is None else worst == 0,
+        unit="ns",
+    )
+
+
+def weak_causes(causes: Sequence[CauseScore]) -> list[str]:
+    """Injected causes that are often told wrong or not named, the weakest first."""
+    weak = []
+    for cause in causes:
+        values = [value for value in (cause.top1.value, cause.recall.value) if value is not None]
+        if values and min(values) < _WEAK and cause.cause != UNEXPLAINED:
+            weak.append((min(values), cause.cause))
+    return [name for _, name in sorted(weak)]
+
+
+def unfounded_causes(causes: Sequence[CauseScore]) -> list[str]:
+    """Causes often named in runs that did not have them, the most often first."""
+    often = [
+        (cause.precision.hits - cause.precision.of, cause.cause)
+        for cause in causes
+        if cause.precision.value is not None and cause.precision.value < _WEAK
+    ]
+    return [name for _, name in sorted(often)]
+
+
+def sentence(
+    cases: Sequence[CaseScore],
+    measures: Sequence[Measure],
+    causes: Sequence[CauseScore],
+    neighbors: float | None = None,
+) -> str:
+    """How far the diagnosis can be trusted on this machine, in words.
+
+    :param neighbors: share of the machine's cores that others used meanwhile.
+    """
+    by_id = {measure.id: measure for measure in measures}
+    tops = [case.top_right for case in cases if case.top_right is not None]
+    alarms = by_id["false_alarms"]
+    if not tops and not alarms.count:
+        return "No case was scored, so nothing can be said of this machine."
+    found = []
+    if tops:
+        found.append(f"the largest cause was right in {sum(tops)} of {len(tops)} runs with known faults")
+    if alarms.count:
+        found.append(f"{round((alarms.value or 0.0) * alarms.count)} of {alarms.count} quiet runs named a fault")
+    judged = [measure for measure in measures if measure.met is not None]
+    missed = sum(measure.met is False for measure in judged)
+    parts = [
+        f"On this machine {' and '.join(found)}",
+        "the diagnosis meets every bar that was measured"
+        if not missed
+        else f"it misses {missed} of {len(judged)} bars",
+    ]
+    if weak := weak_causes(causes):
+        parts.append(f"it is weak at {_listed(weak)}")
+    if unfounded := unfounded_causes(causes):
+        parts.append(f"do not take {_listed(unfounded)} at its word")
+    if neighbors is not None and neighbors > _NOISY:
+        parts.append(
+            f"others used {100 * neighbors:.0f} % of the cores meanwhile, so a quieter machine would say more"
+        )
+    return "; ".join(parts) + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,1 @@
+"""A loaded service: model instances with the settings applied, warmed up."""

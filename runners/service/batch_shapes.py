@@ -1,0 +1,52 @@
+"""Shapes of the batches that traffic makes: from a sample of its requests, and the extremes of each feature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from latfix.adapter_api import Workload
+from latfix.errors import RunnerError
+from latfix.runners.backends.tensorrt.shape_profile import Shapes
+from latfix.runners.calls.model_call import USER_ERRORS, describe, tensors_of
+from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.service.warm_up import prepared_sample
+from latfix.traffic.schedule import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficShapes:
+    """Shapes of all tensors of whole batches.
+
+    :param seen: of each different request alone, and of as many of it as a batch takes.
+    :param middling: prepared inputs of the request in the middle of all, by their size.
+    :param tuned: the shapes of a full batch of that one: when many wait, batches are full.
+    """
+
+    seen: tuple[Shapes, ...]
+    middling: Any
+    tuned: Shapes
+
+
+def traffic_shapes(adapter: Workload, traffic: Traffic, most: int) -> TrafficShapes:
+    """See which shapes batches of up to ``most`` requests of the traffic have.
+
+    :raises RunnerError: no request could be prepared, or the adapter's collate failed.
+    """
+    prepared = sorted(prepared_sample(adapter, traffic, extremes=True), key=lambda pair: pair[0])
+    if not prepared:
+        raise RunnerError("no request could be prepared to see the shapes of")
+    different = {tuple(tuple(tensor.shape) for tensor in tensors_of(value)): value for _, value in prepared}
+    middling = prepared[len(prepared) // 2][1]
+    try:
+        seen = [
+            _shapes(adapter.collate([value] * size)) for value in different.values() for size in sorted({1, most})
+        ]
+        tuned = _shapes(adapter.collate([middling] * most))
+    except USER_ERRORS as error:
+        raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
+    return TrafficShapes(seen=tuple(dict.fromkeys(seen)), middling=middling, tuned=tuned)
+
+
+def _shapes(batch: Any) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in flatten(batch)[0])

@@ -1,0 +1,130 @@
+"""What ran in one forward pass: modules, kernels, dtypes and memory layouts. Seen, never concluded from settings."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from latfix.runners.calls.model_call import call_model
+from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.model_transforms.precision import kept_modules
+from latfix.runners.model_transforms.precision_support import by_torchao
+
+#: Operators of these libraries are kernels; what else a profile holds is bookkeeping.
+_LIBRARIES = ("aten::", "quantized::", "mkldnn::", "onednn::", "torch_ipex::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """One forward pass.
+
+    :param modules: leaf modules that ran, by type.
+    :param dtypes: what they answered in.
+    :param kept: types of the leaf modules inside of what was to keep its precision, as they ran.
+    :param layouts: four-dimensional answers in memory: ``channels_last``, ``contiguous``, or ``either`` where the
+        shape tells no difference.
+    :param kernels: operators of the framework that ran, by name.
+    """
+
+    modules: Mapping[str, int] = field(default_factory=dict)
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    layouts: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+
+
+def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, hooks: bool = True) -> Census:
+    """Run ``batch`` once and count what ran, as a request would run it.
+
+    :param keep: names of the modules that were to keep their precision.
+    :param hooks: look at modules, too; a compiled model would be compiled again for it.
+    """
+    import torch
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells on standard error that it starts and stops
+    modules: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    layouts: Counter[str] = Counter()
+    exempt = kept_modules(instance.model, keep) if hooks else set()
+
+    def note(module: Any, inputs: Any, output: Any) -> None:
+        del inputs
+        modules[_kind(module)] += 1
+        if id(module) in exempt:
+            kept[_kind(module)] += 1
+        if isinstance(output, torch.Tensor):
+            dtypes[str(output.dtype).removeprefix("torch.")] += 1
+            if output.dim() == 4:
+                layouts[_layout(output)] += 1
+
+    handles = []
+    if hooks:
+        # Before hooks that a module has already: they may turn its answer into what its neighbors expect.
+        working = [module for module in instance.model.modules() if does_work(module)]
+        handles = [module.register_forward_hook(note, prepend=True) for module in working]
+    try:
+        with instance.guard(), instance.working():
+            inputs = instance.on_device(batch)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
+                call_model(instance.model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Census(
+        modules=dict(modules),
+        dtypes=dict(dtypes),
+        kept=dict(kept),
+        layouts=dict(layouts),
+        kernels={event.key: int(event.count) for event in seen.key_averages() if event.key.startswith(_LIBRARIES)},
+    )
+
+
+def weight_kinds(model: Any, keep: Collection[str] = ()) -> dict[str, dict[str, int]]:
+    """What the weights of the model's linear layers are held in, compiled or not: layers by type of their weight.
+
+    :param keep: names of the modules that were to keep their precision; their layers are counted apart.
+    """
+    import torch
+
+    model = getattr(model, "_orig_mod", model)  # behind what the compiler put around it
+    if not isinstance(model, torch.nn.Module):
+        return {"weights": {}, "kept_weights": {}}
+    exempt = kept_modules(model, keep)
+    changed: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            (kept if id(module) in exempt else changed)[_weight_kind(module.weight)] += 1
+    return {"weights": dict(changed), "kept_weights": dict(kept)}
+
+
+def _weight_kind(weight: Any) -> str:
+    return _type_name(type(weight)) if by_torchao(weight) else str(weight.dtype).removeprefix("torch.")
+
+
+def does_work(module: Any) -> bool:
+    """A leaf, or a module of the framework's own whose children only hold its parameters (int8 layers)."""
+    return not list(module.children()) or ".quantized." in type(module).__module__
+
+
+def _kind(module: Any) -> str:
+    weight = getattr(module, "weight", None)
+    return _type_name(type(weight)) if by_torchao(weight) else _type_name(type(module))
+
+
+def _type_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _layout(tensor: Any) -> str:
+    import torch
+
+    plain = tensor.is_contiguous()
+    last = tensor.is_contiguous(memory_format=torch.channels_last)
+    if plain and last:
+        return "either"
+    return "channels_last" if last else "contiguous" if plain else "other"

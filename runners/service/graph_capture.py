@@ -1,0 +1,107 @@
+"""Which batches graphs are captured of: the sizes that batches come in, at lengths that the traffic has."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from latfix.adapter_api import Workload
+from latfix.errors import RunnerError
+from latfix.runners.calls.model_call import USER_ERRORS, describe, elements_and_length, tensors_of
+from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.gpu.cuda_graphs import Capturer, CudaCapturer, GraphedModel
+from latfix.runners.service.warm_up import as_worker, doubling, representative
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+if TYPE_CHECKING:
+    from latfix.runners.engine.worker import ModelInstance
+    from latfix.runners.service.load import LoadedModels
+
+#: Lengths that graphs are captured at, and how long requests are prepared in search of the longest.
+_LENGTHS = 8
+_SEARCH_S = 2.0
+
+
+def capture_graphs(
+    models: LoadedModels,
+    traffic: Traffic,
+    settings: RunnerSettings,
+    capturer: Callable[[str], Capturer] = CudaCapturer,
+    *,
+    pads: bool,
+) -> None:
+    """Have every worker's model run as captured graphs.
+
+    :param capturer: of a device.
+    :param pads: batches are made by the default collate, which pads dimension 1.
+    :raises RunnerError: nothing could be prepared, or the model cannot be captured.
+    """
+    inputs = shapes_to_capture(models.adapter, traffic)
+    if not inputs:
+        raise RunnerError("cuda_graphs: no request could be prepared to capture graphs with")
+    ragged = _ragged(inputs) if pads else []
+    for instance in models.instances:
+        assert instance.accelerator is not None, "there are graphs on devices only"
+        graphed = GraphedModel(instance.model, capturer(instance.device), models.tally, ragged)
+        as_worker(settings, partial(_capture, instance, graphed, inputs, settings.max_batch_size))
+        instance.model = graphed
+        instance.calls.tally = models.tally
+
+
+def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEARCH_S) -> list[Any]:
+    """Prepared inputs of some lengths between the shortest and the longest that were found, the shortest first.
+
+    A request that is longer than all of them would run without a graph, and be among the slowest: many are looked
+    at for the longest, in a random order.
+    """
+    found = representative(adapter, traffic, _LENGTHS)
+    order = random.Random(0).sample(range(len(traffic)), len(traffic))
+    until = time.perf_counter() + seconds
+    longest = max((_elements(value) for value in found), default=0)
+    for position in order:
+        if time.perf_counter() > until:
+            break
+        try:
+            value = adapter.prepare(traffic.request(position))
+            elements = _elements(value)
+        except USER_ERRORS:  # a request that fails is reported when it is replayed
+            continue
+        if elements > longest:
+            longest = elements
+            found.append(value)
+    # Of those that were only the longest for a while, the last is enough.
+    return found[:_LENGTHS] + found[_LENGTHS:][-1:]
+
+
+def _elements(value: Any) -> int:
+    return elements_and_length(tensors_of(value), 0)[0]
+
+
+def _ragged(inputs: Sequence[Any]) -> list[int]:
+    """Which of the flattened inputs differ in dimension 0 from request to request: dimension 1 of a batch."""
+    flat = [flatten(value)[0] for value in inputs]
+    return [
+        place
+        for place in range(len(flat[0]))
+        if flat[0][place].dim() and len({tensors[place].shape[0] for tensors in flat}) > 1
+    ]
+
+
+def _capture(instance: ModelInstance, graphed: GraphedModel, inputs: Sequence[Any], most: int) -> None:
+    batches = []
+    with instance.guard():
+        for value in inputs:
+            for size in doubling(most):
+                try:
+                    batch = instance.collate([value] * size)  # held until it is copied: its buffers are used again
+                    with instance.working():
+                        batches.append(instance.on_device(batch))
+                except USER_ERRORS as error:
+                    raise RunnerError(f"cuda_graphs: collating a batch of {size} raised {describe(error)}") from error
+        # In the stream that requests are served in: graphs of one pool share its memory where they share a stream.
+        with instance.working():
+            graphed.capture(batches)

@@ -1,0 +1,301 @@
+"""Loading model instances and changing them as the settings ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from latfix.adapter_api import Workload
+from latfix.errors import InputError, LatfixError, RunnerError
+from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.calls.buffer_pool import BufferPool
+from latfix.runners.calls.call_counters import Calls, Tally
+from latfix.runners.calls.fallback_counts import Outside
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.gpu.accelerator import accelerator_of
+from latfix.runners.gpu.device_selection import on_device, place_workers, placement_note, resolve_device
+from latfix.runners.gpu.pinned_staging import Staging
+from latfix.runners.model_transforms.attention_and_layout import choose_attention, in_channels_last
+from latfix.runners.model_transforms.precision import activation_dtype, in_precision
+from latfix.runners.model_transforms.precision_support import device_capability, unsupported, uses_torchao
+from latfix.runners.model_transforms.torch_compile import Graphs, compiled, configure_compiler
+from latfix.runners.service.adapter_file import check_batch_size, load_adapter
+from latfix.settings import Precision, RunnerSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from latfix.runners.gpu.cuda_graphs import GraphedModel
+    from latfix.runners.service.batch_shapes import TrafficShapes
+
+__all__ = ["LoadedModels", "convert_models", "load_models", "pool_applies", "resolve_device"]
+
+#: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
+#: that lacks what is asked of it.
+_CHANGE_ERRORS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+)
+#: Precisions that a backend computes in.
+_BACKEND_PRECISIONS = {
+    "torch": get_args(Precision),
+    "onnxruntime": ("default",),
+    "openvino": ("default", "bf16"),
+    "tensorrt": ("default", "bf16", "fp16"),
+}
+#: The kind of device that a backend runs on; torch runs on all.
+BACKEND_DEVICES = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}
+
+
+@dataclass(slots=True)
+class LoadedModels:
+    """Model instances of a service, ready to serve.
+
+    :param instances: one a worker; those of a device share their model where ``shared_model`` is set.
+    :param device: of the first.
+    :param pools: buffer pools in use, for their counters.
+    :param load_s: seconds that loading took.
+    :param tally: counts what replaces the models' own operators.
+    :param graphs: what the compiler was given.
+    :param relaid: weights that ``memory_format`` laid out anew.
+    :param note: what of the settings is without effect here, in a sentence.
+    :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
+    :param outside: batches that an engine was not built for.
+    :param copy_prices: what copies to and from its device were measured to cost; empty until they were.
+    """
+
+    adapter: Workload
+    instances: list[ModelInstance]
+    device: str
+    pools: list[BufferPool] = field(default_factory=list)
+    load_s: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+    graphs: Graphs = field(default_factory=Graphs)
+    relaid: int = 0
+    conversions: list[dict[str, Any]] = field(default_factory=list)
+    outside: Outside = field(default_factory=Outside)
+    note: str = ""
+    copy_prices: dict[str, float] = field(default_factory=dict)
+
+    def distinct(self) -> list[ModelInstance]:
+        """Instances with a model of their own: one for all where they share it."""
+        seen: dict[int, ModelInstance] = {}
+        for instance in self.instances:
+            seen.setdefault(id(instance.model), instance)
+        return list(seen.values())
+
+    def graphed(self) -> list[GraphedModel]:
+        """Models that run as captured graphs, one a worker; none where none was captured."""
+        if all(instance.accelerator is None for instance in self.instances):
+            return []  # without importing what only devices need
+        from latfix.runners.gpu.cuda_graphs import GraphedModel
+
+        return [instance.model for instance in self.instances if isinstance(instance.model, GraphedModel)]
+
+    def graph_facts(self) -> dict[str, Any]:
+        """What became of the batches of all workers' graphs; empty where there are none."""
+        found = self.graphed()
+        if not found:
+            return {}
+        from latfix.runners.gpu.cuda_graphs import facts_of
+
+        return facts_of(found)
+
+    def settle(self) -> None:
+        """Wait until what was put into streams of the devices has run: others must find it done."""
+        for accelerator in {
+            each.accelerator.device: each.accelerator for each in self.instances if each.accelerator
+        }.values():
+            accelerator.synchronize()
+
+    def replace_model(self, old: Any, new: Any) -> None:
+        """Have every instance that runs ``old`` run ``new``."""
+        for instance in self.instances:
+            if instance.model is old:
+                instance.model = new
+
+
+def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedModels:
+    """Load the workload's model once a worker and apply precision, layout, compilation and pooling.
+
+    Workers are spread over the devices of the settings; where they share a model, there is one a device.
+
+    A conversion to another backend needs inputs and comes later: :func:`convert_models`.
+
+    :raises RunnerError: the adapter or its model failed.
+    :raises InputError: the settings contradict each other.
+    """
+    import torch
+
+    started = time.perf_counter()
+    torch.manual_seed(settings.seed)
+    devices = place_workers(settings)
+    device = devices[0]
+    _check_backend(settings, device)
+    _check_precision(settings, device)
+    if settings.intra_op_threads:
+        torch.set_num_threads(settings.intra_op_threads)
+    choose_attention(settings.attention)
+    loaded: LoadedModels | None = None
+    models: dict[str, tuple[Workload, Any]] = {}
+    for device in devices:
+        if device not in models or not settings.shared_model:
+            adapter = load_adapter(folder, entry)
+            check_batch_size(adapter, settings.max_batch_size)
+            if loaded is None:
+                loaded = LoadedModels(adapter, [], device, note=placement_note(settings, devices))
+            with on_device(device):
+                models[device] = adapter, _load_one(adapter, device, settings, loaded)
+        assert loaded is not None, "the first worker makes it"
+        adapter, model = models[device]
+        dtype = _input_dtype(settings)
+        instance = ModelInstance(adapter, model, device, dtype, adapter.collate, set())
+        instance.place_on(accelerator_of(device))
+        _give_buffers(instance, settings, loaded)
+        instance.inference = settings.inference_mode
+        if settings.compile != "off":
+            instance.set_up = partial(configure_compiler, freezing=not uses_torchao(settings.precision, device))
+        if settings.compile != "off" or settings.backend != "torch":
+            instance.calls = Calls(tally=loaded.tally)
+        loaded.instances.append(instance)
+    assert loaded is not None, "settings.workers is at least 1"
+    loaded.settle()
+    loaded.load_s = time.perf_counter() - started
+    return loaded
+
+
+def convert_models(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes | None = None
+) -> None:
+    """Have another backend run the models, where the settings ask for it; they are converted once.
+
+    :param batches: of the traffic's own inputs, of several sizes.
+    :param shapes: of the traffic's batches; TensorRT needs them.
+    :raises InputError: the backend is not installed.
+    :raises RunnerError: a model cannot be converted, or answers something else then.
+    """
+    if settings.backend == "torch" or models.conversions:
+        return
+    if shapes is not None:
+        _convert_for_tensorrt(models, batches, settings, shapes)
+        return
+    from latfix.runners.backends.converted_model import convert
+
+    for instance in models.distinct():
+        model, conversion = convert(instance.model, batches, settings, models.adapter.folder, models.tally)
+        models.replace_model(instance.model, model)
+        models.conversions.append(conversion.to_json())
+
+
+def _give_buffers(instance: ModelInstance, settings: RunnerSettings, loaded: LoadedModels) -> None:
+    """The buffers that the settings ask for: pinned ones where a device copies from them, else a pool's."""
+    if settings.pinned_staging and instance.accelerator is not None:
+        pool: BufferPool = (staging := Staging(instance.accelerator))
+        instance.staging = staging
+    elif settings.buffer_pool and pool_applies(instance.adapter):
+        pool = instance.pool = BufferPool()
+    else:
+        return
+    loaded.pools.append(pool)
+    if pool_applies(instance.adapter):
+        instance.collate = pool.collate
+
+
+def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
+    """Settings that need a device beside the host, where the model is on the CPU: a line each, for the record."""
+    if device != "cpu":
+        return []
+    asked = [name for name in ("pinned_staging", "overlap", "cuda_graphs") if getattr(settings, name)]
+    return [f"{name} needs a GPU: not in effect on the CPU" for name in asked]
+
+
+def _convert_for_tensorrt(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes
+) -> None:
+    from latfix.runners.backends.tensorrt.convert import Material, convert
+
+    material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
+    for instance in models.distinct():
+        with on_device(instance.device):  # engines are made and loaded where the current device is
+            model, conversion = convert(
+                instance.model, material, settings, instance.device, models.tally, models.outside
+            )
+        models.replace_model(instance.model, model)
+        models.conversions.append(conversion.to_json())
+    models.settle()
+    models.outside.reset()
+
+
+def pool_applies(adapter: Workload) -> bool:
+    """Whether the adapter batches by the default collate, which a buffer pool can stand in for."""
+    return type(adapter).collate is Workload.collate
+
+
+def _check_backend(settings: RunnerSettings, device: str) -> None:
+    backend = settings.backend
+    said = f"backend = {backend!r}"
+    if settings.precision not in _BACKEND_PRECISIONS[backend]:
+        known = " or ".join(repr(precision) for precision in _BACKEND_PRECISIONS[backend])
+        raise InputError(f"{said}: found precision = {settings.precision!r}; expected {known}")
+    if backend == "torch":
+        return
+    if device.partition(":")[0] != BACKEND_DEVICES[backend]:
+        expected = "the CPU" if BACKEND_DEVICES[backend] == "cpu" else "a CUDA device"
+        raise InputError(f"{said}: found device {device}; expected {expected}; use backend = 'torch'")
+    if backend == "tensorrt" and backend_missing(backend):
+        raise InputError(f"{said}: {backend_missing(backend)}")
+    if settings.keep_precision and settings.precision != "default":
+        raise InputError(f"{said}: found keep_precision, which only torch knows; expected none")
+    for name, neutral in (("compile", "off"), ("memory_format", "default"), ("attention", "default")):
+        value = getattr(settings, name)
+        if value != neutral:
+            raise InputError(f"{said}: found {name} = {value!r}, which only torch knows; expected {neutral!r}")
+
+
+def _check_precision(settings: RunnerSettings, device: str) -> None:
+    if settings.backend != "torch" or settings.precision == "default":
+        return
+    if reason := unsupported(settings.precision, device, device_capability(device)):
+        raise InputError(f"precision = {settings.precision!r}: found device {device}; {reason}")
+
+
+def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
+    return activation_dtype(settings.precision) if settings.backend == "torch" else None
+
+
+def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
+    import torch
+
+    try:
+        model = adapter.load(device)
+    except LatfixError:  # a model file's, which says all that there is to say
+        raise
+    except USER_ERRORS as error:
+        raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
+    if not isinstance(model, torch.nn.Module):
+        found = type(model).__name__
+        raise RunnerError(f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module")
+    model.eval()
+    if settings.backend != "torch":
+        return model
+    try:
+        model = in_precision(model, settings.precision, settings.keep_precision)
+        if settings.memory_format == "channels_last":
+            loaded.relaid += in_channels_last(model)
+        if settings.compile == "off":
+            return model
+        freezing = not uses_torchao(settings.precision, device)
+        return compiled(model, loaded.tally, loaded.graphs, settings.compile, freezing=freezing)
+    except _CHANGE_ERRORS as error:
+        what = f"precision = {settings.precision!r}, compile = {settings.compile!r}"
+        raise RunnerError(f"changing the model ({what}) raised {describe(error)}") from error

@@ -1,0 +1,421 @@
+"""A loaded service: model instances with the settings applied, warmed up, ready to replay or predict."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import RunnerError
+from latfix.profilers.probes.compile_probe import CompileEvents
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.request import Request
+from latfix.runners.calls.call_counters import summary
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.engine.engine import Engine, OnDone
+from latfix.runners.engine.idle_gc import IdleCollector
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.gpu.kernel_profile import profile_batch, waits_in
+from latfix.runners.gpu_memory.caching_allocator import allocators_of, limit_memory
+from latfix.runners.host.process_setup import ProcessSetup
+from latfix.runners.model_transforms.embedding_rows import attach_hot_rows
+from latfix.runners.model_transforms.layer_times import few_row_products, linear_ms
+from latfix.runners.model_transforms.precision_support import device_capability
+from latfix.runners.model_transforms.torch_compile import compiler_evidence
+from latfix.runners.scheduling.control import check_key, check_policies
+from latfix.runners.service.adapter_file import check_inputs
+from latfix.runners.service.batch_shapes import traffic_shapes
+from latfix.runners.service.forward_census import Census, census, weight_kinds
+from latfix.runners.service.load import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
+from latfix.runners.service.numa_weights import bring_home
+from latfix.runners.service.warm_up import Warmup, as_worker, prepared_sample, rehearsal, representative, sizes_to_run
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
+from latfix.traffic.schedule import Traffic
+
+#: Sizes of inputs that a model is converted with, and compared on.
+_CONVERTED_SIZES = 4
+#: Sizes of inputs that a compiled model is warmed up on where the settings name no number.
+_COMPILED_SIZES = 4
+#: Sizes of inputs whose batches are profiled on a device.
+_PROFILED_SIZES = 4
+#: How long the lookups of embedding tables are watched before the first request.
+_LEARNING_S = 5.0
+
+
+@dataclass(slots=True)
+class Service:
+    """Loads a workload's model instances and builds engines over them.
+
+    :param folder: the workload's folder.
+    :param entry: ``file:Class`` of its adapter.
+    :raises InputError: settings that contradict each other.
+    """
+
+    folder: Path
+    entry: str
+    settings: RunnerSettings
+    models: LoadedModels = field(init=False)
+    events: EventLog = field(default_factory=EventLog)
+    compiles: CompileEvents = field(init=False)
+    collector: IdleCollector | None = None
+    warmup: Warmup = field(default_factory=Warmup)
+    process: ProcessSetup = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_policies(self.settings)
+        self.process = ProcessSetup(self.settings)
+
+    def load(self) -> None:
+        """Load the model instances.
+
+        :raises RunnerError: the adapter or its model failed.
+        """
+        self.compiles = CompileEvents(self.events)
+        self.process.before_load()
+        self.models = load_models(self.folder, self.entry, self.settings)
+        self.process.notes += unused_on_host(self.settings, self.models.device)
+        self.process.notes += limit_memory(self.settings.device_memory_share, allocators_of(self.models.instances))
+        if self.settings.pin == "locality":
+            bring_home(self.models.instances, self.settings)
+        attach_hot_rows(self.models.instances, self.settings)
+        self.compiles.attach()
+
+    def warm_shapes(self, traffic: Traffic) -> None:
+        """Run every model instance on the shapes that traffic will bring, smallest to largest.
+
+        Shapes are those in a sample of the traffic, evenly over their sizes where there are more than the settings
+        name, the smallest and the largest included; each at batch sizes 1, 2, 4, … up to the largest, and at those
+        between where they are few and it does not take long.
+
+        Before that, a model that another backend is to run is converted, with batches of the traffic's inputs.
+
+        :raises InputError: the traffic lacks what the settings or a model file need of it.
+        :raises RunnerError: the model failed on one of them, or cannot be converted.
+        """
+        if not len(traffic):
+            return
+        check_key(self.settings, traffic)
+        check_inputs(self.models.adapter, traffic)
+        self._convert(traffic)
+        self._learn_rows(traffic)
+        self._capture(traffic)
+        # What is not compiled now never is: requests must not wait for a compiler.
+        # Capturing gives the memory back that batches need beside their graphs.
+        made = self.settings.compile != "off" or bool(self.models.graphed())
+        wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if made else 0)
+        if self.settings.keep_warm_ms and not wanted:
+            self._keep_smallest(self._representative(traffic, 1))
+        if not wanted:
+            return
+        started = time.perf_counter()
+        inputs = self._representative(traffic, wanted)
+        self._keep_smallest(inputs)
+        # On a device each worker has streams and buffers of its own, whoever's model it runs.
+        on_device = self.models.instances[0].accelerator is not None
+        for instance in self.models.instances if on_device else self.models.distinct():
+            as_worker(self.settings, partial(self._run_sizes, instance, inputs))
+        self.warmup.shapes += len(inputs)
+        self.warmup.seconds += time.perf_counter() - started
+
+    def _keep_smallest(self, inputs: Sequence[Any]) -> None:
+        """Have workers warm themselves with the first of ``inputs``, which are in the order of their sizes."""
+        for instance in self.models.instances:
+            instance.resident = inputs[0] if inputs else None
+
+    def _run_sizes(self, instance: ModelInstance, inputs: Sequence[Any]) -> None:
+        with instance.guard():
+            once = rehearsal(instance, self.settings)
+            for value, size in sizes_to_run(inputs, self.settings.max_batch_size):
+                before = self.models.tally.runs
+                batches = once(value, size)
+                runs, least = (self.models.tally.runs - before) / batches, self.warmup.least_runs
+                self.warmup.least_runs = runs if least is None else min(runs, least)
+                self.compiles.attach()
+                self.warmup.batches += batches
+
+    def _representative(self, traffic: Traffic, wanted: int) -> list[Any]:
+        return representative(self.models.adapter, traffic, wanted)
+
+    def _convert(self, traffic: Traffic) -> None:
+        """Have the backend run the models, if it is not torch and does not yet."""
+        if self.settings.backend == "torch" or self.models.conversions:
+            return
+        inputs = self._representative(traffic, _CONVERTED_SIZES)
+        if not inputs:
+            raise RunnerError(f"backend = {self.settings.backend!r}: no request could be prepared to convert with")
+        most, adapter = self.settings.max_batch_size, self.models.adapter
+        sizes = sorted({1, min(2, most), most})
+        try:
+            # Requests that differ: a conversion that mixes the rows of a batch must show.
+            batches = [
+                adapter.collate([inputs[(k + other) % len(inputs)] for other in range(size)])
+                for k in range(len(inputs))
+                for size in sizes
+            ]
+            shapes = None
+            if self.settings.backend == "tensorrt":  # an engine is built for shapes: the extremes must be among them
+                shapes = traffic_shapes(adapter, traffic, most)
+                batches.append(adapter.collate([shapes.middling] * most))
+        except RunnerError:
+            raise
+        except USER_ERRORS as error:
+            raise RunnerError(f"{type(adapter).__name__}.collate raised {describe(error)}") from error
+        convert_models(self.models, batches, self.settings, shapes)
+
+    def _capture(self, traffic: Traffic) -> None:
+        """Have captured graphs run the models, where the settings ask for it and there is a device."""
+        models = self.models
+        if not self.settings.captures or models.instances[0].accelerator is None or models.graphed():
+            return
+        from latfix.runners.service.graph_capture import capture_graphs
+
+        started = time.perf_counter()
+        capture_graphs(models, traffic, self.settings, pads=pool_applies(models.adapter))
+        self.warmup.seconds += time.perf_counter() - started
+
+    def _learn_rows(self, traffic: Traffic) -> None:
+        """See which rows of embedding tables a sample of the traffic looks up."""
+        if not any(instance.hot is not None for instance in self.models.instances):
+            return
+        inputs = [value for _, value in prepared_sample(self.models.adapter, traffic)]
+
+        def learn(instance: ModelInstance) -> None:
+            hot, until = instance.hot, time.perf_counter() + _LEARNING_S
+            assert hot is not None, "those without were left out"
+            with instance.guard(), hot.learning():
+                for value in inputs:
+                    try:
+                        batch = instance.collate([value])  # held until the device is done with it
+                        with instance.working():
+                            call_model(hot.model, instance.on_device(batch))
+                    except USER_ERRORS:  # a request that fails is reported when it is replayed
+                        continue
+                    if time.perf_counter() > until:
+                        return
+
+        for instance in self.models.distinct():
+            if instance.hot is not None:
+                as_worker(self.settings, partial(learn, instance))
+
+    def protect(self) -> None:
+        """After warm-up: no compilation in a request's path from here on; an unseen shape runs uncompiled.
+
+        Memory is settled last, when all that stays is there.
+        """
+        self.warmup.compilations = self.compiles.count
+        self.warmup.compile_s = self.compiles.total_ns / 1e9
+        if self.settings.compile != "off":
+            import torch
+
+            torch.compiler.set_stance("eager_on_recompile")
+        if self.settings.gc == "freeze" and self.collector is None:
+            self.collector = IdleCollector()
+            self.collector.install()
+        if self.settings.compile == "off":
+            for instance in self.models.distinct():
+                if instance.hot is not None:
+                    instance.hot.watch()  # without traffic to learn from, by the first requests
+        self.process.before_requests()
+
+    def engine(
+        self,
+        recorder: StageRecorder,
+        request_of: Callable[[int], Request],
+        on_done: OnDone | None = None,
+        settings: RunnerSettings | None = None,
+        given_up: Callable[[int], bool] | None = None,
+    ) -> Engine:
+        """A new engine over the loaded instances, with the service's own settings unless others are given.
+
+        :raises RunnerError: another backend is to run the models, and no traffic was there to convert them with.
+        """
+        if self.settings.backend != "torch" and not self.models.conversions:
+            raise RunnerError(
+                f"backend = {self.settings.backend!r}: the model is not converted yet; warm_shapes() comes first"
+            )
+        accelerator = self.models.instances[0].accelerator
+        if accelerator is not None:  # those of the threads before, which have ended
+            accelerator.forget_workspaces()
+        for instance in self.models.instances:
+            instance.calls.reset()
+        for graphed in self.models.graphed():
+            graphed.facts.begin()
+        self.models.outside.reset()
+        return Engine(
+            adapter=self.models.adapter,
+            instances=self.models.instances,
+            settings=settings or self.settings,
+            recorder=recorder,
+            events=self.events,
+            request_of=request_of,
+            on_done=on_done,
+            collector=self.collector,
+            given_up=given_up,
+        )
+
+    def release(self) -> None:
+        """Give back what the settings changed for the whole process: its collector, the compiler's stance."""
+        self.compiles.detach()
+        if self.settings.compile != "off":
+            import torch
+
+            torch.compiler.set_stance("default")
+        if self.collector is not None:
+            self.collector.remove()
+            self.collector = None
+
+    def predict(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Outcome]:
+        """Run requests through the engine as fast as it takes them; outcomes in the same order.
+
+        Nobody waits for these answers: deadlines and the limit of the queue do not apply.
+
+        :param in_flight: how many to keep inside at once; by default two batches a worker.
+        """
+        recorder = StageRecorder(len(requests))
+        outcomes = [Outcome(Status.ERROR)] * len(requests)
+        room = threading.Semaphore(in_flight or 2 * self.settings.max_batch_size * self.settings.workers)
+
+        def on_done(slot: int, outcome: Outcome) -> None:
+            outcomes[slot] = outcome
+            room.release()
+
+        patient = [replace(request, deadline_ms=None) for request in requests]
+        unlimited = self.settings.with_overrides(
+            {"timeout_ms": 0.0, "max_queue": 0, "admission": "all", "keep_warm_ms": 0.0, "warmup_shapes": 0}
+        )
+        engine = self.engine(recorder, patient.__getitem__, on_done, unlimited)
+        engine.start()
+        for slot in range(len(requests)):
+            room.acquire()
+            recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+        engine.drain()
+        engine.shutdown()
+        return outcomes
+
+    def evidence(self, traffic: Traffic, *, profiled: bool = True) -> dict[str, Any]:
+        """What can be seen of the settings in the loaded service, for ``verify`` of the fixes.
+
+        What batches were is counted by the workers of the last engine, the last replay's where it is asked
+        for after one; modules, kernels, dtypes and layouts are those of one more forward pass.
+
+        :param profiled: also what batches do on a device; the profiler stays with the process and slows it down.
+        """
+        import torch
+
+        found: dict[str, Any] = {
+            "device": self.models.device,
+            "torch": torch.__version__,
+            "torch_threads": torch.get_num_threads(),
+            "load_s": round(self.models.load_s, 3),
+            "warmup_batches": self.warmup.batches,
+            "warmup_shapes": self.warmup.shapes,
+            "warmup_s": round(self.warmup.seconds, 3),
+            "warmup_least_runs": self.warmup.least_runs or 0.0,
+            "compilations": self.warmup.compilations,
+            "compile_s": round(self.warmup.compile_s, 3),
+            "gc_enabled": gc.isenabled(),
+            "gc_frozen": gc.get_freeze_count(),
+            "evaluates": self.models.adapter.has_evaluate(),
+            "relaid": self.models.relaid,
+            "compile_parts": self._has_parts(),
+            "conversions": self.models.conversions,
+            "outside": self.models.outside.to_json(),
+            **summary(instance.calls for instance in self.models.instances),
+        }
+        if self.settings.backend == "torch":
+            found["capability"] = device_capability(self.models.device)
+            found |= weight_kinds(self.uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
+        if self.settings.compile != "off":
+            found |= compiler_evidence(self.models.graphs)
+        if profiled:
+            found |= self.device_profile(traffic)
+        found |= self.models.graph_facts()
+        seen = self._census(traffic)
+        return found if seen is None else found | asdict(seen)
+
+    def facts(self, traffic: Traffic) -> dict[str, Any]:
+        """What there is to change in the model: :meth:`evidence`, and what its linear layers take in each precision.
+
+        ``linear_ms`` and ``few_row_products`` are of a middling request alone; they are left out where the layers are
+        not the model's own any more, or none is there.
+        """
+        found = self.evidence(traffic, profiled=False)
+        settings = self.settings
+        plain = settings.compile == "off" and settings.backend == "torch" and settings.precision == "default"
+        inputs = self._representative(traffic, 1)
+        if plain and inputs and self.models.device == "cpu":
+            instance = self.models.instances[0]
+            try:
+                with instance.guard():
+                    batch = instance.collate(inputs[:1])
+                    found["linear_ms"] = linear_ms(instance.model, batch)
+                    found["few_row_products"] = few_row_products(instance.model, batch)
+            except USER_ERRORS:  # the replay reports the failure with its request
+                return found
+        return found
+
+    def device_profile(self, traffic: Traffic, batches: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+        """What a few batches do on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
+
+        Profiled one by one, beside everything that is timed. Empty on the CPU.
+
+        :param batches: positions in the schedule; by default, requests of several sizes, alone and in full batches.
+        """
+        instance = self.uncaptured(self.models.instances[0])
+        if instance.accelerator is None:
+            return {}
+        found: list[dict[str, Any]] = []
+        waits: dict[str, None] = {}
+        try:
+            for inputs in self._profiled(traffic, batches):
+                with instance.guard():
+                    batch = instance.collate(inputs)
+                waits |= dict.fromkeys(waits_in(instance, batch))
+                elements = elements_and_length(tensors_of(batch), 0)[0]
+                work = profile_batch(instance, batch, size=len(inputs), elements=elements)
+                if work is not None:
+                    found.append(work.to_json())
+        except USER_ERRORS as error:
+            # The replay reports a request that fails; a profiler that does not work is told here.
+            return {"device_profile": found, "device_profile_failure": describe(error)}
+        return {"device_profile": found, "device_waits": list(waits)}
+
+    def _profiled(self, traffic: Traffic, batches: Sequence[Sequence[int]]) -> Iterator[list[Any]]:
+        """Prepared inputs of the batches to profile."""
+        adapter = self.models.adapter
+        for batch in batches:
+            yield [adapter.prepare(traffic.request(position)) for position in batch]
+        if not batches:
+            for value in self._representative(traffic, _PROFILED_SIZES):
+                for size in sorted({1, self.settings.max_batch_size}):
+                    yield [value] * size
+
+    def uncaptured(self, instance: ModelInstance) -> ModelInstance:
+        """The instance with the model that its graphs were captured of: the same operators, issued one by one."""
+        graphed = self.models.graphed()
+        return replace(instance, model=graphed[0].original) if graphed else instance
+
+    def _has_parts(self) -> bool:
+        """Whether the model is a Python loop around parts of it that it names."""
+        return getattr(self.models.instances[0].model, "compile_parts", None) is not None
+
+    def _census(self, traffic: Traffic) -> Census | None:
+        inputs = self._representative(traffic, 1)
+        if not inputs:
+            return None
+        instance = self.uncaptured(self.models.instances[0])
+        # Hooks on a compiled model would compile it again, and a converted one has no modules.
+        plain = self.settings.compile == "off" and self.settings.backend == "torch"
+        try:
+            with instance.guard():
+                batch = instance.collate(inputs[:1])
+            return census(instance, batch, self.settings.keep_precision if plain else (), hooks=plain)
+        except USER_ERRORS:  # the replay reports the failure with its request
+            return None

@@ -1,0 +1,64 @@
+"""A model's weights on the memory node of the worker that computes with them.
+
+The kernel puts a page on the node of the core that touches it first. Weights are therefore copied once by a thread on
+the worker's cores; those that were mapped from a file come to lie in memory of the process's own by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.host.cpu_placement import Places
+from latfix.settings import RunnerSettings
+
+
+def bring_home(instances: Sequence[ModelInstance], settings: RunnerSettings) -> int:
+    """Copy each instance's weights on its worker's cores; returns the bytes that were copied.
+
+    A model that several workers share lies where the first of them runs.
+    """
+    done: set[int] = set()
+    copied = 0
+    for number, instance in enumerate(instances):
+        if id(instance.model) in done or instance.device != "cpu":
+            continue
+        done.add(id(instance.model))
+        with ThreadPoolExecutor(1, thread_name_prefix="latfix-home") as thread:
+            copied += thread.submit(_copy_on, number, instance.model, settings).result()
+    return copied
+
+
+def _copy_on(number: int, model: Any, settings: RunnerSettings) -> int:
+    import torch
+
+    most = Places(settings).worker(number)
+    torch.set_num_threads(most or settings.intra_op_threads or torch.get_num_threads())
+    return copy_weights(model)
+
+
+def copy_weights(model: Any) -> int:
+    """Move parameters and buffers to memory that this thread touches first; returns the bytes copied.
+
+    Tensors that shared memory share it afterwards, and the parameters stay the same objects.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        return 0
+    copies: dict[int, torch.UntypedStorage] = {}
+    total = 0
+    with torch.no_grad(), torch.inference_mode(False):
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_inference():
+                continue
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in copies:
+                copies[storage.data_ptr()] = storage.clone()  # type: ignore[no-untyped-call]
+                total += storage.nbytes()
+            home = tensor.data.new_empty(0)
+            home.set_(copies[storage.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+            tensor.data = home
+    return total

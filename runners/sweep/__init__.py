@@ -1,0 +1,1 @@
+"""latfix sweep: replays at several loads and what they show."""

@@ -1,0 +1,303 @@
+"""``sweep.json``: everything that a sweep found, in plain values; docs/capacity.md describes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from latfix.capacity.load_level import Cell, Spread, run_spread
+from latfix.capacity.load_point import LoadPoint
+from latfix.capacity.load_traffic import budget_for
+from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
+from latfix.capacity.model_predictions import ServiceModel
+from latfix.capacity.objective import TAIL_REQUESTS
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.results.sweep_result import Measured, Outcome, Setting
+from latfix.runners.sweep.predictions import Predicted, predict, typical_errors
+from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+from latfix.traffic.transforms import MAX_REQUESTS
+
+SCHEMA = "latfix.sweep/1"
+
+#: A queue that was watched for fewer of its relaxation times tells little of a load that lasts: after an empty start
+#: waits are a tenth short of steady ones in 3, a quarter in 1 (benchmarks/sweep_decisions.py).
+LEAST_SETTLED = 3.0
+_WEEK_MIN = 7 * 24 * 60
+
+KNEE_RULE = (
+    "the load at which throughput over the objective's percentile is largest: beyond it, one percent more load "
+    "brings more than one percent more latency"
+)
+
+
+def points_document(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
+    """What there is while a sweep goes on: its points, without the answers that need all of them."""
+    return {**_head(spec, outcome), "state": "running", "points": _points(outcome, outcome.cells(), {})}
+
+
+def sweep_document(
+    spec: WorkloadSpec, outcome: Outcome, *, seed: int, budget_s: float, at_least_rps: float | None = None
+) -> dict[str, Any]:
+    """The whole document.
+
+    :param at_least_rps: the gate, where one was asked for.
+    """
+    cells = outcome.cells()
+    answers = predict(outcome, seed=seed)
+    predicted = {number: of_loads for number, (_, of_loads) in answers.items()}
+    largest = {number: largest_load(own, outcome.target) for number, own in cells.items()}
+    known = {number: one for number, one in largest.items() if one is not None}
+    best = _best(outcome, known)
+    spread = run_spread(outcome.plain_cells())
+    return {
+        **_head(spec, outcome),
+        "state": "interrupted" if outcome.interrupted else "complete",
+        "seed": seed,
+        "budget_s": budget_s,
+        "seconds": outcome.seconds,
+        "settings": [
+            _setting(setting, cells[setting.number], largest[setting.number], answers, seed)
+            for setting in outcome.settings
+        ],
+        "points": _points(outcome, cells, predicted),
+        "pareto": [
+            {
+                "setting": point.setting,
+                "load": point.cell.load,
+                "achieved_rps": point.cell.achieved,
+                "percentile_ms": _ms(point.cell.percentile.value),
+                "certain": point.certain,
+            }
+            for point in pareto([(number, cell) for number, own in cells.items() for cell in own])
+        ],
+        "knee_rule": KNEE_RULE,
+        "best": best,
+        "gate": None if at_least_rps is None else _gate(list(known.values()), at_least_rps),
+        "models": typical_errors(outcome, predicted),
+        "spread": spread.to_json(),
+        "skipped": [{"setting": one.setting, "load": one.load, "reason": one.reason} for one in outcome.skipped],
+        "machine": outcome.meta.get("machine", {}),
+        "versions": outcome.meta.get("versions", {}),
+        "notes": [*outcome.notes, *_unsettled(outcome, best, predicted), *_notes(outcome, cells, spread)],
+    }
+
+
+def _head(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
+    part, target = outcome.part, outcome.target
+    return {
+        "schema": SCHEMA,
+        "workload": spec.name,
+        "device": outcome.meta.get("device", ""),
+        "objective": {
+            "percentile": target.percentile,
+            "slo_ms": None if target.limit is None else target.limit * 1e3,
+        },
+        "traffic": {
+            "recorded_rps": part.recorded,
+            "requests_per_point": len(part.traffic),
+            "repeated": part.repeated,
+            "dispersion": _finite(part.dispersion),
+            "dispersion_recorded": _finite(part.whole),
+            **part.bursts.to_json(),
+        },
+    }
+
+
+def _setting(
+    setting: Setting,
+    cells: Sequence[Cell],
+    largest: LargestLoad | None,
+    answers: Mapping[int, tuple[ServiceModel | None, Mapping[float, Predicted]]],
+    seed: int,
+) -> dict[str, Any]:
+    service, predicted = answers.get(setting.number, (None, {}))
+    found = knee(cells, seed=seed)
+    capacity = next((entry.modelled.capacity for entry in predicted.values()), None)
+    served = [cell.achieved for cell in cells]
+    return {
+        "id": setting.number,
+        "label": setting.label,
+        "values": dict(setting.values),
+        "failure": setting.failure or None,
+        "largest": None if largest is None else largest.to_json(),
+        "knee": None if found is None else found.to_json(),
+        "most_achieved_rps": max(served, default=None),
+        "capacity_rps": None if capacity is None else _finite(capacity),
+        "service": None if service is None else service.to_json(),
+    }
+
+
+def _points(
+    outcome: Outcome, cells: Mapping[int, Sequence[Cell]], predicted: Mapping[int, Mapping[float, Predicted]]
+) -> list[dict[str, Any]]:
+    return [
+        _point(number, cell, outcome.points(number)[cell.load], predicted.get(number, {}).get(cell.load))
+        for number, own in cells.items()
+        for cell in own
+    ]
+
+
+def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predicted | None) -> dict[str, Any]:
+    points = [one.point for one in ones]
+    served = np.concatenate([point.latency[np.isfinite(point.latency)] for point in points]) * 1e9
+    intervals = summary_intervals_ms(served, seed=0) if len(served) and predicted is not None else {}
+    waits = np.concatenate([point.wait for point in points])
+    decision = cell.decision
+    return {
+        "setting": number,
+        "load": cell.load,
+        "offered_rps": cell.offered,
+        "achieved_rps": cell.achieved,
+        "requests": {name: sum(point.requests[name] for point in points) for name in points[0].requests},
+        "latency_ms": summarize_ms(served),
+        "latency_ci95_ms": {key: list(bounds) for key, bounds in intervals.items()},
+        "objective": {
+            "percentile_ms": _ms(cell.percentile.value),
+            "ci95_ms": [_ms(cell.percentile.lo), _ms(cell.percentile.hi)],
+            "at_least": any(point.cut for point in points),
+            "meets": None if decision is None else decision.meets,
+            "slow_share": None if decision is None else _finite(decision.share),
+            "slow_share_ci95": None if decision is None else [decision.lo, decision.hi],
+        },
+        "enough_requests": cell.enough,
+        "saturated": cell.saturated,
+        "wait_ms": {"mean": _ms(float(waits.mean())), "p99": _ms(float(np.quantile(waits, 0.99)))}
+        if len(waits)
+        else {"mean": None, "p99": None},
+        "utilization": {
+            "workers": _mean(points, "worker_share"),
+            "held_open": _mean(points, "held_share"),
+            "prepare": _mean(points, "prepare_share"),
+        },
+        "batch_size": _mean(points, "mean_size"),
+        "in_flight_at_end": max(point.in_flight for point in points),
+        "trustworthy": all(point.trustworthy for point in points),
+        "dispersion": None if predicted is None else predicted.modelled.index,
+        "predictions": {}
+        if predicted is None
+        else {name: answer.to_json() for name, answer in predicted.predictions.items()},
+        "reasons": [] if predicted is None else [reason.to_json() for reason in predicted.reasons],
+        "runs": [
+            {
+                "folder": one.folder.relative_to(one.folder.parent.parent).as_posix(),
+                "kind": one.kind,
+                "began_s": one.began_s,
+                "percentile_ms": _ms(value),
+                "ended_early": one.point.cut,
+                "fresh_process": one.fresh,
+            }
+            for one, value in zip(ones, cell.runs, strict=True)
+        ],
+    }
+
+
+def _mean(points: Sequence[LoadPoint], name: str) -> float:
+    return float(np.mean([getattr(point, name) for point in points]))
+
+
+def _best(outcome: Outcome, largest: Mapping[int, LargestLoad]) -> dict[str, Any] | None:
+    """The setting that bears most, and those that may bear as much."""
+    bearing = {number: one for number, one in largest.items() if one.lo is not None}
+    if not bearing:
+        return None
+    number = max(bearing, key=lambda key: (bearing[key].lo or 0.0, bearing[key].value or 0.0))
+    best = bearing[number]
+    rivals = [
+        other for other, one in largest.items() if other != number and (one.hi is None or one.hi > (best.lo or 0.0))
+    ]
+    labels = {setting.number: setting.label for setting in outcome.settings}
+    return {"setting": number, "label": labels[number], **best.to_json(), "maybe_as_good": rivals}
+
+
+def _gate(largest: Sequence[LargestLoad], rps: float) -> dict[str, Any]:
+    passed = at_least(largest, rps)
+    lows = [one.lo for one in largest if one.lo is not None]
+    highs = [one.hi for one in largest]
+    if passed:
+        reason = f"a load of {max(lows):.4g}/s meets the objective"
+    elif passed is False:
+        reason = f"the objective is missed from {max(high for high in highs if high is not None):.4g}/s on"
+    else:
+        low = f"{max(lows):.4g}/s" if lows else "no load"
+        reason = f"{low} surely meets the objective, and at {rps:.4g}/s the data cannot tell"
+    return {"at_least_rps": rps, "passed": passed, "reason": reason}
+
+
+def _unsettled(
+    outcome: Outcome, best: Mapping[str, Any] | None, predicted: Mapping[int, Mapping[float, Predicted]]
+) -> list[str]:
+    """That the largest load was not watched for long enough to tell of one that lasts."""
+    if best is None:
+        return []
+    number, lo = best["setting"], best["ci95_rps"][0]
+    for load, ones in outcome.points(number).items():
+        entry = predicted.get(number, {}).get(load)
+        if entry is None or not math.isclose(float(np.mean([one.point.offered for one in ones])), lo):
+            continue
+        span, settling = min(one.point.span for one in ones), entry.modelled.relaxation
+        if span < LEAST_SETTLED * settling:
+            takes = (
+                f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
+            )
+            return [
+                f"{lo:.3g}/s was watched for {span:.2g} s at a time, and such a queue takes {takes}: where this load "
+                "lasts, waits are longer, and the largest load may be lower; --requests makes points longer."
+            ]
+    return []
+
+
+def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread) -> list[str]:
+    """What a reader must know before believing a figure."""
+    every = [cell for own in cells.values() for cell in own]
+    notes = []
+    short = sum(not cell.enough and not cell.saturated for cell in every)
+    if short:
+        notes.append(
+            f"{short} of {len(every)} points hold fewer than {TAIL_REQUESTS} requests beyond "
+            f"p{outcome.target.percentile:g}: their intervals are wide, and open above where nothing as slow was "
+            f"seen; {_longer(outcome)}."
+        )
+    if outcome.part.repeated > 1:
+        held = len(outcome.part.traffic) // outcome.part.repeated
+        notes.append(
+            f"The recording holds {held} requests, and each point replays it {outcome.part.repeated} times over: "
+            "intervals tell of this recording, not of other traffic like it."
+        )
+    if every and not spread.freedom:
+        notes.append("No point was replayed twice: that replays differ by a tenth is assumed, not measured.")
+    part = outcome.part
+    known = math.isfinite(part.dispersion) and math.isfinite(part.whole) and part.whole > 0
+    if known and not 0.67 < part.dispersion / part.whole < 1.5:
+        calmer = "calmer" if part.dispersion < part.whole else "burstier"
+        notes.append(
+            f"The part that was replayed is {calmer} than all of the recording: index of dispersion "
+            f"{part.dispersion:.3g} instead of {part.whole:.3g}."
+        )
+    late = sum(not one.point.trustworthy for one in outcome.measured)
+    if late:
+        notes.append(
+            f"In {late} of {len(outcome.measured)} replays latfix sent requests late: their latencies say little."
+        )
+    if outcome.target.limit is None:
+        notes.append("The workload states no slo_ms: there is no largest load that meets an objective (--slo MS).")
+    return notes
+
+
+def _longer(outcome: Outcome) -> str:
+    """What gives a point enough requests, where a week of budget does."""
+    needed = math.ceil(TAIL_REQUESTS / outcome.target.allowed - 1e-6)
+    minutes = math.ceil(budget_for(needed, outcome.part.recorded) / 60)
+    if needed > MAX_REQUESTS or minutes > _WEEK_MIN:
+        return f"it takes {needed:,} requests a point; a lower --percentile takes fewer"
+    return f"it takes {needed:,} requests a point: --budget {minutes}m or more, or --requests {needed}"
+
+
+def _ms(seconds: float) -> float | None:
+    return seconds * 1e3 if math.isfinite(seconds) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

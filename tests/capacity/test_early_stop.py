@@ -1,0 +1,71 @@
+"""Ending a replay whose backlog grows for good, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.sweep.early_stop import BacklogWatch
+from latfix.traffic.schedule import Traffic
+
+MakeTraffic = Callable[..., Traffic]
+Simulate = Callable[..., RunRecord]
+
+
+def ended_at(traffic: Traffic, record: RunRecord, limit_s: float | None) -> float | None:
+    """When the watch would end the replay; ``None`` for never."""
+    watch = BacklogWatch(requests=len(traffic), scheduled_s=traffic.duration_s, at_once=1, limit_s=limit_s)
+    arrival = traffic.arrival_ns / 1e9
+    end = np.sort((record.requests["arrival_ns"] + record.requests["latency_ns"]) / 1e9)
+    for at in np.arange(0.25, traffic.duration_s, 0.25).tolist():
+        came = int(np.searchsorted(arrival, at, side="right"))
+        done = int(np.searchsorted(end, at, side="right"))
+        if watch.hopeless(at, came - done, done):
+            return float(at)
+    return None
+
+
+@pytest.mark.parametrize("limit_s", [0.1, None])
+def test_an_overloaded_service_is_not_drained(
+    limit_s: float | None, make_traffic: MakeTraffic, simulate: Simulate
+) -> None:
+    for seed in range(5):
+        traffic = make_traffic(1200, 200.0, seed=seed)
+        at = ended_at(traffic, simulate(traffic, each=0.01), limit_s)
+        assert at is not None and at < 0.8 * traffic.duration_s
+
+
+def test_a_service_that_keeps_up_is_replayed_to_its_end(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    for seed in range(40):
+        traffic = make_traffic(600, 80.0, seed=seed)
+        record = simulate(traffic, each=0.01, noise=1.0, seed=seed + 1000)
+        assert ended_at(traffic, record, 0.05) is None, seed
+
+
+def test_bursts_are_worked_off(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    for seed in range(10):
+        traffic = make_traffic(1500, 50.0, bursts=3.0, seed=seed)
+        assert ended_at(traffic, simulate(traffic, each=0.012), 0.05) is None, seed
+
+
+def test_a_backlog_within_the_objective_is_of_interest(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    traffic = make_traffic(1200, 120.0)
+    record = simulate(traffic, each=0.01)
+    assert ended_at(traffic, record, 0.05) is not None
+    assert ended_at(traffic, record, 30.0) is None
+
+
+def test_nothing_is_concluded_before_the_schedule_begins() -> None:
+    watch = BacklogWatch(requests=100, scheduled_s=10.0, at_once=1, limit_s=0.1)
+    assert not watch.hopeless(-0.1, 0, 0)
+
+
+@pytest.mark.parametrize(("limit_s", "enough_s"), [(0.5, 12.0), (None, 20.0)])
+def test_a_drain_is_cut_once_all_that_is_inside_is_past_interest(limit_s: float | None, enough_s: float) -> None:
+    watch = BacklogWatch(requests=100, scheduled_s=10.0, at_once=1, limit_s=limit_s)
+    assert not watch.drained_enough(enough_s - 0.1, 50)
+    assert watch.drained_enough(enough_s + 0.1, 50)
+    assert not watch.drained_enough(enough_s + 60, 5), "so few are soon worked off"

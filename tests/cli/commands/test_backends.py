@@ -1,0 +1,192 @@
+"""Model files on the command line: the table of backends, and files that are wrong, in one line each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from latfix.runners.backend_comparison import candidates
+from latfix.runners.backend_comparison import cold_load as loading
+from latfix.runners.backend_comparison import comparison as table
+from latfix.runners.replay.runner_process import RunnerProcess
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteWorkload = Callable[..., Path]
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    rows = [{"arrival_s": k * 0.01, "length": 2 + k % 7} for k in range(20)]
+    (tmp_path / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "traffic.jsonl"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """Scores of sequences of vectors, of any number and any length up to 6."""
+
+    class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.score = torch.nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.score(x).sum(1)
+            return scores
+
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=6)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(Scores().eval(), (torch.ones(2, 3, 4),), dynamic_shapes=(sizes,))
+        torch.export.save(exported, tmp_path / "model.pt2")
+    return tmp_path / "model.pt2"
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command does in a process of its own, done in this one: torch is loaded already."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        assert command[-2] == table.__name__
+        monkeypatch.setattr(sys, "argv", command[-2:])
+        threads = torch.get_num_threads()
+        try:
+            return subprocess.CompletedProcess(command, table.main())
+        finally:
+            torch.set_num_threads(threads)
+
+    monkeypatch.setattr(table, "run_process", run)
+    for module in (candidates, loading):
+        monkeypatch.setattr(module, "first_load_s", lambda *_: 0.5)
+
+
+def one_line(err: str) -> str:
+    assert err.startswith("latfix: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    return err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backends.json"
+    how = ("--map", "length=min(length, 6)", "--seconds", "0.5", "--json", target)
+    code, out, err = cli("backends", program, "--traffic", traffic, *how)
+    assert code == 0, err
+    document = json.loads(target.read_text())
+    assert document["inputs"][0].startswith("x: float32 (batch, ")
+    rows = {row["backend"]: row for row in document["backends"]}
+    assert next(iter(rows)) == "torch.export" and not rows["torch.export"]["missing"]
+    assert rows["eager torch"]["missing"] == "the file holds no Python module"
+    script = rows["TorchScript"]
+    assert script["missing"] or script["agreeing"] == script["compared"] > 0
+    for word in ("torch.export", "in batches of 8", "the reference", "holds no Python module"):
+        assert word in out, out
+
+
+@pytest.mark.usefixtures("in_process")
+def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: Path) -> None:
+    code, out, err = cli("backends", program, "--traffic", traffic, "--seconds", "0.2")
+    assert (code, out) == (2, "")
+    assert 'write "min(length, 6)" in [inputs]' in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--batch", "0"), "--batch"),
+        (("--batch", "5000"), "--batch"),
+        (("--seconds", "0"), "--seconds"),
+        (("--seconds", "nan"), "--seconds"),
+        (("--seed", "-1"), "--seed"),
+        (("--device", "gpu"), "--device"),
+        (("--json", "no/such/folder/a.json"), "--json"),
+        (("--map", "x"), "--map"),
+    ],
+)
+def test_options(cli: Cli, tmp_path: Path, traffic: Path, options: tuple[str, ...], says: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
+    code, out, err = cli("backends", tmp_path / "model.onnx", "--traffic", traffic, *options)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+
+
+@pytest.mark.parametrize("command", ["diagnose", "optimize", "backends"])
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("model.onnx", b"", "an empty file"),
+        ("model.onnx", b"\x08\x08\x3a\x09", "truncated ONNX"),
+        ("model.pt2", b"\x08\x08\x3a\x00", "name it .onnx"),
+        ("model.pt2", b"PK\x03\x04", "truncated archive"),
+        ("model.pt", b"\x80\x02}q\x00.", "a Python pickle"),
+        ("model.onnx", None, "found a link"),
+    ],
+)
+def test_wrong_files(
+    cli: Cli,
+    tmp_path: Path,
+    traffic: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    name: str,
+    content: bytes | None,
+    says: str,
+) -> None:
+    def start(_: RunnerProcess) -> None:
+        raise AssertionError("a runner was about to be started")
+
+    monkeypatch.setattr(RunnerProcess, "start", start)
+    monkeypatch.chdir(tmp_path)
+    if content is None:
+        (tmp_path / name).symlink_to("gone")
+    else:
+        (tmp_path / name).write_bytes(content)
+    code, out, err = cli(command, tmp_path / name, "--traffic", traffic)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+    assert not (tmp_path / "latfix-runs").exists()
+
+
+def test_a_model_without_traffic(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
+    for command in ("diagnose", "backends"):
+        code, _, err = cli(command, tmp_path / "model.onnx")
+        assert code == 2 and "without traffic" in one_line(err)
+
+
+@pytest.mark.parametrize("command", ["diagnose", "optimize", "sweep", "backends"])
+def test_an_engine_says_what_it_needs(
+    cli: Cli, tmp_path: Path, traffic: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: RunnerProcess) -> None:
+        raise AssertionError("a runner was about to be started")
+
+    monkeypatch.setattr(RunnerProcess, "start", start)
+    monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: False)
+    (tmp_path / "model.engine").write_bytes(b"ftrt" + bytes(64))
+    code, _, err = cli(command, tmp_path / "model.engine", "--traffic", traffic)
+    assert code == 2 and "TensorRT engine, which needs the package tensorrt" in one_line(err)
+    assert "pip install tensorrt" in err
+
+
+@pytest.mark.e2e
+def test_a_model_file_is_diagnosed(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
+    out_dir, target = tmp_path / "run", tmp_path / "diagnosis.json"
+    (tmp_path / "workload.toml").write_text(
+        '[workload]\nmodel = "model.pt2"\ntraffic = "traffic.jsonl"\n[runner]\ndevice = "cpu"\nmax_batch_size = 4\n'
+        'batch_window_ms = 1\nintra_op_threads = 1\n[inputs]\nx = { shape = ["batch", "min(length, 6)", 4] }\n'
+    )
+    assert program.is_file() and traffic.is_file()
+    code, _, err = cli("diagnose", tmp_path, "--out", out_dir, "--json", target)
+    assert code == 0, err
+    document = json.loads(target.read_text())
+    assert document["requests"] == {"ok": 20, "error": 0, "timeout": 0, "shed": 0}
+    meta = json.loads((out_dir / "run.json").read_text())
+    assert meta["entry"] == "model.pt2"

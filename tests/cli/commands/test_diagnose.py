@@ -1,0 +1,434 @@
+"""Malformed workloads, traffic, plans, options and gates: one clear line, exit code 2, nothing replayed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latfix.runners.replay.runner_process import RunnerProcess
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteWorkload = Callable[..., Path]
+
+
+class Reached(BaseException):  # past what latfix makes of its own mistakes
+    """A runner process was about to be started: the input passed every check."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A sound workload in a folder of its own, to be bench, and the command line."""
+
+    base: Path
+    workload: Path
+    cli: Cli
+
+    def refuse(self, *arguments: object, says: str = "") -> str:
+        """Call it; it must be refused in one line with nothing replayed. Returns the line."""
+        code, out, err = self.cli(*arguments)
+        assert code == 2, (code, err)
+        assert out == ""
+        assert err.startswith("latfix: ") and err.endswith("\n") and err.count("\n") == 1, err
+        assert "Traceback" not in err
+        assert says in err, err
+        assert len(err) < 2000
+        assert not list(self.base.glob("**/requests.parquet")) and not list(self.base.glob("**/segments"))
+        return err
+
+    def diagnose(self, *arguments: object, says: str = "") -> str:
+        return self.refuse("diagnose", self.workload, *arguments, says=says)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, write_workload: WriteWorkload, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    def start(_: RunnerProcess) -> None:
+        raise Reached
+
+    monkeypatch.setattr(RunnerProcess, "start", start)
+    monkeypatch.chdir(tmp_path)
+    return Bench(tmp_path, write_workload(tmp_path / "w"), cli)
+
+
+def test_a_sound_workload_is_not_refused(bench: Bench) -> None:
+    with pytest.raises(Reached):
+        bench.cli("diagnose", bench.workload)
+
+
+HEAD = '[workload]\nentry = "adapter:Plain"\ntraffic = "traffic.jsonl"\n'
+RUNNER = HEAD + "[runner]\n"
+
+SETTINGS = [
+    ("max_batch_size = 0", "max_batch_size"),
+    ("max_batch_size = -1", "max_batch_size"),
+    ("max_batch_size = 2.5", "max_batch_size"),
+    ('max_batch_size = "8"', "max_batch_size"),
+    ("max_batch_size = true", "max_batch_size"),
+    ("max_batch_size = 99999999999", "max_batch_size"),
+    ("max_batch_size = [8]", "max_batch_size"),
+    ("max_batch_size = 1979-05-27", "max_batch_size"),
+    ("max_batch_sise = 8", "did you mean 'max_batch_size'"),
+    ("batch_window_ms = -0.1", "batch_window_ms"),
+    ("batch_window_ms = nan", "batch_window_ms"),
+    ("batch_window_ms = inf", "batch_window_ms"),
+    ('batch_window_ms = "5 ms"', "batch_window_ms"),
+    ("workers = 0", "workers"),
+    ("workers = 100000", "workers"),
+    ("prepare_threads = 0", "prepare_threads"),
+    ("intra_op_threads = -1", "intra_op_threads"),
+    ("max_queue = -1", "max_queue"),
+    ("timeout_ms = -5", "timeout_ms"),
+    ("timeout_ms = nan", "timeout_ms"),
+    ("warmup_requests = -1", "warmup_requests"),
+    ("warmup_shapes = 1.5", "warmup_shapes"),
+    ("seed = -1", "seed"),
+    ("seed = 9223372036854775808", "seed"),
+    ('device = "gpu"', "device"),
+    ('device = "cuda:x"', "device"),
+    ("device = 0", "device"),
+    ('precision = "fp8"', "precision"),
+    ('compile = "on"', "compile"),
+    ("compile = true", "compile"),
+    ('batch_order = "size"', "batch_order"),
+    ("shared_model = 1", "shared_model"),
+    ('buffer_pool = "yes"', "buffer_pool"),
+    ('gc = "off"', "gc"),
+    ("env = 3", "env"),
+    ("env = { A = 3 }", "env"),
+    ('env = { "A=B" = "c" }', "env"),
+]
+
+
+@pytest.mark.parametrize(("line", "named"), SETTINGS)
+def test_settings(bench: Bench, line: str, named: str) -> None:
+    (bench.workload / "workload.toml").write_text(RUNNER + line + "\n")
+    assert "workload.toml:5: " in bench.diagnose(says=named)
+
+
+DOCUMENTS = [
+    ("", "no [workload] table"),
+    ("\n\n# nothing\n", "no [workload] table"),
+    ("workload = 3", "workload = 3"),
+    ('[workload]\ntraffic = "traffic.jsonl"', "no entry"),
+    ('[workload]\nentry = "adapter:Plain"', "no traffic"),
+    ('[workload]\nentry = 3\ntraffic = "traffic.jsonl"', "entry = 3"),
+    ('[workload]\nentry = "adapter"\ntraffic = "traffic.jsonl"', '"file:Class"'),
+    ('[workload]\nentry = "adapter:"\ntraffic = "traffic.jsonl"', '"file:Class"'),
+    ('[workload]\nentry = "../adapter:Plain"\ntraffic = "traffic.jsonl"', '"file:Class"'),
+    ('[workload]\nentry = "nothing:Plain"\ntraffic = "traffic.jsonl"', "no file nothing.py"),
+    ('[workload]\nmodel = "model.pt2"\ntraffic = "traffic.jsonl"', "model"),
+    ('[workload]\nentry = "adapter:Plain"\ntraffic = "nothing.jsonl"', "no such file"),
+    ('[workload]\nentry = "adapter:Plain"\ntraffic = ""', "traffic"),
+    ('[workload]\nentry = "adapter:Plain"\ntraffic = ["traffic.jsonl"]', "traffic"),
+    ('[workload]\nentry = "adapter:Plain"\ntraffic = "a\\u0000b"', "traffic"),
+    (f'[workload]\nentry = "adapter:Plain"\ntraffic = "{"a" * 5000}"', "no such file"),
+    ('[workload]\nentry = "adapter:Plain"\ntraffic = "."', ""),
+    (HEAD.replace("[workload]", '[workload]\nname = "two\\nlines"'), "name"),
+    (HEAD.replace("[workload]", "[workload]\nname = 3"), "name"),
+    (HEAD.replace("[workload]", '[workload]\nname = ""'), "name"),
+    (HEAD + "colour = 1", "unknown key 'colour'"),
+    (HEAD + "[server]\nport = 1", "unknown key 'server'"),
+    (HEAD + "[[runner]]\nseed = 1", "runner"),
+    (HEAD + "[objective]\npercentile = 100", "percentile"),
+    (HEAD + "[objective]\npercentile = 0", "percentile"),
+    (HEAD + '[objective]\npercentile = "p99"', "percentile"),
+    (HEAD + "[objective]\nslo_ms = 0", "slo_ms"),
+    (HEAD + "[objective]\nslo_ms = nan", "slo_ms"),
+    (HEAD + "[objective]\nmax_accuracy_drop = -0.1", "max_accuracy_drop"),
+    (HEAD + "[objective]\nmax_acuracy_drop = 0.1", "did you mean"),
+    (HEAD + "[traffic]\nfile = 3", "unknown key 'file'"),
+    (HEAD + "[traffic]\nmap = 3", "map = 3"),
+    (HEAD + "[traffic.map]\ntokens = 3", "tokens = 3"),
+    (HEAD + '[traffic.map]\ntokens = "import os"', "does not parse"),
+    (HEAD + '[traffic.map]\ntokens = "__import__(1)"', "tokens"),
+    (HEAD + '[traffic.map]\ntokens = "value ** 2"', "tokens"),
+    (HEAD + '[traffic.map]\ntokens = "no_such_feature + 1"', "no_such_feature"),
+    (HEAD + f'[traffic.map]\ntokens = "{"(" * 3000}1{")" * 3000}"', "tokens"),
+    (HEAD + "[runner\nseed = 1", "not TOML"),
+    (HEAD + "[runner]\nseed = ", "not TOML"),
+    (HEAD + "[runner]\nseed = 1\nseed = 2", "not TOML"),
+    (HEAD + HEAD, "not TOML"),
+    (HEAD + 'name = "unclosed', "not TOML"),
+    (HEAD + "x = " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), DOCUMENTS, ids=range(len(DOCUMENTS)))
+def test_workload_files(bench: Bench, text: str, named: str) -> None:
+    (bench.workload / "workload.toml").write_text(text)
+    bench.diagnose(says=named)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe[workload]", HEAD.encode() + b'name = "\xc3("\n', b"\x00" * 64])
+def test_workload_files_that_are_no_text(bench: Bench, data: bytes) -> None:
+    (bench.workload / "workload.toml").write_bytes(data)
+    bench.diagnose(says="workload.toml")
+
+
+def test_a_folder_instead_of_the_file(bench: Bench) -> None:
+    (bench.workload / "workload.toml").unlink()
+    bench.diagnose(says="no such file")
+    (bench.workload / "workload.toml").mkdir()
+    bench.diagnose(says="workload.toml")
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("no/such/folder", "no such folder or sample"),
+        ("recomender", "did you mean 'recommender'"),
+        ("", ""),
+        ("a" * 5000, "no such folder"),
+        ("w/adapter.py", "found a file"),
+        ("model.pt2", "no such file"),
+        ("/dev/null", "/dev/null"),
+        ("bad\nname\x1b[31m", "bad name"),
+    ],
+    ids=range(8),
+)
+def test_workloads_that_are_none(bench: Bench, argument: str, named: str) -> None:
+    bench.refuse("diagnose", argument, says=named)
+
+
+TRAFFIC = [
+    "",
+    "\n\n",
+    "not json\n",
+    "[1, 2]\n",
+    "3\n",
+    "null\n",
+    "{}\n",
+    '{"id": "a"}\n',
+    '{"arrival_s": "soon"}\n',
+    '{"arrival_s": -1}\n',
+    '{"arrival_s": NaN}\n',
+    '{"arrival_s": 1e400}\n',
+    '{"arrival_s": null}\n',
+    '{"arrival_s": true}\n',
+    '{"arrival_s": 0, "priority": "urgent"}\n',
+    '{"arrival_s": 0, "deadline_ms": -5}\n',
+    '{"arrival_s": 0, "deadline_ms": "soon"}\n',
+    '{"arrival_s": 0, "id": "a"}\n{"arrival_s": 1, "id": "a"}\n',
+    '{"arrival_s": 0, "tags": ["a"]}\n',
+    '{"arrival_s": 0, "id": "\\ud800"}\n',
+    '{"arrival_s": 0}\n{"arrival_s": 1\n',
+    '{"arrival_s": 0, "session": 3.5}\n{"arrival_s": 0, "session": {}}\n',
+    "a,b,c\n1,2,3\n",
+    "arrival_s,id\n0,a,b\n",
+    "PAR1 but not really",
+]
+
+
+@pytest.mark.parametrize("text", TRAFFIC, ids=range(len(TRAFFIC)))
+def test_traffic(bench: Bench, text: str) -> None:
+    (bench.workload / "traffic.jsonl").write_text(text)
+    bench.diagnose(says="traffic")
+
+
+OPTIONS: list[tuple[tuple[object, ...], str]] = [
+    (("--speed", "0"), "--speed"),
+    (("--speed", "-1"), "--speed"),
+    (("--speed", "nan"), "--speed"),
+    (("--speed", "inf"), "--speed"),
+    (("--speed", "fast"), "--speed"),
+    (("--speed", "1e-300"), ""),
+    (("--duration", "0"), "--duration"),
+    (("--duration", "-3"), "--duration"),
+    (("--duration", "nan"), "--duration"),
+    (("--duration", "5m"), "--duration"),
+    (("--limit", "0"), "--limit"),
+    (("--limit", "-2"), "--limit"),
+    (("--limit", "1.5"), "--limit"),
+    (("--repeat", "0"), "--repeat"),
+    (("--repeat", "100001"), "--repeat"),
+    (("--seed", "-1"), "--seed"),
+    (("--seed", str(2**63)), "--seed"),
+    (("--seed", "x"), "--seed"),
+    (("--percentile", "0"), "--percentile"),
+    (("--percentile", "100"), "--percentile"),
+    (("--percentile", "nan"), "--percentile"),
+    (("--device", "gpu"), "--device"),
+    (("--device", "cuda:"), "--device"),
+    (("--map", "x"), "--map"),
+    (("--map", "=1"), "--map"),
+    (("--map", "x=y"), "y"),
+    (("--map", "x=1/0"), ""),
+    (("--traffic", "nothing.jsonl"), "nothing.jsonl"),
+    (("--traffic", "a" * 5000), "no such file"),
+    (("--out", "w"), "not empty"),
+    (("--out", "w/adapter.py"), "found a file"),
+    (("--out", "/proc/nothing/here"), "/proc"),
+    (("--out", "w/adapter.py/below"), "adapter.py"),
+    (("--out", "a" * 5000), "File name too long"),
+    (("--json", "no/such/folder/d.json"), "--json"),
+    (("--json", "w"), "--json"),
+    (("--json", "a" * 5000), "--json"),
+    (("--baseline", "nothing"), "run.json"),
+    (("--speeed", "2"), "--speeed"),
+    (("--speed",), "--speed"),
+    (("--json",), "--json"),
+    (("extra",), "extra"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), OPTIONS, ids=lambda value: "" if isinstance(value, str) else None)
+def test_options(bench: Bench, options: tuple[object, ...], named: str) -> None:
+    bench.diagnose(*options, says=named)
+
+
+GATES = [
+    "",
+    "p99",
+    "p99<",
+    "<200ms",
+    "p99<200",
+    "p99<200kg",
+    "p99<-5ms",
+    "p99<nanms",
+    "p99==200ms",
+    "p199<200ms",
+    "p99<200ms<300ms",
+    "p99<=baseline*1.05",
+    "p99<=baseline*",
+    "accuracy>=0.9",
+    "latency<5ms",
+    "p99<__import__('os')",
+]
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(bench: Bench, gate: str) -> None:
+    bench.diagnose("--gate", gate)
+
+
+PLAN = 'schema = "latfix.plan/1"\nworkload = "w"\n'
+PLANS = [
+    "",
+    "not toml",
+    'workload = "w"\n',
+    'schema = "latfix.plan/2"\nworkload = "w"\n',
+    'schema = "latfix.plan/1"\n',
+    PLAN + "colour = 3\n",
+    PLAN + "fix = 3\n",
+    PLAN + "[fix]\nid = 'gc.freeze'\n",
+    PLAN + "[[fix]]\n",
+    PLAN + "[[fix]]\nid = 3\n",
+    PLAN + "[[fix]]\nid = 'Not An Id'\n",
+    PLAN + "[[fix]]\nid = 'gc.freeze'\n[[fix]]\nid = 'gc.freeze'\n",
+    PLAN + "[[fix]]\nid = 'gc.freeze'\nsettings = 3\n",
+    PLAN + "[[fix]]\nid = 'gc.freeze'\n[fix.settings]\ngc = 'never'\n",
+    PLAN + "[[fix]]\nid = 'gc.freeze'\n[fix.settings]\nworkers = -1\n",
+    PLAN + "[[fix]]\nid = 'gc.freeze'\n[fix.settings]\nno_such_setting = 1\n",
+    PLAN + "[measured]\np99_before_ms = 'x'\n",
+    PLAN + "[machine]\ncores = [1]\n",
+]
+
+
+@pytest.mark.parametrize("text", PLANS, ids=range(len(PLANS)))
+def test_plans(bench: Bench, text: str) -> None:
+    (bench.base / "plan.toml").write_text(text)
+    bench.diagnose("--plan", "plan.toml", says="plan.toml")
+
+
+@pytest.mark.parametrize("path", ["nothing.toml", "w", "a" * 5000], ids=range(3))
+def test_plans_that_are_not_there(bench: Bench, path: str) -> None:
+    bench.diagnose("--plan", path)
+
+
+OPTIMIZE: list[tuple[tuple[object, ...], str]] = [
+    (("--budget", "0"), "--budget"),
+    (("--budget", "soon"), "--budget"),
+    (("--budget", "-5m"), "--budget"),
+    (("--budget", "9999h"), "--budget"),
+    (("--budget", "1e9"), "--budget"),
+    (("--fix", "gc.frieze"), "did you mean 'gc.freeze'"),
+    (("--no-fix", "nothing"), "--no-fix"),
+    (("--speed", "nan"), "--speed"),
+    (("--gate", "p99<"), "gate"),
+    (("--plan", "nothing.toml"), "nothing.toml"),
+    (("--seed", "-1"), "--seed"),
+    (("--out", "w"), "not empty"),
+    (("--json", "no/such/folder/d.json"), "--json"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), OPTIMIZE, ids=lambda value: "" if isinstance(value, str) else None)
+def test_options_of_optimize(bench: Bench, options: tuple[object, ...], named: str) -> None:
+    bench.refuse("optimize", bench.workload, *options, says=named)
+
+
+@pytest.mark.parametrize("arguments", [(), ("diagnos",), ("diagnose",), ("optimize",), ("--nothing",), ("-x",)])
+def test_usage(bench: Bench, arguments: tuple[str, ...]) -> None:
+    if not arguments:
+        code, out, err = bench.cli()
+        assert code == 2 and "Usage" in out and err == ""
+        return
+    bench.refuse(*arguments)
+
+
+def _accepted_or_refused(bench: Bench, *arguments: object) -> None:
+    """Any input at all: either every check passes, or it is refused as malformed input must be."""
+    try:
+        bench.diagnose(*arguments)
+    except Reached:
+        for path in bench.base.glob("latfix-runs/**/*"):
+            if path.is_file():
+                path.unlink()
+        for path in bench.base.glob("latfix-runs/*/segments"):
+            path.rmdir()
+
+
+_SOUND = RUNNER + 'max_batch_size = 8\nbatch_window_ms = 5.0\ndevice = "cpu"\n[objective]\npercentile = 99\n'
+_ANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@_ANY
+@given(data=st.data())
+def test_any_damage_to_the_workload_file(bench: Bench, data: st.DataObject) -> None:
+    source = _SOUND.encode()
+    start = data.draw(st.integers(0, len(source)))
+    end = data.draw(st.integers(start, min(len(source), start + 20)))
+    put = data.draw(st.one_of(st.binary(max_size=8), st.text(max_size=8).map(str.encode)))
+    (bench.workload / "workload.toml").write_bytes(source[:start] + put + source[end:])
+    _accepted_or_refused(bench)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+_KEYS = st.sampled_from(["arrival_s", "id", "priority", "session", "deadline_ms", "payload", "value", "status", ""])
+
+
+@_ANY
+@given(rows=st.lists(st.dictionaries(_KEYS, _VALUES, max_size=5), min_size=1, max_size=4), cut=st.integers(0, 12))
+def test_any_json_as_traffic(bench: Bench, rows: list[dict[str, object]], cut: int) -> None:
+    text = "".join(json.dumps({"arrival_s": 0.5, **row}) + "\n" for row in rows)
+    (bench.workload / "traffic.jsonl").write_bytes(text.encode()[: len(text) - cut])
+    _accepted_or_refused(bench)
+
+
+@_ANY
+@given(data=st.binary(max_size=80))
+def test_any_bytes_as_traffic(bench: Bench, data: bytes) -> None:
+    (bench.workload / "traffic.jsonl").write_bytes(data)
+    _accepted_or_refused(bench)
+
+
+@_ANY
+@given(
+    option=st.sampled_from(
+        ["--speed", "--duration", "--limit", "--repeat", "--seed", "--percentile", "--gate", "--map"]
+    ),
+    value=st.one_of(st.floats().map(str), st.integers().map(str), st.text(max_size=8)),
+)
+def test_any_value_of_an_option(bench: Bench, option: str, value: str) -> None:
+    if option == "--repeat" and value.lstrip("+").strip().isdigit():
+        value = str(int(value) % 50)  # a large one is valid, and slow
+    _accepted_or_refused(bench, f"{option}={value}")

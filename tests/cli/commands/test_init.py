@@ -1,0 +1,71 @@
+"""``latfix init``: a workload that runs as it is."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from latfix.config.workload_toml import read_spec
+from latfix.settings_rules import RUNNER_RULES
+from latfix.traffic.io.reader import read_traffic
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.e2e
+def test_what_it_writes_runs_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "my workload"
+    code, out, err = cli("init", folder)
+    assert (code, err) == (0, "")
+    assert str(folder) in out
+
+    code, out, err = cli("diagnose", folder, "--limit", 40, "--speed", 20, "--out", tmp_path / "run", "--json", "-")
+
+    assert code == 0, err
+    assert json.loads(out)["requests"] == {"ok": 40, "error": 0, "timeout": 0, "shed": 0}
+
+
+@pytest.mark.parametrize("name", ['quote"d', "new\nline", "ünïcode", "back\\slash", "a b", "'", "#"])
+def test_any_folder_name_gives_a_file_that_reads(cli: Cli, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    code, _, err = cli("init", folder)
+    assert code == 0, err
+    spec = read_spec(folder)
+    assert spec.entry == "workload:Example"
+    assert len(read_traffic(spec.traffic)) > 100
+
+
+def test_its_settings_are_settings(cli: Cli, tmp_path: Path) -> None:
+    assert cli("init", tmp_path / "w")[0] == 0
+    text = (tmp_path / "w" / "workload.toml").read_text()
+    document = tomllib.loads(text)
+    # Commented lines are offers that must work when the mark is taken away.
+    offered = [
+        line[2:].partition("=")[0].strip() for line in text.splitlines() if line.startswith("# ") and "=" in line
+    ]
+    for key in [*document["runner"], *(key for key in offered if key.isidentifier() and key != "length")]:
+        assert key in RUNNER_RULES
+
+
+@pytest.mark.parametrize("what", ["file", "full folder", "below a file", "long name"])
+def test_nothing_is_overwritten(cli: Cli, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / ("a" * 5000 if what == "long name" else "there")
+    if what in ("file", "below a file"):
+        folder.write_text("mine")
+    elif what == "full folder":
+        folder.mkdir()
+        (folder / "mine").write_text("mine")
+    code, out, err = cli("init", folder / "below" if what == "below a file" else folder)
+    assert (code, out) == (2, "")
+    assert err.startswith("latfix: ") and err.count("\n") == 1
+    if what != "long name":
+        assert (folder / "mine" if what == "full folder" else folder).read_text() == "mine"
+
+
+def test_an_empty_folder_will_do(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert cli("init", tmp_path / "empty")[0] == 0

@@ -1,0 +1,216 @@
+"""``latfix optimize`` around its search: options that are passed on, gates, the history, and what CI reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import RunnerError
+from latfix.history.store import History
+from latfix.profilers.diagnose import diagnose
+from latfix.results.comparison import compare_rounds
+from latfix.results.optimization_step import Step
+from latfix.runners.optimize.optimizer import Options, Outcome
+from latfix.runners.replay.run_session import Interrupted, Replay
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+class Search:
+    """A search that keeps one fix and refuses another; the service is that of the test."""
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+        self.asked: dict[str, Any] = {}
+        self.gain = 0.4
+        self.failure = ""
+        self.interrupted = False
+
+    def __call__(
+        self,
+        spec: WorkloadSpec,
+        traffic: Traffic,
+        settings: RunnerSettings,
+        out: Path,
+        options: Options,
+        *,
+        watch: Any,
+        say: Any,
+        show: Any,
+        resume: bool = False,
+    ) -> Search:
+        del watch
+        self.asked = {"options": options, "out": out, "resume": resume}
+        self.inputs = (spec, traffic, settings, out)
+        say("searching")
+        self._show = show
+        return self
+
+    def run(self) -> Outcome:
+        spec, traffic, settings, out = self.inputs
+
+        def replay(name: str, scale: float) -> Any:
+            self.service.scale = scale
+            return self.service.replay(out / name, Replay(spec=spec, traffic=traffic, settings=settings))
+
+        baseline = replay("baseline", 1.0)
+        diagnosis = diagnose(baseline, bootstrap=20)
+        self._show(diagnosis)
+        outcome = Outcome(
+            baseline=baseline, diagnosis=diagnosis, accuracy=0.9, accuracy_kind="evaluate", accuracy_limit=0.89
+        )
+        if self.failure or self.interrupted:
+            outcome.failure, outcome.interrupted = self.failure, self.interrupted
+            return outcome
+        pairs = [(replay(f"final/before-{k}", 1.0), replay(f"final/after-{k}", self.gain)) for k in range(3)]
+        outcome.before, outcome.after = pairs[-1]
+        outcome.final_accuracy = 0.895
+        outcome.final = compare_rounds(*map(list, zip(*pairs, strict=True)), accuracy=(0.9, 0.895))
+        outcome.after_diagnosis = diagnose(outcome.after, bootstrap=20)
+        outcome.steps = [
+            Step(fix="gc.freeze", status="kept", reason="p95 x0.40", comparison=outcome.final, verified="frozen"),
+            Step(fix="quantize.int8_dynamic", status="rejected", reason="accuracy 0.9 -> 0.5 | limit 0.89"),
+        ]
+        return outcome
+
+
+@pytest.fixture
+def search(service: Any, monkeypatch: pytest.MonkeyPatch) -> Search:
+    stand_in = Search(service)
+    monkeypatch.setattr("latfix.runners.optimize.optimizer.Optimizer", stand_in)
+    monkeypatch.setattr(
+        "latfix.reports.html.pages.write_optimization_report", lambda path, *_, **__: path.write_text("x")
+    )
+    return stand_in
+
+
+@pytest.fixture
+def optimize(search: Search, cli: Cli, write_workload: Callable[..., Path], tmp_path: Path) -> Cli:
+    """Calls `latfix optimize` on a workload of 300 requests, by default into the folder ``o``."""
+    del search
+    workload = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.1} for k in range(300)])
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        out = () if "--resume" in arguments or "--out" in arguments else ("--out", tmp_path / "o")
+        return cli("optimize", workload, *out, *arguments)
+
+    return call
+
+
+def test_the_result_in_every_form(optimize: Cli, tmp_path: Path) -> None:
+    gates = ("p97<=baseline*0.8", "accuracy>=baseline-0.01", "mean<0.1ms", "p99<history*2")
+    options = [word for gate in gates for word in ("--gate", gate)]
+    history = ("--history", tmp_path / "h")
+    code, out, err = optimize(*options, *history, "--junit", tmp_path / "j", "--markdown", "-", "--annotations")
+    assert code == 1, err
+    document = json.loads((tmp_path / "o" / "optimization.json").read_text())
+    assert [gate["passed"] for gate in document["gates"]] == [True, True, False, None]
+    (suite,) = ElementTree.fromstring((tmp_path / "j").read_text())
+    found = {case.get("name"): case[0].tag if len(case) else "passed" for case in suite.findall("testcase")}
+    assert found == dict(zip(gates, ("passed", "passed", "failure", "skipped"), strict=True))
+    assert out.startswith("## latfix optimize: <code>w</code> on cpu — improved")
+    for words in ("| **kept** |", "| rejected | accuracy 0.9", "&#124; limit 0.89", "×0.4", "p99, ms", "unexplained"):
+        assert words in out, words
+    assert "::error title=gate mean<0.1ms failed::" in err and "::warning title=gate p99<history*2 undecided" in err
+
+
+def test_what_is_recorded_is_the_service_with_its_fixes(optimize: Cli, search: Search, tmp_path: Path) -> None:
+    for k in range(2):
+        code, _, err = optimize("--history", tmp_path / "h", "--out", tmp_path / f"o{k}")
+        assert code == 0, err
+    document = json.loads((tmp_path / "o1" / "optimization.json").read_text())
+    first, second = History.read(tmp_path / "h").rows()
+    assert second.subject.latency_ms.items() >= document["after"]["latency_ms"].items()
+    assert (second.subject.accuracy, second.verdict, second.series.command) == (0.895, "improved", "optimize")
+    assert first.series == second.series and second.subject.figure("p97") is not None
+    assert second.subject.cause_shares is not None and second.folder == str(tmp_path / "o1")
+    search.interrupted = True
+    assert optimize("--history", tmp_path / "h", "--out", tmp_path / "o2")[0] == 130
+    assert History.read(tmp_path / "h").rows()[-1].unusable == "it did not reach its end"
+
+
+def test_a_service_that_fails_leaves_its_reports(optimize: Cli, search: Search, tmp_path: Path) -> None:
+    search.failure = "the service died"
+    code, _, err = optimize("--gate", "p99<1s", "--junit", tmp_path / "j", "--markdown", tmp_path / "m")
+    assert code == 4 and "the service died" in err
+    for name in ("j", "m"):
+        assert "the service died" in (tmp_path / name).read_text(), name
+
+
+@pytest.mark.parametrize("error", [RunnerError("no baseline"), "interrupted"])
+def test_a_baseline_that_fails_leaves_its_reports(
+    error: RunnerError | str, optimize: Cli, service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(search: Search) -> Outcome:
+        if isinstance(error, RunnerError):
+            raise error
+        service.interrupted = True
+        spec, traffic, settings, out = search.inputs
+        try:
+            service.replay(out / "baseline", Replay(spec=spec, traffic=traffic, settings=settings))
+        except Interrupted as stopped:
+            raise stopped from None
+        raise AssertionError
+
+    monkeypatch.setattr(Search, "run", run)
+    code, _, _ = optimize("--gate", "p99<1s", "--junit", tmp_path / "j", "--markdown", tmp_path / "m")
+    assert code == (4 if isinstance(error, RunnerError) else 130)
+    assert '<error type="not judged"' in (tmp_path / "j").read_text()
+    assert "not judged" in (tmp_path / "m").read_text()
+
+
+def test_trials_and_budget_reach_the_search(optimize: Cli, search: Search) -> None:
+    assert optimize("--trials", 3, "--budget", "90s")[0] == 0
+    options = search.asked["options"]
+    assert (options.trials, options.budget_s, search.asked["resume"]) == (3, 90.0, False)
+
+
+def test_without_trials_there_is_no_limit(optimize: Cli, search: Search) -> None:
+    optimize()
+    assert search.asked["options"].trials is None
+
+
+def test_resume_goes_on_in_its_folder(optimize: Cli, search: Search, tmp_path: Path) -> None:
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "search").mkdir()
+    code, _, err = optimize("--resume", tmp_path / "earlier")
+    assert code == 0, err
+    assert search.asked["out"] == tmp_path / "earlier" and search.asked["resume"]
+    assert (tmp_path / "earlier" / "optimization.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--trials", "0"), "--trials"),
+        (("--trials", "-1"), "--trials"),
+        (("--trials", "two"), "--trials"),
+        (("--resume", "nothing"), "--resume"),
+        (("--resume", ".", "--out", "x"), "found --out x as well"),
+        (("--junit", "no/such/j.xml"), "--junit"),
+        (("--markdown", "no/such/m.md"), "--markdown"),
+        (("--history", "/proc/x/h"), "/proc/x/h"),
+        (("--history", "off", "--gate", "p99<history"), "no history here"),
+        (("--gate", "p99<histories"), "--gate"),
+    ],
+)
+def test_wrong_options_are_told_before_the_search(
+    arguments: tuple[str, ...],
+    words: str,
+    optimize: Cli,
+    search: Search,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = optimize(*arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and words in err, err
+    assert search.asked == {}

@@ -1,0 +1,195 @@
+"""What the shared options mean: the schedule that is replayed, and where JSON goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.cli.commands.optimize import parse_budget
+from latfix.cli.shared.options import (
+    JsonTarget,
+    TrafficOptions,
+    check_device,
+    check_seed,
+    load_traffic,
+    see_that_it_can_be_written,
+)
+from latfix.config.workload_toml import load_spec
+from latfix.errors import InputError
+from latfix.traffic.schedule import Traffic
+
+WriteWorkload = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Callable[..., Traffic]:
+    rows = [{"arrival_s": k * 0.5, "id": str(k), "value": k} for k in range(10)]
+    folder = write_workload(tmp_path_factory.mktemp("options") / "w", traffic=rows)
+
+    def load(**options: Any) -> Traffic:
+        chosen = TrafficOptions(**options)
+        chosen.check()
+        return load_traffic(load_spec(str(folder)), chosen)
+
+    return load
+
+
+def _seconds(traffic: Traffic) -> list[float]:
+    return [ns / 1e9 for ns in traffic.arrival_ns.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("out.json", b"SQLite format 3\0and more", "a database"),
+        ("out.json", b"PAR1\x15\x04", "recorded rows"),
+        ("out.json", b"\x1f\x8b\x08\x00", "compressed rows"),
+        ("run.json", b'{\n  "schema": "latfix.run/1",\n  "rows": {}\n}\n', "a run's own record"),
+        ("search.json", b'{\n  "schema": "latfix.search/1"\n}\n', "a run's own record"),
+        ("traffic.json", b'{"arrival_s": 0}\n', "lines of JSON"),
+        ("traffic.json", b'{"t": 0, "x": "' + b"y" * 9000 + b'"}\n{"t": 1}\n', "lines of JSON"),
+        ("workload.toml", b"[workload]\n", "a .toml file"),
+        ("adapter.py", b"import torch\n", "a .py file"),
+        ("model.onnx", b"\x08\x07", "a .onnx file"),
+    ],
+)
+def test_a_report_takes_no_recording_s_place(name: str, content: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    for option in ("--json", "--junit", "--markdown", "--picture"):
+        with pytest.raises(InputError, match=rf"{option}: found {found}.* in .*; name another file"):
+            see_that_it_can_be_written(option, str(path))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b'{\n  "schema": "latfix.diagnosis/1"\n}\n',
+        b'{\n  "schema": "latfix.optimization/1",\n  "arrival_s": 1\n}\n',
+        b"<testsuite/>\n",
+        b"## latfix\n",
+        b'{"written": "by another program"}\n',
+    ],
+)
+def test_a_report_takes_an_older_one_s_place(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_bytes(content)
+    see_that_it_can_be_written("--json", str(path))
+    assert path.read_bytes() == content
+
+
+def test_as_recorded(schedule: Callable[..., Traffic]) -> None:
+    assert _seconds(schedule()) == [k * 0.5 for k in range(10)]
+
+
+def test_speed_divides_time(schedule: Callable[..., Traffic]) -> None:
+    assert _seconds(schedule(speed=2.0)) == [k * 0.25 for k in range(10)]
+    assert _seconds(schedule(speed=0.5)) == [float(k) for k in range(10)]
+
+
+def test_duration_counts_after_speed(schedule: Callable[..., Traffic]) -> None:
+    assert _seconds(schedule(speed=2.0, duration=1.0)) == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_limit(schedule: Callable[..., Traffic]) -> None:
+    assert schedule(limit=3).ids == ["0", "1", "2"]
+    assert len(schedule(limit=1000)) == 10
+
+
+def test_repeat_makes_new_requests_later(schedule: Callable[..., Traffic]) -> None:
+    traffic = schedule(repeat=3)
+    assert len(traffic) == len(set(traffic.ids)) == 30
+    assert _seconds(traffic) == sorted(_seconds(traffic))
+    assert traffic.features["value"].tolist() == [*range(10)] * 3
+    assert len(schedule(repeat=3, limit=12)) == 12
+
+
+def test_map_derives_a_feature(schedule: Callable[..., Traffic]) -> None:
+    traffic = schedule(mapping=("twice=value * 2",))
+    assert traffic.features["twice"].tolist() == [2 * k for k in range(10)]
+
+
+def test_the_schedule_says_what_was_done_to_it(schedule: Callable[..., Traffic]) -> None:
+    traffic = schedule(speed=2.0, limit=3)
+    names = [entry["transform"] for entry in traffic.metadata["transforms"]]
+    assert len(names) == 2
+
+
+def test_no_request_within_the_duration(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": 0.9}])
+    with pytest.raises(InputError, match="found no request in the first"):
+        load_traffic(load_spec(str(folder)), TrafficOptions(duration=0.5))
+
+
+def test_a_duration_counts_from_the_first_request_where_that_comes_late(
+    tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": 3600}, {"arrival_s": 3601}, {"arrival_s": 3605}])
+    assert len(load_traffic(load_spec(str(folder)), TrafficOptions(duration=2.0))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("10", 10.0), (" 2 m ", 120.0)]
+)
+def test_budgets(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_devices(device: str) -> None:
+    assert check_device(device) == {"device": device}
+    assert check_device(None) == {}
+
+
+def test_seeds() -> None:
+    assert [check_seed(seed) for seed in (0, 7, 2**63 - 1)] == [0, 7, 2**63 - 1]
+
+
+def test_json_goes_to_a_file_whole(tmp_path: Path) -> None:
+    file = tmp_path / "d.json"
+    target = JsonTarget.open(str(file))
+    assert not file.exists(), "looking whether it can be written leaves nothing behind"
+    target.write({"a": 1})
+    assert json.loads(file.read_text()) == {"a": 1}
+    JsonTarget.open(str(file))
+    assert json.loads(file.read_text()) == {"a": 1}, "and spoils nothing that is there"
+
+
+def test_json_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    target = JsonTarget.open(str(pipe))
+    reader.start()
+    target.write({"a": 1})
+    reader.join(10)
+    assert json.loads(read[0]) == {"a": 1}
+    assert pipe.is_fifo(), "the pipe is still one"
+
+
+def test_json_that_cannot_be_written_in_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    target = JsonTarget.open(str(folder / "d.json"))
+    folder.rmdir()
+    with pytest.raises(InputError, match="--json: cannot write"):
+        target.write({"a": 1})
+
+
+def test_json_to_standard_output_is_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    target = JsonTarget.open("-")
+    assert target.to_stdout
+    target.write({"a": [1, 2.5, None, "ü"]})
+    assert json.loads(capsys.readouterr().out) == {"a": [1, 2.5, None, "ü"]}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        target.write({"a": float("nan")})

@@ -1,0 +1,366 @@
+"""Plans: written so that they read back the same, and refused with a line where they are wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latfix.config.plan import MEASURED_KEYS, Plan, PlannedFix, plan_text, read_plan, write_plan
+from latfix.errors import InputError
+from latfix.settings import (
+    Admission,
+    Attention,
+    Backend,
+    Batching,
+    BatchOrder,
+    Compile,
+    GarbageCollection,
+    HugePages,
+    MemoryFormat,
+    Pinning,
+    Precision,
+    Routing,
+    RunnerSettings,
+    Schedule,
+)
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+PLAN = Plan(
+    workload="ranker",
+    fixes=(
+        PlannedFix(
+            id="quantize.int8_dynamic",
+            settings={"precision": "int8_dynamic"},
+            reason="p99 x0.31 [0.28, 0.36]",
+            verified="38 of 38 linear layers are quantized",
+        ),
+        PlannedFix(id="gc.freeze", settings={"gc": "freeze"}),
+        PlannedFix(
+            id="host.threads", settings={"intra_op_threads": 1, "env": {"OMP_WAIT_POLICY": "PASSIVE", "A": "1"}}
+        ),
+        PlannedFix(id="memory.pool", settings={"buffer_pool": True, "env": {"A": "2"}}, reason='says "so"\nand more'),
+    ),
+    machine={"cpu": "some core", "cores": 2},
+    measured={"p99_before_ms": 812.0, "p99_after_ms": 190.5, "accuracy_before": 0.91, "accuracy_after": 0.908},
+    created="2026-01-02T03:04:05+00:00",
+    latfix="0.1.0",
+)
+
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12).filter(str.isprintable)
+MILLISECONDS = st.floats(0, 60_000) | st.integers(0, 60_000)
+#: A strategy for each field of RunnerSettings: anything that its rule lets through.
+VALUES: dict[str, st.SearchStrategy[object]] = {
+    "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
+    "max_batch_size": st.integers(1, 4096),
+    "batch_window_ms": MILLISECONDS,
+    "workers": st.integers(1, 256),
+    "shared_model": st.booleans(),
+    "devices": st.integers(0, 256),
+    "routing": st.sampled_from(get_args(Routing)),
+    "prepare_threads": st.integers(1, 256),
+    "intra_op_threads": st.integers(0, 1024),
+    "max_queue": st.integers(0, 2**31 - 1),
+    "timeout_ms": st.floats(0, 86_400_000),
+    "warmup_requests": st.integers(0, 1_000_000),
+    "warmup_shapes": st.integers(0, 1_000_000),
+    "seed": st.integers(0, 2**63 - 1),
+    "precision": st.sampled_from(get_args(Precision)),
+    "keep_precision": st.lists(NAMES, max_size=4),
+    "compile": st.sampled_from(get_args(Compile)),
+    "backend": st.sampled_from(get_args(Backend)),
+    "memory_format": st.sampled_from(get_args(MemoryFormat)),
+    "attention": st.sampled_from(get_args(Attention)),
+    "inference_mode": st.booleans(),
+    "batching": st.sampled_from(get_args(Batching)),
+    "target_ms": st.floats(0, 86_400_000),
+    "window_least_ms": MILLISECONDS,
+    "window_most_ms": MILLISECONDS,
+    "batch_order": st.sampled_from(get_args(BatchOrder)),
+    "batch_key": NAMES,
+    "schedule": st.sampled_from(get_args(Schedule)),
+    "ageing_ms": st.floats(0, 86_400_000),
+    "admission": st.sampled_from(get_args(Admission)),
+    "memory_limit_mb": st.integers(0, 2**31 - 1),
+    "buffer_pool": st.booleans(),
+    "pinned_staging": st.booleans(),
+    "overlap": st.booleans(),
+    "cuda_graphs": st.booleans(),
+    "reserve_mb": st.integers(0, 2**31 - 1),
+    "device_memory_share": st.floats(0, 1),
+    "gc": st.sampled_from(get_args(GarbageCollection)),
+    "pin": st.sampled_from(get_args(Pinning)),
+    "nice": st.integers(-20, 19),
+    "prefault_mb": st.integers(0, 2**31 - 1),
+    "huge_pages": st.sampled_from(get_args(HugePages)),
+    "keep_warm_ms": st.floats(0, 3_600_000),
+    "lock_memory": st.booleans(),
+    "hot_rows": st.integers(0, 2**31 - 1),
+    "env": st.dictionaries(
+        st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True),
+        TEXT.filter(lambda text: "\0" not in text),
+        max_size=3,
+    ),
+}
+
+
+def test_every_setting_has_values_to_try() -> None:
+    assert set(VALUES) == {f.name for f in fields(RunnerSettings)}
+
+
+def _settings() -> st.SearchStrategy[dict[str, object]]:
+    some = st.fixed_dictionaries({}, optional=dict(VALUES))
+    return some | st.fixed_dictionaries(VALUES)
+
+
+FIXES = st.lists(
+    st.builds(
+        PlannedFix,
+        id=st.from_regex(r"[a-z]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True),
+        settings=_settings(),
+        reason=TEXT,
+        verified=TEXT,
+    ),
+    max_size=4,
+    unique_by=lambda fix: fix.id,
+)
+PLANS = st.builds(
+    Plan,
+    workload=TEXT.filter(lambda text: bool(text.strip())),
+    fixes=FIXES.map(tuple),
+    machine=st.dictionaries(TEXT, TEXT | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(-1e9, 1e9)),
+    measured=st.dictionaries(st.sampled_from(MEASURED_KEYS), st.floats(allow_nan=False, allow_infinity=False)),
+    created=TEXT,
+    latfix=TEXT,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(PLANS)
+def test_what_is_written_is_read(plan: Plan) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.toml"
+        write_plan(plan, path)
+
+        read = read_plan(path)
+        assert read == plan
+        assert [entry.name for entry in Path(folder).iterdir()] == ["plan.toml"]
+    started = RunnerSettings(env={"KEPT": "1"})
+    assert started.with_overrides(read.settings()) == started.with_overrides(plan.settings())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.fixed_dictionaries(VALUES))
+def test_settings_survive_a_plan_whole(values: dict[str, Any]) -> None:
+    """As the runner holds them, tuples included; as a plan has them; and back."""
+    wanted = RunnerSettings(**values)
+    changed = {f.name: getattr(wanted, f.name) for f in fields(wanted)}
+    plan = Plan(workload="w", fixes=(PlannedFix(id="a.b", settings=changed),))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.toml"
+        write_plan(plan, path)
+        assert RunnerSettings().with_overrides(read_plan(path).settings()) == wanted
+
+
+@given(st.lists(st.fixed_dictionaries({}, optional=dict(VALUES)), min_size=2, max_size=4))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_of_two_fixes_the_later_wins(changes: list[dict[str, Any]]) -> None:
+    plan = Plan(workload="w", fixes=tuple(PlannedFix(id=f"a.b{k}", settings=c) for k, c in enumerate(changes)))
+    step_by_step = RunnerSettings()
+    for change in changes:
+        step_by_step = step_by_step.with_overrides(change)
+
+    assert RunnerSettings().with_overrides(plan.settings()) == step_by_step
+    assert plan.environment() == step_by_step.env
+
+
+#: As version 0.1.0 wrote it, before plans knew lists and comments on what they set.
+OLD = """\
+# A plan for ranker: settings that latfix changed, measured and kept.
+# latfix diagnose WORKLOAD --plan plan.toml replays it. Remove a [[fix]] to undo it.
+schema = "latfix.plan/1"
+workload = "ranker"
+latfix = "0.1.0"
+created = "2026-01-02T03:04:05+00:00"
+
+# Where it was measured; elsewhere, measure again.
+[machine]
+cpu = "some core"
+cores = 2
+
+# Before and after, from the final interleaved replay.
+[measured]
+p99_before_ms = 812.0
+p99_ratio = 0.25
+
+[[fix]]
+id = "quantize.int8_dynamic"
+reason = "p99 x0.31 [0.28, 0.36]"
+[fix.settings]
+precision = "int8_dynamic"
+
+[[fix]]
+id = "memory.allocator"
+[fix.settings]
+env = { GLIBC_TUNABLES = "glibc.malloc.mmap_max=0" }
+"""
+
+
+def test_old_plans_are_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(OLD)
+
+    plan = read_plan(path)
+
+    assert plan.settings() == {
+        "precision": "int8_dynamic",
+        "env": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"},
+    }
+    assert plan.environment() == {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}
+    assert (plan.workload, plan.measured["p99_ratio"], plan.machine["cores"]) == ("ranker", 0.25, 2)
+    assert [fix.reason for fix in plan.fixes] == ["p99 x0.31 [0.28, 0.36]", ""]
+    write_plan(plan, tmp_path / "again.toml")
+    assert read_plan(tmp_path / "again.toml") == plan
+
+
+def test_a_list_in_a_plan_is_a_list_of_texts(tmp_path: Path) -> None:
+    names = ("encoder.layers.0", 'odd "name"', "ünïcode")
+    plan = Plan(workload="w", fixes=(PlannedFix(id="a.b", settings={"keep_precision": names}),))
+    assert plan.settings()["keep_precision"] == list(names)
+    write_plan(plan, tmp_path / "plan.toml")
+
+    assert "keep_precision = [" in (tmp_path / "plan.toml").read_text()
+    assert read_plan(tmp_path / "plan.toml") == plan
+    (tmp_path / "plan.toml").write_text(HEAD + FIX + "[fix.settings]\nkeep_precision = [1]\n")
+    with pytest.raises(InputError, match=r"plan\.toml:6: found keep_precision = \[1\]; expected a list of module"):
+        read_plan(tmp_path / "plan.toml")
+
+
+def test_later_fixes_win_and_environments_are_merged() -> None:
+    assert PLAN.settings() == {
+        "precision": "int8_dynamic",
+        "gc": "freeze",
+        "intra_op_threads": 1,
+        "env": {"OMP_WAIT_POLICY": "PASSIVE", "A": "2"},
+        "buffer_pool": True,
+    }
+    before = RunnerSettings(env={"B": "3"})
+    assert before.with_overrides(PLAN.settings()).env == {"B": "3", "OMP_WAIT_POLICY": "PASSIVE", "A": "2"}
+
+
+def test_a_plan_is_readable() -> None:
+    text = plan_text(PLAN)
+
+    assert text.startswith("# A plan for ranker")
+    assert 'id = "gc.freeze"\n[fix.settings]\ngc = "freeze"\n' in text
+    assert 'env = { OMP_WAIT_POLICY = "PASSIVE", A = "1" }' in text
+    assert "python -m latfix.runners.launch plan.toml" in text and "latfix.load_runner" in text
+    assert "p99_before_ms = 812.0\n" in text
+
+
+def test_a_name_cannot_break_out_of_its_comment() -> None:
+    text = plan_text(Plan(workload='x\n[fix]\nschema = "y"', fixes=()))
+
+    assert text.splitlines()[0].startswith("# A plan for x [fix] schema")
+
+
+def test_a_folder_means_the_plan_in_it(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "plan.toml")
+
+    assert read_plan(tmp_path) == PLAN
+
+
+def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no place in a plan"):
+        write_plan(Plan(workload="x", fixes=(), measured={"p99_ratio": float("nan")}), tmp_path / "plan.toml")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write the plan"):
+        write_plan(PLAN, tmp_path / "missing" / "plan.toml")
+
+
+HEAD = 'schema = "latfix.plan/1"\nworkload = "x"\n'
+FIX = '[[fix]]\nid = "gc.freeze"\n'
+MALFORMED: list[tuple[str, int | None]] = [
+    ("", None),
+    ("schema\n", 1),
+    ("workload = 'x'\n", None),
+    ('schema = "latfix.plan/2"\nworkload = "x"\n', 1),
+    ('schema = 1\nworkload = "x"\n', 1),
+    ('# plan\n\nschema = ""\n', 3),
+    ('schema = "latfix.plan/1"\n', None),
+    ('schema = "latfix.plan/1"\nworkload = 3\n', 2),
+    ('schema = "latfix.plan/1"\nworkload = " "\n', 2),
+    (HEAD + "created = 2026-01-02\n", 3),
+    (HEAD + "latfix = 0.1\n", 3),
+    (HEAD + "fixes = []\n", 3),
+    (HEAD + "fix = 1\n", 3),
+    (HEAD + "fix = [1, 2]\n", 3),
+    (HEAD + "[fix]\nid = 'gc.freeze'\n", 3),
+    (HEAD + "[runner]\nworkers = 1\n", 3),
+    (HEAD + "machine = 'here'\n", 3),
+    (HEAD + "[machine]\ncores = [1]\n", 4),
+    (HEAD + "[machine]\nmemory = inf\n", 4),
+    (HEAD + "measured = []\n", 3),
+    (HEAD + "[measured]\np99_before = 1.0\n", 4),
+    (HEAD + "[measured]\np99_before_ms = 'slow'\n", 4),
+    (HEAD + "[measured]\np99_before_ms = nan\n", 4),
+    (HEAD + "[measured]\np99_before_ms = true\n", 4),
+    (HEAD + "[[fix]]\n", 3),
+    (HEAD + "[[fix]]\nid = 7\n", 4),
+    (HEAD + "[[fix]]\nid = 'Freeze'\n", 4),
+    (HEAD + "[[fix]]\nid = ''\n", 4),
+    (HEAD + FIX + "reason = 1\n", 5),
+    (HEAD + FIX + "verified = []\n", 5),
+    (HEAD + FIX + "name = 'x'\n", 5),
+    (HEAD + FIX + "settings = 3\n", 5),
+    (HEAD + FIX + "[fix.settings]\ngc = 'on'\n", 6),
+    (HEAD + FIX + "[fix.settings]\nworker = 2\n", 6),
+    (HEAD + FIX + "[fix.settings]\nworkers = 0\n", 6),
+    (HEAD + FIX + "[fix.settings]\nworkers = true\n", 6),
+    (HEAD + FIX + "[fix.settings]\nbatch_window_ms = nan\n", 6),
+    (HEAD + FIX + "settings = { gc = 'on' }\n", 5),
+    (HEAD + FIX + "[fix.settings.env]\nA = 1\n", 5),
+    (HEAD + FIX + "[fix.settings]\nenv.A = 1\n", 6),
+    (HEAD + FIX + "\n" + FIX, 7),
+    (HEAD + FIX + "[fix.settings]\ngc = 'freeze'\n[[fix]]\nid = 'a.b'\n[fix.settings]\ngc = 'x'\n", 10),
+    (HEAD + FIX + "[[fix]]\nid = 'a.b'\n[fix.settings]\nworkers = 'x'\n", 8),
+    (HEAD + "x = " + "[" * 5000 + "]" * 5000 + "\n", None),
+    (HEAD + "[measured\n", 3),
+    (HEAD + 'workload = "again"\n', 3),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_plans_are_one_clear_line(text: str, line: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+
+    with pytest.raises(InputError) as caught:
+        read_plan(path)
+
+    message = caught.value.message
+    where = f"{path}: " if line is None else f"{path}:{line}: "
+    assert message.startswith(where), message
+    assert "found" in message and "expected" in message and "\n" not in message
+    assert len(message) < len(str(path)) + 700
+
+
+def test_bytes_that_are_no_text_and_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_plan(tmp_path / "binary.toml")
+    with pytest.raises(InputError, match="found no such file; expected a plan"):
+        read_plan(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="found a path that cannot be read"):
+        read_plan(tmp_path / ("x" * 300))
+    with pytest.raises(InputError, match="found no such file; expected a plan"):
+        read_plan(tmp_path)

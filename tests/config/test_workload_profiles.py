@@ -1,0 +1,112 @@
+"""Profiles of a workload: what they change, what they leave, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from latfix.cli.shared.options import TrafficOptions, load_traffic
+from latfix.config.workload_toml import load_spec, samples, traffic_arguments
+from latfix.errors import InputError
+from latfix.settings import Objective, RunnerSettings
+
+BASE = """
+[workload]
+name = "ranker"
+entry = "adapter:Ranker"
+traffic = "traffic.jsonl"
+
+[runner]
+max_batch_size = 8
+workers = 2
+"""
+LARGE = """
+[profile.large.workload]
+name = "ranker-large"
+entry = "big:Ranker"
+
+[profile.large.runner]
+workers = 1
+device = "cpu"
+
+[profile.large.objective]
+slo_ms = 20.0
+
+[profile.large.traffic]
+speed = 4.0
+repeat = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "workload.toml").write_text(BASE + LARGE)
+    for name in ("adapter.py", "big.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "traffic.jsonl").write_text('{"arrival_s": 0}\n{"arrival_s": 2}\n')
+    return tmp_path
+
+
+def test_a_profile_replaces_what_it_names_and_nothing_else(folder: Path) -> None:
+    spec = load_spec(str(folder), profile="large")
+    assert (spec.name, spec.entry, spec.profile) == ("ranker-large", "big:Ranker", "large")
+    assert spec.settings == RunnerSettings(max_batch_size=8, workers=1, device="cpu")
+    assert spec.objective == Objective(slo_ms=20.0) and spec.traffic == folder / "traffic.jsonl"
+
+
+def test_without_it_the_workload_is_what_it_was(folder: Path) -> None:
+    spec = load_spec(str(folder))
+    (folder / "workload.toml").write_text(BASE)
+    assert spec == load_spec(str(folder))
+
+
+def test_its_traffic_is_faster_and_longer_and_options_multiply(folder: Path) -> None:
+    spec = load_spec(str(folder), profile="large")
+    plain = load_traffic(spec, TrafficOptions())
+    assert len(plain) == 6
+    again = load_traffic(spec, TrafficOptions(speed=2.0, repeat=2))
+    assert len(again) == 12
+    gaps = [traffic.arrival_ns[1] - traffic.arrival_ns[0] for traffic in (plain, again)]
+    assert gaps == [500_000_000, 250_000_000]
+
+
+def test_what_to_type_names_the_profile(folder: Path) -> None:
+    assert traffic_arguments(load_spec(str(folder), profile="large"), {}) == ["--profile", "large"]
+    assert traffic_arguments(load_spec(str(folder)), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "profile", "says"),
+    [
+        ("", "gpu", "--profile: found 'gpu', but"),
+        (LARGE, "larg", "did you mean 'large'?"),
+        (LARGE, "x", "expected one of large"),
+        ("[profile.large.runner]\nworker = 2\n", "", "workload.toml:11: found unknown key"),
+        ("[profile.large.runner]\nworkers = 0\n", "", "workers = 0"),
+        ("[profile.large.model]\nname = 'a'\n", "", "model"),
+        ("[profile]\nlarge = 3\n", "", "large = 3"),
+        ("[profile.large]\nrunner = 3\n", "", "runner = 3"),
+        ("[profile.large.traffic]\nspeed = 0\n", "", "speed = 0"),
+        ("[profile.large.traffic]\nrepeat = 1.5\n", "", "repeat = 1.5"),
+        ("[profile.large.workload]\nmodel = 'a.pt2'\n", "", "model"),
+    ],
+)
+def test_wrong_profiles_are_told_whether_asked_for_or_not(folder: Path, lines: str, profile: str, says: str) -> None:
+    (folder / "workload.toml").write_text(BASE + lines)
+    with pytest.raises(InputError) as told:
+        load_spec(str(folder), profile=profile)
+    assert says in told.value.message and "\n" not in told.value.message
+
+
+def test_speed_belongs_to_profiles(folder: Path) -> None:
+    (folder / "workload.toml").write_text(BASE + "[traffic]\nspeed = 2.0\n")
+    with pytest.raises(InputError, match="speed"):
+        load_spec(str(folder))
+
+
+@pytest.mark.parametrize("name", sorted(samples()))
+def test_every_sample_has_one_for_a_gpu(name: str) -> None:
+    spec = load_spec(name, profile="gpu")
+    assert spec.name == f"{name}-gpu" and spec.settings.device == "cuda"
+    assert spec.speed > 1 and spec.repeat > 1

@@ -1,0 +1,505 @@
+"""Gates: when the data can tell, and what they then say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.gates.evaluate import GateResult, GateSubject, check_gates, evaluate, exit_code, parse_gate
+from latfix.gates.reference_level import FEWEST_RUNS, Past
+from latfix.statistics.decision import RatioEstimate
+from latfix.statistics.latency_summary import LATENCY_KEYS, summarize_ms, summary_intervals_ms
+
+
+def _subject(**changes: Any) -> GateSubject:
+    values: dict[str, Any] = {
+        "latency_ms": dict.fromkeys(LATENCY_KEYS, 100.0),
+        "latency_ci95_ms": dict.fromkeys(LATENCY_KEYS, (90.0, 120.0)),
+        "requests": {"ok": 1000, "error": 0, "timeout": 0, "shed": 0},
+        "throughput_rps": 50.0,
+        "accuracy": 0.9,
+    }
+    return GateSubject(**{**values, **changes})
+
+
+DIAGNOSIS: dict[str, Any] = {
+    "latency_ms": dict.fromkeys(LATENCY_KEYS, 40.0),
+    "latency_ci95_ms": {"p99": [38.0, 43.0]},
+    "requests": {"ok": 500, "error": 2, "timeout": 0, "shed": 0},
+    "throughput_rps": 25.0,
+    "tail": {"excess_ms": 20.0, "unexplained_ms": 2.0, "unexplained_share": 0.1},
+    "causes": [
+        {"cause": "python.gc", "tail_share": 0.6, "ci95_ms": [10.0, 14.0]},
+        {"cause": "host.contention", "tail_share": 0.3, "ci95_ms": [1.0, 9.0]},
+        {"cause": "unexplained", "tail_share": 0.1, "ci95_ms": [0.0, 4.0]},
+    ],
+    "trustworthy": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("p99<121ms", True),
+        ("p99<120ms", None),
+        ("p99<=120ms", True),
+        ("p99<110ms", None),
+        ("p99<95ms", None),
+        ("p99<90ms", False),
+        ("p99<=89ms", False),
+        ("p99>80ms", True),
+        ("p99>120ms", False),
+        ("throughput>=49.5", True),
+        ("throughput>=49.9", None),
+        ("throughput>50.5rps", False),
+        ("accuracy>=0.9", True),
+        ("accuracy>90%", False),
+    ],
+)
+def test_a_gate_passes_or_fails_only_where_the_interval_tells(text: str, passed: bool | None) -> None:
+    result = evaluate(parse_gate(text), _subject())
+
+    assert result.passed is passed
+    assert result.to_json()["gate"] == text
+    assert (result.more_requests is not None) == (passed is None and "100" not in text)
+
+
+def test_how_many_more_requests_would_tell() -> None:
+    # The limit lies half as far as the interval's end: four times the requests.
+    result = evaluate(parse_gate("p99<110ms"), _subject())
+
+    assert result.more_requests == 3000
+    assert "about 3000 more requests" in result.reason
+    assert "95 % interval 90 ms to 120 ms" in result.reason
+
+
+def test_on_the_limit_no_number_of_requests_tells() -> None:
+    result = evaluate(parse_gate("p99<100ms"), _subject())
+
+    assert result.passed is None and result.more_requests is None
+    assert "too close" in result.reason
+
+
+def test_a_figure_without_interval_is_exact() -> None:
+    assert evaluate(parse_gate("p99<101ms"), _subject(latency_ci95_ms={})).passed is True
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text", "passed"),
+    [
+        ((0.9, 1.02), "p99<=baseline*1.05", True),
+        ((0.9, 1.2), "p99<=baseline*1.05", None),
+        ((1.06, 1.2), "p99<=baseline*1.05", False),
+        ((0.2, 0.3), "p99<baseline*0.4", True),
+        ((0.9, 1.02), "p99<=baseline+5ms", True),
+        ((0.9, 1.02), "p99<=baseline+1ms", None),
+    ],
+)
+def test_a_paired_ratio_decides_against_the_baseline(
+    ratio: tuple[float, float], text: str, passed: bool | None
+) -> None:
+    lo, hi = ratio
+    value = (lo + hi) / 2
+    new = _subject(
+        latency_ms=dict.fromkeys(LATENCY_KEYS, 100.0 * value),
+        ratio={"p99": RatioEstimate(value=value, lo=lo, hi=hi)},
+        latency_ci95_ms=dict.fromkeys(LATENCY_KEYS, (1.0, 1000.0)),  # the unpaired interval would never tell
+    )
+
+    result = evaluate(parse_gate(text), new, _subject())
+
+    assert result.passed is passed
+    assert result.limit == pytest.approx(evaluate(parse_gate(text), _subject(), _subject()).limit)
+
+
+def test_without_a_ratio_both_intervals_count() -> None:
+    base = _subject(latency_ci95_ms=dict.fromkeys(LATENCY_KEYS, (60.0, 160.0)))
+    new = _subject(latency_ms=dict.fromkeys(LATENCY_KEYS, 150.0), latency_ci95_ms={"p99": (145.0, 155.0)})
+
+    assert evaluate(parse_gate("p99<=baseline*1.05"), new, base).passed is None
+    assert evaluate(parse_gate("p99<=baseline*1.05"), new, replace(base, latency_ci95_ms={})).passed is False
+
+
+def test_rates_have_wilson_intervals() -> None:
+    def judged(text: str, failed: int, total: int) -> bool | None:
+        requests = {"ok": total - failed, "error": failed, "timeout": 0, "shed": 0}
+        return evaluate(parse_gate(text), _subject(requests=requests)).passed
+
+    assert judged("error_rate<1%", 0, 1000) is True
+    assert judged("error_rate<1%", 0, 100) is None
+    assert judged("error_rate<1%", 50, 1000) is False
+    assert judged("error_rate<=0", 0, 100) is True
+    assert judged("error_rate<=0", 1, 100) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [("throughput>=baseline", None), ("throughput>=baseline*0.98", True), ("throughput>baseline*1.02", False)],
+)
+def test_when_the_last_request_ended_is_no_difference_in_throughput(text: str, passed: bool | None) -> None:
+    """1,000 requests in 20 s, the last of which may take its 100 ms or none."""
+    for rate in (49.9, 50.0, 50.1):
+        assert evaluate(parse_gate(text), _subject(throughput_rps=rate), _subject()).passed is passed
+
+
+def test_throughput_where_requests_pile_up_is_known_as_well_as_the_mean() -> None:
+    """The last request waits for all work before it: seconds, of which the mean's interval leaves a few per cent."""
+    slow = dict.fromkeys(LATENCY_KEYS, 10_000.0)
+    piled = _subject(latency_ms=slow, latency_ci95_ms={"mean": (9_700.0, 10_300.0)})
+
+    assert evaluate(parse_gate("throughput>=48"), piled).passed is True
+    assert evaluate(parse_gate("throughput>=49"), piled).passed is None
+    assert evaluate(parse_gate("throughput>=48"), replace(piled, latency_ci95_ms={})).passed is None
+
+
+def test_throughput_where_requests_pile_up_beside_a_baseline_allows_for_restarts() -> None:
+    slow = dict.fromkeys(LATENCY_KEYS, 10_000.0)
+    base = _subject(latency_ms=slow, latency_ci95_ms={"mean": (9_900.0, 10_100.0)})
+    ratio = {"mean": RatioEstimate(value=1.04, lo=1.02, hi=1.06, decision=(0.98, 1.1))}
+    gate = parse_gate("throughput>=baseline*0.98")
+
+    assert evaluate(gate, replace(base, throughput_rps=48.0, ratio=ratio), base).passed is None
+    assert evaluate(gate, replace(base, throughput_rps=48.0), base).passed is None
+    assert evaluate(gate, replace(base, throughput_rps=45.0, ratio=ratio), base).passed is False
+
+
+def test_pooled_rounds_end_once_each() -> None:
+    ratio = {"p99": RatioEstimate(value=1.0, lo=0.9, hi=1.1, rounds=5)}
+
+    assert evaluate(parse_gate("throughput>=49.5"), _subject(ratio=ratio)).passed is None
+    assert evaluate(parse_gate("throughput>=48.5"), _subject(ratio=ratio)).passed is True
+
+
+def test_a_cause_against_a_baseline_holds_the_doubt_of_both() -> None:
+    def side(share: float, lo: float, hi: float) -> GateSubject:
+        return _subject(cause_shares={"python.gc": share}, cause_shares_ci95={"python.gc": (lo, hi)})
+
+    gate = parse_gate("cause:python.gc<=baseline*1.1")
+    new = side(0.30, 0.29, 0.31)
+    assert evaluate(gate, new, side(0.25, 0.24, 0.26)).passed is False
+    assert evaluate(gate, new, side(0.25, 0.10, 0.40)).passed is None, "the baseline may as well have been 0.3"
+    assert evaluate(gate, new, side(0.40, 0.38, 0.42)).passed is True
+
+
+@pytest.mark.parametrize(
+    ("text", "requests", "passed", "more"),
+    [
+        ("p99.9<20ms", 300, None, 3389),
+        ("p99.9<20ms", 3000, True, None),
+        ("p99.9<170ms", 300, True, None),
+        ("p99.9<10ms", 300, False, None),
+        ("p99.9<15ms", 300, None, 3389),
+        ("p99.9<14ms", 3000, None, 9000),
+        ("p99.95>20ms", 300, None, 7078),
+        ("p99<20ms", 300, True, None),
+        ("mean<16ms", 300, True, None),
+    ],
+)
+def test_a_percentile_beyond_the_slowest_request_passes_nothing(
+    text: str, requests: int, passed: bool | None, more: int | None
+) -> None:
+    """Of 300 requests three in four show none of the slowest 1 in 1,000, and each shows the figure lower."""
+    keys = (*LATENCY_KEYS, "p99_95")
+    run = _subject(
+        latency_ms={**dict.fromkeys(keys, 13.0), "max": 13.6},
+        latency_ci95_ms=dict.fromkeys(keys, (11.0, 15.0)),
+        requests={"ok": requests},
+    )
+
+    result = evaluate(parse_gate(text), run)
+
+    assert (result.passed, result.more_requests) == (passed, more), result.reason
+
+
+def test_pauses_that_a_short_run_did_not_meet_are_not_ruled_out() -> None:
+    """GIVEN a pause of 100 ms in 1 of 500 requests; THEN no run of 300 passes `p99.9<50ms`; half of them met none."""
+    unmet = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        paused = rng.random(300) < 0.002
+        latencies = (10 * rng.lognormal(0, 0.1, 300) + 100 * paused) * 1e6
+        run = _subject(
+            latency_ms=summarize_ms(latencies),
+            latency_ci95_ms=summary_intervals_ms(latencies, seed=0, replicates=50),
+            requests={"ok": 300},
+        )
+        assert evaluate(parse_gate("p99.9<50ms"), run).passed is not True
+        unmet += not paused.any()
+    assert unmet > 20
+
+
+def test_error_rates_against_a_baseline() -> None:
+    def judged(text: str, base: int, new: int) -> bool | None:
+        arms = [_subject(requests={"ok": 1000 - k, "shed": k}) for k in (new, base)]
+        return evaluate(parse_gate(text), arms[0], arms[1]).passed
+
+    assert judged("error_rate<=baseline", 0, 0) is True
+    assert judged("error_rate<=baseline+2%", 20, 20) is True
+    assert judged("error_rate<=baseline", 20, 100) is False
+    assert judged("error_rate<=baseline", 20, 22) is None
+
+
+def test_a_late_replay_decides_no_latency() -> None:
+    late = _subject(trustworthy=False)
+
+    assert evaluate(parse_gate("p99<1s"), late).passed is None
+    assert "too late" in evaluate(parse_gate("p99<1s"), late).reason
+    assert evaluate(parse_gate("error_rate<1%"), late).passed is True
+    assert evaluate(parse_gate("accuracy>=0.8"), late).passed is True
+
+
+def test_an_empty_or_failed_run_passes_nothing() -> None:
+    zeros = dict.fromkeys(LATENCY_KEYS, 0.0)
+    empty = _subject(latency_ms=zeros, latency_ci95_ms={}, requests={"ok": 0})
+    failed = _subject(latency_ms=zeros, latency_ci95_ms={}, requests={"ok": 0, "error": 100})
+
+    assert evaluate(parse_gate("p99<200ms"), empty).passed is None
+    assert evaluate(parse_gate("error_rate<1%"), empty).passed is None
+    assert evaluate(parse_gate("p99<200ms"), failed).passed is False
+    assert evaluate(parse_gate("error_rate<1%"), failed).passed is False
+
+
+def test_percentiles_of_survivors_do_not_pass_against_the_baseline() -> None:
+    new = _subject(
+        requests={"ok": 900, "shed": 100},
+        latency_ms=dict.fromkeys(LATENCY_KEYS, 10.0),
+        ratio={"p99": RatioEstimate(value=0.1, lo=0.09, hi=0.11)},
+    )
+
+    result = evaluate(parse_gate("p99<=baseline*1.05"), new, _subject())
+
+    assert result.passed is None
+    assert "error_rate" in result.reason
+    assert "100 of 1000 requests did not end ok" in evaluate(parse_gate("p99<200ms"), new).reason
+
+
+def test_a_figure_that_could_not_be_estimated_decides_nothing() -> None:
+    unknown = _subject(ratio={"p99": RatioEstimate(value=1.0, lo=float("nan"), hi=float("nan"))})
+
+    assert evaluate(parse_gate("p99<=baseline*1.05"), unknown, _subject()).passed is None
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("p99<44ms", True),
+        ("p99<40.5ms", None),
+        ("unexplained_share<25%", True),
+        ("unexplained_share<10%", False),
+        ("cause:python.gc<10%", False),
+        ("cause:python.gc>40%", True),
+        ("cause:host.contention<20%", None),
+        ("cause:cold.compile<1%", True),
+        ("error_rate<5%", True),
+        ("throughput>=20", True),
+    ],
+)
+def test_gates_on_a_diagnosis(text: str, passed: bool | None) -> None:
+    assert evaluate(parse_gate(text), GateSubject.from_diagnosis(DIAGNOSIS)).passed is passed
+
+
+def test_gates_on_an_optimization() -> None:
+    side = {"latency_ms": {"p99": 100.0}, "throughput_rps": 10.0, "requests": {"ok": 500}, "accuracy": 0.91}
+    document = {
+        "before": side,
+        "after": {**side, "latency_ms": {"p99": 30.0}, "accuracy": 0.905},
+        "ratio": {"p99": {"value": 0.3, "ci95": [0.25, 0.36]}, "p50": {}, "mean": {"value": None, "ci95": None}},
+    }
+    after, before = (GateSubject.from_optimization(document, side) for side in ("after", "before"))
+
+    assert evaluate(parse_gate("p99<=baseline*0.4"), after, before).passed is True
+    assert evaluate(parse_gate("p99<=baseline*0.3"), after, before).passed is None
+    assert evaluate(parse_gate("accuracy>=baseline-0.01"), after, before).passed is True
+    assert evaluate(parse_gate("accuracy>=baseline-0.001"), after, before).passed is False
+
+
+def test_a_missing_baseline_or_figure_is_the_user_s_mistake() -> None:
+    with pytest.raises(InputError, match="no baseline"):
+        evaluate(parse_gate("p99<=baseline*1.05"), _subject())
+    with pytest.raises(InputError, match="no accuracy"):
+        evaluate(parse_gate("accuracy>=0.9"), _subject(accuracy=None))
+    with pytest.raises(InputError, match=r"no cause:python\.gc"):
+        evaluate(parse_gate("cause:python.gc<10%"), _subject())
+
+
+@pytest.mark.parametrize("text", ["p99<baseline", "accuracy>=0.9", "cause:python.gc<10%", "unexplained_share<25%"])
+def test_gates_that_cannot_be_evaluated_are_refused_before_the_run(text: str) -> None:
+    gates = [parse_gate("p99<1s"), parse_gate(text)]
+
+    check_gates(gates, baseline=True, accuracy=True, causes=True)
+    with pytest.raises(InputError, match="--gate"):
+        check_gates(gates, baseline=False, accuracy=False, causes=False)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [([], 0), ([True, True], 0), ([True, None], 3), ([None, False, True], 1), ([False], 1)],
+)
+def test_exit_codes(outcomes: list[bool | None], code: int) -> None:
+    gate = parse_gate("p99<1s")
+    results = [GateResult(gate=gate, value=1.0, limit=1.0, passed=passed, reason="") for passed in outcomes]
+
+    assert exit_code(results) == code
+
+
+def test_how_long_more_requests_take_at_the_traffic_s_rate() -> None:
+    # 50 ok a second of 1,000: 3,000 more take a minute; with half of them lost, they come twice as fast.
+    result = evaluate(parse_gate("p99<110ms"), _subject())
+    half = evaluate(parse_gate("p99<110ms"), _subject(requests={"ok": 500, "shed": 500}))
+
+    assert result.more_requests == 3000 and result.more_minutes == pytest.approx(1.0)
+    assert half.more_minutes == pytest.approx(0.5)
+    assert "(60 s at this traffic's rate)" in result.reason
+    assert result.to_json()["more_minutes"] == pytest.approx(1.0)
+    assert evaluate(parse_gate("p99<110ms"), _subject(throughput_rps=None)).more_minutes is None
+
+
+def test_rounds_of_both_arms_decide_a_ratio() -> None:
+    ratio = RatioEstimate(value=0.97, lo=0.93, hi=1.01, decision=(0.85, 1.12), rounds=3, spread=0.05)
+    new = _subject(ratio={"p99": ratio})
+
+    result = evaluate(parse_gate("p99<=baseline*1.05"), new, _subject())
+
+    assert result.passed is None
+    assert "more rounds of both" in result.reason and "decided at 0.5 % by 85 ms to 112 ms" in result.reason
+    assert result.more_requests is not None and result.more_minutes is not None
+    # Both arms are replayed: a request of each takes twice the time of one.
+    assert result.more_minutes == pytest.approx(2 * result.more_requests / 50 / 60)
+
+
+def test_an_open_bound_leaves_a_gate_undecided() -> None:
+    ratio = RatioEstimate(value=0.5, lo=0.4, hi=0.6, decision=(0.3, float("inf")), rounds=1, spread=0.1)
+
+    result = evaluate(parse_gate("p99<baseline"), _subject(ratio={"p99": ratio}), _subject())
+
+    assert result.passed is None and "by 30 ms to no bound" in result.reason
+
+
+def _past(*values: float) -> Past:
+    figures = [{**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": value} for value in values]
+    return Past(runs=tuple(_subject(latency_ms=latency_ms) for latency_ms in figures))
+
+
+STEADY = (100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0, 101.0, 99.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "passed"),
+    [
+        (100.0, "p99<history*1.1", True),
+        (104.0, "p99<history*1.1", True),
+        (110.0, "p99<history*1.1", None),
+        (120.0, "p99<history*1.1", False),
+        (100.0, "p99<history+10ms", True),
+        (80.0, "p99<history", True),
+        (100.0, "p99<history", None),
+        (130.0, "p99<history", False),
+    ],
+)
+def test_the_history_decides_where_its_own_spread_lets_it(value: float, text: str, passed: bool | None) -> None:
+    figures = {**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": value}
+    run = _subject(latency_ms=figures, latency_ci95_ms={"p99": (value * 0.99, value * 1.01)})
+
+    result = evaluate(parse_gate(text), run, past=_past(*STEADY))
+
+    assert result.passed is passed, result.reason
+    assert "median 100 ms of the last 10 runs" in result.reason
+
+
+def test_runs_that_differ_by_themselves_decide_less() -> None:
+    run = _subject(latency_ci95_ms={"p99": (99.5, 100.5)})
+    restless = [value + 20 * (-1) ** k for k, value in enumerate(STEADY)]
+
+    assert evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY)).passed is True
+    result = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*restless))
+    assert result.passed is None
+    assert "runs of an unchanged service differ by up to a factor of 1." in result.reason
+    assert result.more_requests is not None and result.more_minutes is not None
+    assert f"about {result.more_requests} more requests in every run" in result.reason
+    on_the_limit = evaluate(parse_gate("p99<history"), run, past=_past(*restless))
+    assert on_the_limit.passed is None and on_the_limit.more_requests is None
+    assert "compare with a baseline measured beside it" in on_the_limit.reason
+
+
+def test_what_other_requests_would_have_shown_is_no_doubt_beside_runs_of_the_same_ones() -> None:
+    run = _subject(latency_ci95_ms={"p99": (60.0, 160.0)})
+
+    assert evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY)).passed is True
+
+
+@pytest.mark.parametrize("runs", range(FEWEST_RUNS))
+def test_too_few_runs_say_how_many_are_missing(runs: int) -> None:
+    result = evaluate(parse_gate("p99<history*9"), _subject(), past=_past(*STEADY[:runs]))
+
+    assert result.passed is None and result.limit is None
+    assert result.more_runs == FEWEST_RUNS - runs
+    assert f"{FEWEST_RUNS - runs} more needed" in result.reason
+    assert exit_code([result]) == 3
+
+
+def test_more_runs_are_asked_for_where_they_would_tell() -> None:
+    run = _subject(latency_ms={**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": 106.5}, latency_ci95_ms={})
+
+    few = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY[:FEWEST_RUNS]))
+    many = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY))
+
+    assert few.passed is None and few.more_runs is not None and "in the history would tell" in few.reason
+    assert many.passed is True
+
+
+def test_a_history_that_is_off_says_so() -> None:
+    result = evaluate(parse_gate("p99<history*1.1"), _subject(), past=Past(missing="there is no history /x"))
+
+    assert result.passed is None and "there is no history /x" in result.reason and result.more_runs is None
+
+
+def test_survivors_and_failed_runs_do_not_pass_against_the_history() -> None:
+    gate = parse_gate("p99<history*1.1")
+    fast = {"latency_ms": dict.fromkeys(LATENCY_KEYS, 5.0), "latency_ci95_ms": {}}
+
+    lost = evaluate(gate, _subject(requests={"ok": 900, "shed": 100}, **fast), past=_past(*STEADY))
+    none = evaluate(gate, _subject(requests={"ok": 0, "error": 100}, **fast), past=_past(*STEADY))
+
+    assert lost.passed is None and "than in the history" in lost.reason
+    assert none.passed is False
+
+
+def test_figures_that_are_not_latencies_against_the_history() -> None:
+    def past(**changes: Any) -> Past:
+        return Past(runs=tuple(_subject(**changes) for _ in range(6)))
+
+    exact = past(accuracy=0.9)
+    assert evaluate(parse_gate("accuracy>=history-0.01"), _subject(accuracy=0.895), past=exact).passed is True
+    assert evaluate(parse_gate("accuracy>=history-0.01"), _subject(accuracy=0.88), past=exact).passed is False
+    assert evaluate(parse_gate("throughput>=history*0.9"), _subject(throughput_rps=40.0), past=past()).passed is False
+    steady = past(requests={"ok": 1000})
+    assert evaluate(parse_gate("error_rate<=history"), _subject(requests={"ok": 1000}), past=steady).passed is True
+    bad = _subject(requests={"ok": 900, "error": 100})
+    assert evaluate(parse_gate("error_rate<=history"), bad, past=steady).passed is False
+    shares = past(cause_shares={"python.gc": 0.1}, unexplained_share=0.1)
+    run = _subject(
+        cause_shares={"python.gc": 0.5}, cause_shares_ci95={"python.gc": (0.4, 0.6)}, unexplained_share=0.1
+    )
+    assert evaluate(parse_gate("cause:python.gc<history+10%"), run, past=shares).passed is False
+    assert evaluate(parse_gate("unexplained_share<=history+10%"), run, past=shares).passed is True
+
+
+def test_a_percentile_that_older_runs_do_not_have_is_not_made_up() -> None:
+    run = _subject(latency_ms={**dict.fromkeys(LATENCY_KEYS, 100.0), "p97_25": 100.0})
+
+    result = evaluate(parse_gate("p97.25<history*2"), run, past=_past(*STEADY))
+
+    assert result.passed is None and "0 of them with p97.25" in result.reason
+
+
+def test_a_gate_on_the_history_needs_one() -> None:
+    gate = parse_gate("p99<history")
+    with pytest.raises(InputError, match="no history here"):
+        check_gates([gate], baseline=True, accuracy=True, causes=True)
+    with pytest.raises(InputError, match="no history here"):
+        evaluate(gate, _subject())
+    check_gates([gate], baseline=False, accuracy=False, causes=False, history=True)

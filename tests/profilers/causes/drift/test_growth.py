@@ -1,0 +1,215 @@
+"""Work that slows down with age: found, measured, and told from episodes, inputs and chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from latfix.profilers.causes.drift.growth import find_growths
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.units import gather
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+Simulate = Callable[..., RunRecord]
+Floats = npt.NDArray[np.float64]
+N = 900
+AGE = np.arange(N) / N
+DRIFTS = ("drift.memory", "drift.cache", "drift.sessions", "drift.unknown")
+
+
+def slower(ms: npt.NDArray[Any], kind: str = "cpu") -> dict[int, tuple[str, float]]:
+    return {k: (kind, float(value)) for k, value in enumerate(ms) if value > 0}
+
+
+def sampled(record: RunRecord, **mebibytes: Callable[[float], float]) -> RunRecord:
+    """The record with series in MiB, as functions of age from 0 to 1; ``rss`` and ``heap``."""
+    names = {"rss": "process.rss_bytes", "heap": "malloc.used_bytes"}
+    end = int(record.requests["arrival_ns"].max())
+    times = np.linspace(0, end, 300).astype(np.int64)
+    series = np.repeat(np.array([names[key] for key in mebibytes], dtype=object), len(times))
+    values = np.concatenate([[size(t / end) * 2.0**20 for t in times] for size in mebibytes.values()])
+    samples = {"t_ns": np.tile(times, len(mebibytes)), "series": series, "value": values}
+    order = np.argsort(samples["t_ns"], kind="stable")
+    return replace(record, samples={key: column[order] for key, column in samples.items()})
+
+
+def with_sessions(record: RunRecord, names: Mapping[int, str] | list[str]) -> RunRecord:
+    return replace(record, traffic=replace(record.traffic, sessions=[names[k] for k in range(N)]))
+
+
+def own_ms(diagnosis: Diagnosis, cause: str) -> Floats:
+    ledger = diagnosis.ledger
+    return np.asarray(ledger.own_ns[ledger.causes.index(cause)] / 1e6, dtype=np.float64)
+
+
+def claimed(diagnosis: Diagnosis) -> dict[str, float]:
+    return {cause: total for cause in DRIFTS if (total := float(own_ms(diagnosis, cause).sum())) > 0}
+
+
+def sentence(diagnosis: Diagnosis, cause: str) -> str:
+    return next(entry.evidence for entry in diagnosis.causes if entry.cause == cause)
+
+
+def test_growth_beside_memory_is_drift_memory_and_costs_what_was_injected(simulate: Simulate) -> None:
+    record = sampled(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)), rss=lambda age: 310 + 670 * age)
+    diagnosis = diagnose(record, bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.memory"}
+    assert np.median(np.abs(own_ms(diagnosis, "drift.memory") - 6 * AGE)) < 0.2
+    assert diagnosis.ledger.conservation_error_ns() == 0
+    # THEN the reference is a young service's, not a middle-aged one's
+    young = diagnose(simulate(n=N, rate=12), bootstrap=10)
+    assert diagnosis.reference_ms == pytest.approx(young.reference_ms, abs=0.3)
+    words = sentence(diagnosis, "drift.memory")
+    assert "first quarter" in words and "a second [" in words and "resident memory grew from" in words
+
+
+def test_the_slope_in_the_sentence_is_the_injected_one(simulate: Simulate) -> None:
+    record = simulate(n=N, rate=12, compute_faults=slower(6 * AGE))
+    growth = find_growths(gather(record))[0]
+    seconds = record.requests["arrival_ns"].max() / 1e9
+    assert growth.slope.low < 6e6 / seconds < growth.slope.high
+    assert growth.slope.high - growth.slope.low < 0.3 * growth.slope.value
+
+
+def test_inputs_that_vary_do_not_hide_growth(simulate: Simulate) -> None:
+    lengths = np.exp(np.random.default_rng(3).normal(4, 0.6, N)).astype(np.int64)
+    diagnosis = diagnose(simulate(n=N, rate=12, lengths=lengths, compute_faults=slower(6 * AGE)), bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.unknown"}
+    assert np.median(np.abs(own_ms(diagnosis, "drift.unknown") - 6 * AGE)) < 0.5
+
+
+def test_growth_beside_sessions_is_drift_sessions(simulate: Simulate) -> None:
+    # GIVEN sessions that pile up in two waves, work that follows them, and memory that grows evenly
+    seen = np.interp(AGE, [0, 0.15, 0.3, 0.7, 0.85, 1], [1, 100, 110, 120, 290, 300]).astype(int)
+    record = simulate(n=N, rate=12, compute_faults=slower(seen / 50))
+    record = with_sessions(sampled(record, rss=lambda age: 310 + 670 * age), [f"s{k}" for k in seen])
+    diagnosis = diagnose(record, bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.sessions"}
+    assert "sessions seen grew from" in sentence(diagnosis, "drift.sessions")
+
+
+def test_growth_beside_shapes_is_drift_cache(simulate: Simulate) -> None:
+    fresh = np.zeros(N, dtype=bool)
+    fresh[np.random.default_rng(2).choice(N, 90, replace=False)] = True
+    record = simulate(n=N, rate=12, compute_faults=slower(np.cumsum(fresh) / 15))
+    record = replace(record, batches=record.batches | {"first_shape": fresh.astype(np.int64)})
+    diagnosis = diagnose(record, bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.cache"}
+    assert "input shapes seen grew from" in sentence(diagnosis, "drift.cache")
+
+
+def test_things_that_all_grow_evenly_are_not_told_apart(simulate: Simulate) -> None:
+    record = simulate(n=N, arrivals_ms=np.arange(N) * 80.0, compute_faults=slower(6 * AGE))
+    record = with_sessions(sampled(record, rss=lambda age: 310 + 670 * age), [f"s{k}" for k in range(N)])
+    diagnosis = diagnose(record, bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.unknown"}
+    words = sentence(diagnosis, "drift.unknown")
+    assert "resident memory grew" in words and "sessions seen grew" in words and "cannot be told" in words
+
+
+def test_flat_memory_is_no_reason(simulate: Simulate) -> None:
+    record = sampled(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)), rss=lambda age: 310 + 6 * age)
+    diagnosis = diagnose(record, bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.unknown"}
+    assert "nothing recorded grew alongside" in sentence(diagnosis, "drift.unknown")
+
+
+@pytest.mark.parametrize("at", [0.35, 0.5, 0.68])
+def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(simulate: Simulate, at: float) -> None:
+    record = simulate(n=N, rate=12, compute_faults=slower(5.0 * (at < AGE)))
+    diagnosis = diagnose(sampled(record, rss=lambda age: 310 + 670 * age), bootstrap=40)
+    assert set(claimed(diagnosis)) == {"drift.unknown"}
+    own = own_ms(diagnosis, "drift.unknown")
+    assert own[at < AGE] == pytest.approx(5.0, abs=0.4) and own[at > AGE].max() < 0.1
+    seconds = record.requests["arrival_ns"][int(at * N)] / 1e9
+    assert find_growths(gather(record))[0].step_s == pytest.approx(seconds, abs=0.5)
+    assert "from then on" in sentence(diagnosis, "drift.unknown")
+
+
+@pytest.mark.parametrize(
+    ("name", "ms"),
+    [
+        ("an episode", 6.0 * ((AGE > 0.4) & (AGE < 0.7))),
+        ("episodes", 6.0 * (AGE * 8 % 1 > 0.5)),
+        ("an episode that ends late", 6.0 * ((AGE > 0.5) & (AGE < 0.9))),
+        ("a slow start", 6.0 * (AGE < 0.3)),
+    ],
+)
+def test_what_ends_is_slowdown_and_no_drift(simulate: Simulate, name: str, ms: Floats) -> None:
+    diagnosis = diagnose(simulate(n=N, rate=12, compute_faults=slower(ms)), bootstrap=20)
+    assert claimed(diagnosis) == {}, name
+    assert own_ms(diagnosis, "host.slowdown").sum() > 0
+
+
+def test_work_that_gets_faster_is_no_drift(simulate: Simulate) -> None:
+    assert find_growths(gather(simulate(n=N, rate=12, compute_faults=slower(6 * (1 - AGE))))) == []
+    assert find_growths(gather(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)))) != []
+
+
+def test_blocked_time_in_compute_can_drift(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(n=N, rate=12, compute_faults=slower(6 * AGE, "blocked")), bootstrap=40)
+    assert np.median(np.abs(own_ms(diagnosis, "drift.unknown") - 6 * AGE)) < 0.2
+    assert "blocked time in compute" in sentence(diagnosis, "drift.unknown")
+
+
+def test_prepare_can_drift(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(n=N, rate=12, prepare_faults=slower(4 * AGE)), bootstrap=40)
+    assert np.median(np.abs(own_ms(diagnosis, "drift.unknown") - 4 * AGE)) < 0.2
+    assert sentence(diagnosis, "drift.unknown").startswith("prepare took")
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5])
+def test_inputs_that_grow_are_no_drift(simulate: Simulate, noise: float) -> None:
+    lengths = (50 + 200 * AGE + np.random.default_rng(1).integers(0, 60, N)).astype(np.int64)
+    record = sampled(simulate(n=N, rate=12, lengths=lengths, noise=noise), rss=lambda age: 310 + 670 * age)
+    assert claimed(diagnose(record, bootstrap=10)) == {}
+
+
+def test_load_that_grows_is_no_drift(simulate: Simulate) -> None:
+    arrivals = np.cumsum(np.linspace(80, 12, N))
+    assert find_growths(gather(simulate(n=N, arrivals_ms=arrivals, max_batch=8, window=10.0))) == []
+
+
+@pytest.mark.parametrize("tail", ["lognormal", "pareto"])
+def test_heavy_tails_are_no_drift(simulate: Simulate, tail: str) -> None:
+    found = 0
+    for seed in range(20):
+        rng = np.random.default_rng(100 + seed)
+        ms = rng.lognormal(1, 1.5, N) if tail == "lognormal" else 3 * rng.pareto(1.2, N)
+        found += bool(find_growths(gather(simulate(n=N, rate=12, seed=seed, compute_faults=slower(ms)))))
+    assert found <= 1
+
+
+def test_a_rise_below_a_tenth_of_the_service_is_left_alone(simulate: Simulate) -> None:
+    assert find_growths(gather(simulate(n=N, rate=12, compute_faults=slower(1.0 * AGE)))) == []
+    assert find_growths(gather(simulate(n=N, rate=12, compute_faults=slower(2.5 * AGE)))) != []
+
+
+@pytest.mark.parametrize("n", [0, 1, 10, 50])
+def test_few_requests_do_not_drift(simulate: Simulate, n: int) -> None:
+    record = simulate(n=n, rate=12, compute_faults=slower(6 * np.arange(n) / max(n, 1)))
+    assert find_growths(gather(record)) == []
+
+
+def test_growth_in_batches_reaches_every_member_once(simulate: Simulate) -> None:
+    record = simulate(n=1800, rate=60, max_batch=6, window=20.0, compute_faults=slower(np.full(1800, 0.0)))
+    compute = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
+    grown = np.rint(np.linspace(0, 0.4, len(compute)) * compute).astype(np.int64)
+    batches = dict(record.batches)
+    for column in ("compute_end_ns", "d2h_end_ns", "finish_end_ns", "compute_cpu_ns"):
+        batches[column] = batches[column] + grown
+    rows = dict(record.requests)
+    for column in ("compute_ns", "latency_ns"):
+        rows[column] = rows[column] + grown[rows["batch_id"]]
+    diagnosis = diagnose(replace(record, batches=batches, requests=rows), bootstrap=10)
+    assert set(claimed(diagnosis)) == {"drift.unknown"}
+    own = own_ms(diagnosis, "drift.unknown")
+    injected = grown[rows["batch_id"]] / 1e6
+    assert np.median(np.abs(own - injected)) < 0.15 * injected.mean()
+    assert diagnosis.ledger.conservation_error_ns() == 0

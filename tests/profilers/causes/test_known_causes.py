@@ -1,0 +1,275 @@
+"""Injected causes are found, in the right place, with their victims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.diagnose import diagnose
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+Simulate = Callable[..., RunRecord]
+
+
+def some(kind: str, ms: float, n: int = 600, count: int = 12) -> dict[int, tuple[str, float]]:
+    chosen = np.random.default_rng(7).choice(np.arange(20, n), count, replace=False)
+    return {int(k): (kind, ms) for k in chosen}
+
+
+def entry(diagnosis: Diagnosis, cause: str) -> tuple[float, float, float]:
+    for summary in diagnosis.causes:
+        if summary.cause == cause:
+            return summary.tail_ms, summary.own_ms, summary.propagated_ms
+    return 0.0, 0.0, 0.0
+
+
+def check_sums(diagnosis: Diagnosis) -> None:
+    assert diagnosis.ledger.conservation_error_ns() == 0
+    assert sum(c.tail_ms for c in diagnosis.causes) == pytest.approx(diagnosis.excess_ms, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("unit", "kind", "expected"),
+    [
+        ("compute", "gc", "python.gc"),
+        ("compute", "gc_elsewhere", "python.gc"),
+        ("compute", "runq", "host.contention"),
+        ("compute", "throttle", "host.throttle"),
+        ("compute", "faults", "memory.page_faults"),
+        ("compute", "compile", "cold.compile"),
+        ("compute", "cpu", "host.slowdown"),
+        ("prepare", "gc", "python.gc"),
+        ("prepare", "runq", "host.contention"),
+        ("prepare", "span", "external.dependency"),
+        ("prepare", "blocked", "external.dependency"),
+        ("prepare", "faults", "memory.page_faults"),
+    ],
+)
+@pytest.mark.parametrize("ms", [25.0, 60.0, 150.0])
+def test_top_cause(simulate: Simulate, unit: str, kind: str, expected: str, ms: float) -> None:
+    # GIVEN a quiet stream at a quarter of capacity with two per cent of requests hit
+    record = simulate(rate=20, **{f"{unit}_faults": some(kind, ms)})
+    # WHEN
+    diagnosis = diagnose(record, bootstrap=60)
+    # THEN
+    assert diagnosis.verdict == expected
+    assert diagnosis.causes[0].cause == expected and diagnosis.causes[0].named
+    check_sums(diagnosis)
+
+
+def test_own_time_is_what_was_injected(simulate: Simulate) -> None:
+    faults = some("gc", 60.0)
+    ledger = diagnose(simulate(rate=20, compute_faults=faults)).ledger
+    own = ledger.own_ns[ledger.causes.index("python.gc")] / 1e6
+    hit = np.isin(ledger.request, list(faults))
+    assert own[hit] == pytest.approx(60.0, abs=0.01)
+    assert own[~hit] == pytest.approx(0.0, abs=0.01)
+
+
+def test_victims_time_goes_to_the_culprits_cause(simulate: Simulate) -> None:
+    # GIVEN evenly spaced requests, so that traffic alone makes none wait
+    arrivals = np.arange(600) * 25.0
+    record = simulate(arrivals_ms=arrivals, compute_faults={100: ("gc", 120.0), 300: ("runq", 120.0)})
+    ledger = diagnose(record).ledger
+    gc, contention = ledger.causes.index("python.gc"), ledger.causes.index("host.contention")
+    waits = record.requests["queue_ns"]
+    behind_gc, behind_contention = (np.arange(first, first + 7) for first in (101, 301))
+    # THEN those behind the collection owe it their wait, nothing to traffic and nothing to the other
+    assert waits[behind_gc].min() > 1_000_000
+    assert np.allclose(ledger.propagated_ns[gc][behind_gc], waits[behind_gc], rtol=0.02, atol=200_000)
+    assert np.allclose(
+        ledger.propagated_ns[contention][behind_contention], waits[behind_contention], rtol=0.02, atol=200_000
+    )
+    assert np.abs(ledger.propagated_ns[contention][behind_gc]).max() == 0
+    for traffic in ("traffic.burst", "traffic.overload"):
+        assert np.abs(ledger.own_ns[ledger.causes.index(traffic)]).max() == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_batch": 8, "window": 3.0}, {"workers": 2}, {"prepare_threads": 3}, {"workers": 2, "max_batch": 4}],
+)
+def test_blame_reaches_victims_under_every_policy(simulate: Simulate, settings: dict[str, Any]) -> None:
+    rate = 40.0 * settings.get("workers", 1)
+    faults = some("gc", 150.0, 1200, 16)
+    diagnosis = diagnose(simulate(n=1200, rate=rate, compute_faults=faults, **settings), bootstrap=60)
+    assert diagnosis.verdict == "python.gc"
+    assert abs(diagnosis.unexplained_ms) < 0.1 * diagnosis.excess_ms
+    check_sums(diagnosis)
+
+
+def test_cold_start(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(rate=20, cold=400.0))
+    assert diagnosis.verdict == "cold.start"
+    assert any("warm-up" in note for note in diagnosis.notes)
+    assert diagnose(simulate(rate=20)).verdict != "cold.start"
+
+
+def test_unlisted_slowdown_is_unexplained(simulate: Simulate) -> None:
+    # GIVEN time blocked within compute, which no probe accounts for
+    diagnosis = diagnose(simulate(rate=20, compute_faults=some("blocked", 60.0)))
+    assert diagnosis.verdict == "inconclusive"
+    total, _, _ = entry(diagnosis, "unexplained")
+    assert total > 0.8 * diagnosis.excess_ms
+    assert not next(c for c in diagnosis.causes if c.cause == "unexplained").named
+
+
+def test_blocked_pool_is_not_a_slow_core(simulate: Simulate) -> None:
+    record = simulate(rate=20, compute_faults=some("blocked", 60.0), meta={"torch_threads": 2})
+    diagnosis = diagnose(record)
+    assert diagnosis.verdict == "inconclusive"
+    assert entry(diagnosis, "host.slowdown")[0] < 0.01 * diagnosis.excess_ms
+
+
+def test_quiet_run_is_steady(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(n=500, arrivals_ms=np.arange(500) * 40.0, noise=0.02))
+    assert diagnosis.verdict == "steady"
+    assert not [c.cause for c in diagnosis.causes if c.named]
+
+
+def test_heavy_inputs_are_input_size_and_no_fault(simulate: Simulate) -> None:
+    lengths = np.minimum(np.exp(np.random.default_rng(3).normal(4.0, 1.0, 800)), 3000).astype(np.int64)
+    diagnosis = diagnose(simulate(n=800, rate=6, lengths=lengths))
+    assert diagnosis.verdict == "input.size"
+    total, own, _ = entry(diagnosis, "input.size")
+    assert total > 0.75 * diagnosis.excess_ms and own > 0
+    model = diagnosis.extra["models"]["compute"]
+    assert model["accepted"] and model["r2"] > 0.9
+
+
+def test_padding(simulate: Simulate) -> None:
+    lengths = np.where(np.random.default_rng(5).random(1500) < 0.04, 2500, 60).astype(np.int64)
+    record = simulate(n=1500, rate=60, lengths=lengths, max_batch=8, window=20.0)
+    diagnosis = diagnose(record)
+    padding = entry(diagnosis, "batching.padding")[0]
+    assert diagnosis.verdict == "batching.padding"
+    assert padding > entry(diagnosis, "input.size")[0]
+    # WHEN the same inputs are never batched THEN nothing is padding
+    assert entry(diagnose(simulate(n=1500, rate=6, lengths=lengths)), "batching.padding")[0] == 0
+
+
+def test_long_window(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(rate=20, max_batch=8, window=60.0))
+    assert diagnosis.verdict == "batching.window"
+    assert diagnosis.causes[0].whatif_ms["p50"] < 0.6 * diagnosis.latency_ms["p50"]
+    assert entry(diagnose(simulate(rate=20, max_batch=8)), "batching.window") == (0.0, 0.0, 0.0)
+
+
+def test_burst_and_overload_are_told_apart(simulate: Simulate) -> None:
+    lulls = np.arange(0, 60000, 150.0)
+    arrivals = np.sort(np.concatenate([lulls, np.repeat(np.arange(5000, 60000, 10000.0), 30)]))
+    assert diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals)).verdict == "traffic.burst"
+    assert diagnose(simulate(rate=140)).verdict == "traffic.overload"
+
+
+def test_priority(simulate: Simulate) -> None:
+    priority = np.random.default_rng(2).choice([0, 2], 1200).astype(np.int8)
+    record = simulate(n=1200, rate=85, priority=priority)
+    diagnosis = diagnose(record)
+    assert diagnosis.verdict == "traffic.priority"
+    ledger = diagnosis.ledger
+    overtaken = ledger.own_ns[ledger.causes.index("traffic.priority")]
+    assert overtaken[priority == 2].mean() > 0 > overtaken[priority == 0].mean()
+    assert entry(diagnose(simulate(n=1200, rate=85)), "traffic.priority") == (0.0, 0.0, 0.0)
+
+
+def test_settings_that_were_not_in_effect_are_told(simulate: Simulate) -> None:
+    record = simulate(rate=20)
+    asked = replace(record, meta={**record.meta, "setup_notes": ["overlap needs a GPU: not in effect on the CPU", 7]})
+    assert "overlap needs a GPU: not in effect on the CPU." in diagnose(asked, bootstrap=20).notes
+    damaged = replace(record, meta={**record.meta, "setup_notes": "nice"})
+    assert diagnose(damaged, bootstrap=20).notes == diagnose(record, bootstrap=20).notes
+
+
+def test_late_dispatch_is_the_observers(simulate: Simulate) -> None:
+    late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
+    diagnosis = diagnose(simulate(rate=20, dispatch=late))
+    assert diagnosis.verdict == "observer"
+    assert not diagnosis.trustworthy
+    assert "too slow" in diagnosis.notes[0]
+    assert diagnose(simulate(rate=20)).trustworthy
+
+
+def test_throttling_is_not_contention(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(rate=20, compute_faults=some("throttle", 60.0)))
+    assert entry(diagnosis, "host.throttle")[0] > 10 * abs(entry(diagnosis, "host.contention")[0])
+
+
+def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
+    """Newer kernels take throttled threads off the run queue; the cgroup's own counter says what stopped them."""
+    faults = some("blocked", 60.0)
+    record = simulate(rate=20, prepare_faults=faults)
+    assert entry(diagnose(record), "external.dependency")[0] > 0
+    rows = record.requests
+    times, values, total = [0], [0.0], 0.0
+    for index in sorted(faults):
+        start = int(rows["arrival_ns"][index] + rows["dispatch_ns"][index] + rows["prepare_wait_ns"][index])
+        total += 60e6
+        times += [start, start + int(rows["prepare_ns"][index])]
+        values += [values[-1], total]
+    series = np.full(len(times), "cgroup.throttled_ns", dtype=object)
+    samples = {"t_ns": np.array(times), "series": series, "value": np.array(values)}
+    throttled = diagnose(replace(record, samples=samples))
+    assert throttled.verdict == "host.throttle"
+    assert entry(throttled, "host.throttle")[0] > 10 * abs(entry(throttled, "external.dependency")[0])
+
+
+def test_two_causes_at_once(simulate: Simulate) -> None:
+    gc, contention = some("gc", 80.0, 600, 8), {k + 1: v for k, v in some("runq", 80.0, 600, 16).items()}
+    diagnosis = diagnose(simulate(rate=15, compute_faults=contention | gc), percentile=95)
+    assert {diagnosis.causes[0].cause, diagnosis.causes[1].cause} == {"python.gc", "host.contention"}
+
+
+def test_collections_of_unnamed_threads(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(rate=20, compute_faults=some("gc", 60.0), name_threads=False))
+    assert diagnosis.verdict == "python.gc"
+
+
+def test_collection_elsewhere_costs_nothing_where_nobody_waited(simulate: Simulate) -> None:
+    # GIVEN collections in another thread while compute ran on without the interpreter lock
+    record = simulate(rate=20)
+    begin = record.batches["h2d_end_ns"][:200] + 1_000_000
+    events = record.events
+    events["t_ns"], events["duration_ns"] = begin, np.full(200, 5_000_000)
+    events["thread"] = np.full(200, 4242)
+    for name in ("request", "batch_id"):
+        events[name] = np.full(200, -1)
+    events["kind"], events["detail"] = np.full(200, "gc", object), np.full(200, None, object)
+    assert entry(diagnose(record), "python.gc")[0] == pytest.approx(0.0, abs=0.05)
+
+
+def test_what_if_predicts_the_run_without_the_cause(simulate: Simulate) -> None:
+    faulty = diagnose(simulate(n=3000, rate=30, compute_faults=some("gc", 80.0, 3000, 60)))
+    healthy = diagnose(simulate(n=3000, rate=30))
+    predicted = next(c for c in faulty.causes if c.cause == "python.gc").whatif_ms["p99"]
+    assert faulty.latency_ms["p99"] > 2 * healthy.latency_ms["p99"]
+    assert predicted == pytest.approx(healthy.latency_ms["p99"], rel=0.1)
+
+
+def test_sentence_says_percentile_share_and_what(simulate: Simulate) -> None:
+    diagnosis = diagnose(simulate(rate=40, compute_faults=some("gc", 100.0)))
+    assert diagnosis.sentence.startswith("p99 is ")
+    assert "garbage collector" in diagnosis.sentence
+    assert f"{100 * diagnosis.causes[0].tail_share:.0f} % of the excess" in diagnosis.sentence
+
+
+def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> None:
+    # GIVEN requests handed over late while a collection in a prepare thread held the interpreter lock
+    late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
+    record = simulate(rate=20, dispatch=late)
+    at = np.array(sorted(late))
+    events = record.events
+    events["t_ns"], events["duration_ns"] = record.requests["arrival_ns"][at], np.full(30, 60_000_000)
+    events["thread"] = np.full(30, 4242)
+    for name in ("request", "batch_id"):
+        events[name] = np.full(30, -1)
+    events["kind"], events["detail"] = np.full(30, "gc", object), np.full(30, None, object)
+    # THEN the replay is not to blame, and its percentiles stand
+    diagnosis = diagnose(record)
+    assert diagnosis.verdict == "python.gc"
+    assert diagnosis.trustworthy

@@ -1,0 +1,301 @@
+"""The interpreter lock and the allocator: found where their evidence is whole, left alone where a part is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from latfix.profilers.causes.python.gil_waits import descheduled_ns, held_ns
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.units import Evidence, gather
+from latfix.results.diagnosis import CauseSummary, Diagnosis
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+
+Simulate = Callable[..., RunRecord]
+Chosen = npt.NDArray[np.int64]
+
+MS = 1_000_000
+MIB = 1 << 20
+PAGE = 4096
+STRUCK_MS = 25.0
+
+
+def struck(record: RunRecord, count: int = 12) -> Chosen:
+    return np.sort(
+        np.random.default_rng(7).choice(np.arange(20, len(record.requests["index"])), count, replace=False)
+    )
+
+
+def faults(kind: str, n: int = 600, count: int = 12) -> dict[int, tuple[str, float]]:
+    chosen = np.random.default_rng(7).choice(np.arange(20, n), count, replace=False)
+    return {int(k): (kind, STRUCK_MS) for k in chosen}
+
+
+def add_samples(record: RunRecord, series: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> RunRecord:
+    """The record with more sampled series: name → times in nanoseconds, values."""
+    old = record.samples
+    times = np.concatenate([old["t_ns"], *(t for t, _ in series.values())])
+    values = np.concatenate([old["value"], *(v for _, v in series.values())])
+    names = np.empty(len(times), object)
+    names[:] = [*old["series"], *(name for name, (t, _) in series.items() for _ in range(len(t)))]
+    order = np.argsort(times, kind="stable")
+    columns: Columns = {"t_ns": times[order], "series": names[order], "value": values[order]}
+    return replace(record, samples=columns)
+
+
+def probe(record: RunRecord, wait_ms: float, *, holder: str = "") -> RunRecord:
+    """Readings every 20 ms: ``wait_ms`` while a struck unit is under way, nothing otherwise."""
+    rows = record.requests
+    end = int(rows["arrival_ns"].max()) + 1_000 * MS
+    times = np.arange(0, end, 20 * MS, dtype=np.int64)
+    waits = np.full(len(times), 0.05 * MS)
+    for k in struck(record):
+        finished = rows["arrival_ns"][k] + rows["latency_ns"][k]
+        waits[(times > rows["arrival_ns"][k] - 20 * MS) & (times < finished)] = wait_ms * MS
+    series = {"gil.wait_ns": (times, waits), "gil.switch_interval_ns": (times[:1], np.array([5.0 * MS]))}
+    if holder:
+        series[f"thread.{holder}.cpu_ns"] = (times, np.cumsum(np.where(waits > MS, 18.0 * MS, 0.0)))
+        series["thread.MainThread.cpu_ns"] = (times, np.cumsum(np.full(len(times), 19.0 * MS)))
+    return add_samples(record, series)
+
+
+def waiting(record: RunRecord, part: str, *, switches: int, others_ms: float) -> RunRecord:
+    """Struck units switched so often, while the rest of the process ran for so long."""
+    rows, batches = dict(record.requests), dict(record.batches)
+    source = rows if part == "prepare" else batches
+    cpu = "process_cpu_ns" if part == "compute" else f"{part}_process_cpu_ns"
+    chosen = struck(record) if part == "prepare" else rows["batch_id"][struck(record)]
+    for name in (cpu, f"{part}_vcsw"):
+        source[name] = source[name].copy()
+    source[cpu] = source[f"{part}_cpu_ns"].copy()
+    source[cpu][chosen] += int(others_ms * MS)
+    source[f"{part}_vcsw"][chosen] = switches
+    return replace(record, requests=rows, batches=batches)
+
+
+def own(diagnosis: Diagnosis, cause: str) -> float:
+    return next((summary.own_ms for summary in diagnosis.causes if summary.cause == cause), 0.0)
+
+
+def charged_ms(diagnosis: Diagnosis, cause: str, record: RunRecord) -> float:
+    """What a cause was charged with on the struck requests' own path, the mean."""
+    ledger = diagnosis.ledger
+    rows = np.isin(ledger.request, struck(record))
+    return float(ledger.own_ns[ledger.causes.index(cause), rows].mean()) / MS
+
+
+def found(diagnosis: Diagnosis, cause: str) -> CauseSummary:
+    return next(summary for summary in diagnosis.causes if summary.cause == cause)
+
+
+@pytest.mark.parametrize("part", ["prepare", "compute"])
+def test_waits_for_the_lock_while_another_thread_runs(simulate: Simulate, part: str) -> None:
+    record = simulate(**{f"{part}_faults": faults("blocked")})
+    record = probe(waiting(record, part, switches=6, others_ms=STRUCK_MS), 5.0, holder="indexer")
+    diagnosis = diagnose(record)
+    assert diagnosis.verdict == "python.gil"
+    assert charged_ms(diagnosis, "python.gil", record) == pytest.approx(STRUCK_MS, rel=0.1)
+    sentence = found(diagnosis, "python.gil").evidence
+    assert "thread 'indexer'" in sentence and "MainThread" not in sentence
+    assert diagnosis.ledger.conservation_error_ns() == 0
+
+
+def test_a_long_sleep_in_prepare_is_outside_however_busy_the_rest_is(simulate: Simulate) -> None:
+    record = simulate(prepare_faults=faults("blocked"))
+    diagnosis = diagnose(probe(waiting(record, "prepare", switches=1, others_ms=STRUCK_MS), 0.1))
+    assert diagnosis.verdict == "external.dependency"
+    assert own(diagnosis, "python.gil") == 0
+
+
+def test_many_short_sleeps_are_outside_where_nobody_waits_for_the_lock(simulate: Simulate) -> None:
+    record = simulate(prepare_faults=faults("blocked"))
+    diagnosis = diagnose(probe(waiting(record, "prepare", switches=25, others_ms=STRUCK_MS), 0.15))
+    assert diagnosis.verdict == "external.dependency"
+    assert own(diagnosis, "python.gil") == 0
+
+
+def test_a_wait_while_no_other_thread_runs_is_not_for_the_lock(simulate: Simulate) -> None:
+    record = simulate(prepare_faults=faults("blocked"))
+    diagnosis = diagnose(probe(waiting(record, "prepare", switches=6, others_ms=0.2), 5.0))
+    assert diagnosis.verdict == "external.dependency"
+    assert own(diagnosis, "python.gil") < 0.05 * STRUCK_MS
+
+
+def test_a_lock_in_the_model_stays_unexplained(simulate: Simulate) -> None:
+    record = simulate(compute_faults=faults("blocked"))
+    diagnosis = diagnose(probe(waiting(record, "compute", switches=1, others_ms=0.1), 0.05))
+    assert own(diagnosis, "python.gil") == 0
+    assert charged_ms(diagnosis, "unexplained", record) == pytest.approx(STRUCK_MS, rel=0.1)
+
+
+def test_a_collection_in_another_thread_is_the_collectors(simulate: Simulate) -> None:
+    record = simulate(prepare_faults=faults("gc_elsewhere"))
+    diagnosis = diagnose(probe(waiting(record, "prepare", switches=6, others_ms=STRUCK_MS), 5.0))
+    assert diagnosis.verdict == "python.gc"
+    assert own(diagnosis, "python.gil") < 0.1 * STRUCK_MS
+
+
+def test_records_without_the_probe_never_name_the_lock(simulate: Simulate) -> None:
+    record = waiting(simulate(prepare_faults=faults("blocked")), "prepare", switches=6, others_ms=STRUCK_MS)
+    assert own(diagnose(record), "python.gil") == 0
+
+
+def grown(record: RunRecord, **bytes_: int) -> RunRecord:
+    """What the struck batches' compute changed in the process's memory; ``free_bytes`` in all batches."""
+    rows, batches = record.requests, dict(record.batches)
+    chosen = rows["batch_id"][struck(record)]
+    for name, value in bytes_.items():
+        column = batches[f"compute_{name}"].copy()
+        column[slice(None) if name == "free_bytes" else chosen] = value
+        batches[f"compute_{name}"] = column
+    return replace(record, batches=batches)
+
+
+def faulted_bytes() -> int:
+    """The simulator's faults cost 0.5 µs each."""
+    return int(STRUCK_MS * MS / 500) * PAGE
+
+
+def heap(record: RunRecord, free: float) -> RunRecord:
+    """A sampled heap with ``free`` bytes in its arenas from the middle of the run's first second on."""
+    times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
+    level = np.where(times >= 500 * MS, free, 1.0 * MIB)
+    return add_samples(record, {"malloc.free_bytes": (times, level), "malloc.arena_bytes": (times, 2 * level)})
+
+
+def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Simulate) -> None:
+    size = faulted_bytes()
+    record = grown(simulate(compute_faults=faults("faults")), arena_bytes=size, used_bytes=size, free_bytes=2 * MIB)
+    diagnosis = diagnose(heap(record, 2 * MIB))
+    assert diagnosis.verdict == "memory.allocator"
+    assert charged_ms(diagnosis, "memory.allocator", record) == pytest.approx(STRUCK_MS, rel=0.1)
+    assert f"{size / MIB:.3g} MiB" in found(diagnosis, "memory.allocator").evidence
+    assert own(diagnosis, "memory.page_faults") < 0.1 * own(diagnosis, "memory.allocator")
+
+
+def test_memory_that_the_heap_had_given_back_is_the_allocators_too(simulate: Simulate) -> None:
+    size = faulted_bytes()
+    record = simulate(compute_faults=faults("faults"))
+    record = grown(record, used_bytes=size, resident_bytes=size, free_bytes=2 * size)
+    assert diagnose(record).verdict == "memory.allocator"
+
+
+def test_faults_with_no_change_of_the_heap_are_page_faults(simulate: Simulate) -> None:
+    size = faulted_bytes()
+    record = simulate(compute_faults=faults("faults"))
+    # Memory that was mapped outside of the heap, or advised away and touched again.
+    record = grown(record, mapped_bytes=size, resident_bytes=size, free_bytes=2 * MIB)
+    diagnosis = diagnose(record)
+    assert diagnosis.verdict == "memory.page_faults"
+    assert own(diagnosis, "memory.allocator") == own(diagnosis, "memory.fragmentation") == 0
+
+
+def test_growth_of_a_quarter_of_the_faults_is_half_of_each(simulate: Simulate) -> None:
+    # A fresh page may fault twice: where it is read before it is written.
+    size = faulted_bytes() // 4
+    record = grown(simulate(compute_faults=faults("faults")), blocks_bytes=size, used_bytes=size, free_bytes=2 * MIB)
+    diagnosis = diagnose(record)
+    for cause in ("memory.allocator", "memory.page_faults"):
+        assert charged_ms(diagnosis, cause, record) == pytest.approx(STRUCK_MS / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_growth_beside_as_much_free_memory_is_fragmentation(simulate: Simulate, read: bool) -> None:
+    """Also where the heap has too many free chunks to be read for each unit, and only samples of it are known."""
+    size = faulted_bytes()
+    record = simulate(compute_faults=faults("faults"))
+    if read:
+        record = grown(record, arena_bytes=size, used_bytes=size, free_bytes=3 * size)
+        record = heap(record, 3.0 * size)
+    else:
+        record = grown(record, mapped_bytes=size)
+        times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
+        free = np.where(times >= 500 * MS, 3.0 * size, 0.0)
+        arena = np.arange(len(times)) * float(size)
+        series = {"malloc.free_bytes": (times, free), "malloc.arena_bytes": (times, arena)}
+        record = add_samples(record, series)
+    diagnosis = diagnose(record)
+    assert diagnosis.verdict == "memory.fragmentation"
+    assert charged_ms(diagnosis, "memory.fragmentation", record) > 0.9 * STRUCK_MS
+    assert own(diagnosis, "memory.allocator") == 0
+    assert diagnosis.ledger.conservation_error_ns() == 0
+
+
+def test_memory_that_was_free_all_along_is_no_fragmentation(simulate: Simulate) -> None:
+    size = faulted_bytes()
+    record = simulate(compute_faults=faults("faults"))
+    record = grown(record, arena_bytes=size, used_bytes=size, free_bytes=3 * size)
+    times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
+    record = add_samples(record, {"malloc.free_bytes": (times, np.full(len(times), 3.0 * size))})
+    assert diagnose(record).verdict == "memory.allocator"
+
+
+def test_a_mapped_block_beside_free_memory_is_no_fragmentation(simulate: Simulate) -> None:
+    size = faulted_bytes()
+    record = simulate(compute_faults=faults("faults"))
+    record = grown(record, blocks_bytes=size, used_bytes=size, free_bytes=3 * size)
+    assert own(diagnose(heap(record, 3.0 * size)), "memory.fragmentation") == 0
+
+
+def test_giving_memory_back_has_the_calibrated_price(simulate: Simulate) -> None:
+    record = simulate(compute_faults=faults("cpu"))
+    size = 100 * MIB
+    record = grown(record, arena_bytes=-size, used_bytes=-size, resident_bytes=-size, free_bytes=MIB)
+    cost = {"cost.unmapping_mib_ns": (np.zeros(1, np.int64), np.array([STRUCK_MS * MS / 100]))}
+    assert diagnose(add_samples(record, cost)).verdict == "memory.allocator"
+    cheap = {"cost.unmapping_mib_ns": (np.zeros(1, np.int64), np.array([1_000.0]))}
+    assert diagnose(add_samples(record, cheap)).verdict == "host.slowdown"
+
+
+def test_the_price_of_a_fault_is_said_with_its_interval(simulate: Simulate) -> None:
+    once = np.zeros(1, np.int64)
+    record = simulate(compute_faults=faults("faults"))
+    assert "calibrated here)" in found(diagnose(record), "memory.page_faults").evidence
+    ends = {
+        "cost.minor_fault_low_ns": (once, np.array([480.0])),
+        "cost.minor_fault_high_ns": (once, np.array([620.0])),
+    }
+    evidence = found(diagnose(add_samples(record, ends)), "memory.page_faults").evidence
+    assert "calibrated here: 480 to 620 ns)" in evidence
+
+
+class _Untouched:
+    """Nothing was claimed before."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._units = evidence.units
+
+    def cpu(self, unit: str) -> Chosen:
+        return self._units[unit].cpu
+
+    def runq(self, unit: str) -> Chosen:
+        return self._units[unit].runq
+
+    def blocked(self, unit: str) -> Chosen:
+        return self._units[unit].blocked
+
+    def cpu_excess(self, unit: str) -> Chosen:
+        excess = self._units[unit].cpu - self._units[unit].expected_cpu
+        return np.asarray(np.maximum(excess, 0), dtype=np.int64)
+
+
+def test_a_holder_without_a_core_is_a_wait_for_a_core_at_second_hand(simulate: Simulate) -> None:
+    record = simulate(prepare_faults=faults("blocked"))
+    record = probe(waiting(record, "prepare", switches=8, others_ms=10.0), 5.0)
+    times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
+    alone = gather(record)
+    waits = add_samples(record, {"thread.indexer.runq_ns": (times, np.arange(len(times)) * 200.0 * MS)})
+    ours = add_samples(record, {"thread.latfix-sampler.runq_ns": (times, np.arange(len(times)) * 200.0 * MS)})
+    contended = gather(waits)
+    rows = struck(record)
+    assert held_ns(contended, _Untouched(contended), "prepare")[rows] == pytest.approx(10.0 * MS, rel=0.05)
+    assert descheduled_ns(contended, _Untouched(contended), "prepare")[rows] == pytest.approx(15.0 * MS, rel=0.05)
+    assert not descheduled_ns(alone, _Untouched(alone), "prepare").any(), "nobody lacked a core"
+    evidence = gather(ours)
+    assert not descheduled_ns(evidence, _Untouched(evidence), "prepare").any(), "latfix's own threads hold no lock"

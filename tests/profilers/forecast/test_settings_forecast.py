@@ -1,0 +1,139 @@
+"""Forecasts against the service itself: the simulator is run again with the settings that were foretold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.forecast.settings_forecast import Forecast, Serving
+from latfix.run_record.run_record import RunRecord
+from latfix.statistics.latency_summary import summarize_ms
+
+Simulate = Callable[..., RunRecord]
+
+#: A service whose batches pay, whose inputs vary, and which is busy enough for queues.
+BUSY: dict[str, Any] = {"n": 1500, "rate": 70.0, "seed": 5, "max_batch": 4, "base": 6.0, "per_item": 0.05}
+
+
+def lengths(seed: int = 3, n: int = 1500) -> Any:
+    return (40 * np.random.default_rng(seed).lognormal(0, 0.7, n)).astype(np.int64) + 1
+
+
+def faults(kind: str, every: int = 40, ms: float = 60.0, n: int = 1500) -> dict[int, tuple[str, float]]:
+    return dict.fromkeys(range(7, n, every), (kind, ms))
+
+
+def changed(forecast: Forecast, **fields: Any) -> Serving:
+    return replace(forecast.serving, **fields)
+
+
+def off(forecast: Forecast, serving: Serving, actual: RunRecord) -> dict[str, float]:
+    """By how much mean and p99 were foretold wrong, as a share of what they then were."""
+    told, was = forecast.predicted_ms(serving), summarize_ms(actual.latencies_ns())
+    return {key: abs(told[key] / was[key] - 1.0) for key in ("mean", "p99")}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"max_batch": 1, "rate": 40.0},
+        {"max_batch": 1, "workers": 2},
+        {"max_batch": 4, "window": 5.0},
+        {"max_batch": 8, "window": 20.0, "rate": 40.0, "prepare_threads": 2},
+        {"max_batch": 4, "compute_faults": faults("gc")},
+        {"max_batch": 1, "rate": 40.0, "prepare_faults": faults("blocked")},
+    ],
+    ids=["alone", "two workers", "batches", "window", "collections", "a dependency"],
+)
+def test_what_ran_is_told_as_it_was(simulate: Simulate, plan: dict[str, Any]) -> None:
+    forecast = Forecast(simulate(**{**BUSY, "lengths": lengths(), **plan}))
+    assert forecast.error < 0.1
+    assert len(forecast.latencies(forecast.serving)) == 1500
+
+
+@pytest.mark.parametrize(
+    ("plan", "then"),
+    [
+        ({"window": 20.0, "rate": 40.0}, {"window": 0.0}),
+        ({}, {"max_batch": 1, "rate": 70.0}),
+        ({"max_batch": 1}, {"max_batch": 4}),
+        ({"max_batch": 1, "rate": 70.0}, {"workers": 2}),
+        ({"prepare": 10.0, "prepare_threads": 1}, {"prepare_threads": 2}),
+    ],
+    ids=["no window", "no batches", "batches", "a second worker", "a second prepare thread"],
+)
+def test_other_settings_are_foretold(simulate: Simulate, plan: dict[str, Any], then: dict[str, Any]) -> None:
+    # GIVEN a run, and the same requests served with other settings
+    before = {**BUSY, "lengths": lengths(), **plan}
+    forecast = Forecast(simulate(**before))
+    fields = {("window_ns" if name == "window" else name): value for name, value in then.items() if name != "rate"}
+    actual = simulate(**{**before, **then})
+    # THEN the forecast comes much nearer to it than what was measured before
+    wrong = off(forecast, changed(forecast, **fields), actual)
+    was = summarize_ms(actual.latencies_ns())
+    unchanged = {key: abs(forecast.measured[key] / was[key] - 1.0) for key in wrong}
+    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15, (wrong, unchanged)
+    assert wrong["mean"] < 0.5 * unchanged["mean"]
+
+
+def test_batches_by_length_are_foretold_to_pad_less(simulate: Simulate) -> None:
+    record = simulate(**{**BUSY, "rate": 90.0, "lengths": lengths()})
+    record.requests["bucket_length"][:] = record.requests["input_elements"]
+    forecast = Forecast(record)
+    ratio = forecast.ratios(
+        forecast.latencies(forecast.serving), forecast.latencies(changed(forecast, by_length=True))
+    )
+    assert ratio["mean"] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("gc", "python.gc"), ("faults", "memory.page_faults"), ("runq", "host.contention")]
+)
+def test_a_cause_taken_out_is_foretold(simulate: Simulate, kind: str, cause: str) -> None:
+    plan = {**BUSY, "rate": 50.0, "lengths": lengths()}
+    forecast = Forecast(simulate(**plan, compute_faults=faults(kind)))
+    wrong = off(forecast, changed(forecast, without=frozenset({cause})), simulate(**plan))
+    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
+
+
+def test_compute_that_is_halved_is_foretold(simulate: Simulate) -> None:
+    plan = {**BUSY, "lengths": lengths()}
+    forecast = Forecast(simulate(**plan))
+    halved = simulate(**{**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025})
+    wrong = off(forecast, changed(forecast, compute=(0.0, 0.5)), halved)
+    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
+
+
+def test_half_the_compute_waits_half_as_long_for_a_core(simulate: Simulate) -> None:
+    plan = {**BUSY, "rate": 50.0, "lengths": lengths()}
+    forecast = Forecast(simulate(**plan, compute_faults=faults("runq", every=10)))
+    less = {**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025}
+    halved = simulate(**less, compute_faults=faults("runq", every=10, ms=30.0))
+    wrong = off(forecast, changed(forecast, compute=(0.0, 0.5)), halved)
+    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
+
+
+def test_policy_s_causes_are_not_taken_out_of_requests(simulate: Simulate) -> None:
+    """Padding goes when batches are formed otherwise; a forecast that subtracts it, too, would count it twice."""
+    forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
+    same = forecast.latencies(changed(forecast, without=frozenset({"batching.padding", "input.size"})))
+    assert np.array_equal(same, forecast.latencies(forecast.serving))
+
+
+def test_stretches_are_served_on_their_own(simulate: Simulate) -> None:
+    record = simulate(**{**BUSY, "lengths": lengths()})
+    forecast = Forecast(record)
+    bounds = [(2e9, 4e9), (8e9, 9e9)]
+    arrival = record.requests["arrival_ns"]
+    inside = sum(int(np.count_nonzero((arrival >= begin) & (arrival < end))) for begin, end in bounds)
+    assert len(forecast.latencies(forecast.serving, bounds)) == inside > 50
+
+
+def test_a_run_without_requests_foretells_nothing(simulate: Simulate) -> None:
+    forecast = Forecast(simulate(n=0))
+    assert len(forecast.latencies(forecast.serving)) == 0
+    assert forecast.predicted_ms(forecast.serving)["p99"] == 0.0

@@ -1,0 +1,451 @@
+"""The allocator's counters by batch, its largest free block, and what calls of the device cost; on a device that is
+none: the laboratory's model of the allocator, which tells what torch's tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from latfix.profilers.calibration.gpu_memory_calls import (
+    CudaCalls,
+    CudaPages,
+    device_costs,
+    expandable,
+    flat,
+    measure_calls,
+)
+from latfix.profilers.gpu.allocator_counters import (
+    AllocatorCounters,
+    BatchCounters,
+    Inside,
+    cuda_counters,
+    cuda_reader,
+    from_nested,
+)
+from latfix.profilers.gpu.free_block_probe import MOST_BLOCKS, FreeBlocksReader, free_blocks_reader
+from latfix.profilers.probes.stage_recorder import StageRecorder
+
+_MIB = 1 << 20
+
+
+def _row(recorder: StageRecorder, batch: int) -> dict[str, int]:
+    mine = [name for name in recorder.batch if name.startswith(("alloc_", "device_")) and name != "device_ns"]
+    return {name: recorder.batch[name][batch] for name in mine}
+
+
+def _counting(device: Any) -> BatchCounters:
+    found = BatchCounters.of(lambda: from_nested(device.stats()), device.clock)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_done_between_batches_is_no_batch_s(fake_cuda: Any, beside: bool) -> None:
+    """Beside a batch it cannot be told from what that one does: nothing of the batch's is lost."""
+    device = fake_cuda(100 * _MIB)
+    recorder, counters = StageRecorder(2), _counting(device)
+    held = []
+    if beside:
+        counters.enter()
+        held.append(device.allocate(12 * _MIB))
+    with counters.aside():
+        held.append(device.allocate(30 * _MIB))
+        assert counters.idle(lambda: True) is None, "nobody reads meanwhile"
+    if not beside:
+        counters.enter()
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    assert _row(recorder, 0)["device_allocs"] == (2 if beside else 0)
+    assert counters.idle(lambda: True)
+
+
+def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
+    device = fake_cuda(100 * _MIB)
+    recorder = StageRecorder(4)
+    model = device.allocate(12 * _MIB)
+    counters = _counting(device)
+    assert counters.first.reserved_bytes == 12 * _MIB
+    whole = device.allocate(60 * _MIB)
+    counters.note(recorder.batch, 0)
+    del whole
+    small = device.allocate(20 * _MIB)  # out of the sixty, which stay split
+    counters.note(recorder.batch, 1)
+    with pytest.raises(device.refused):
+        device.allocate(70 * _MIB)
+    counters.note(recorder.batch, 2)
+    assert _row(recorder, 0) == {
+        "device_read": 1,
+        "alloc_retries": 0,
+        "alloc_syncs": 0,
+        "device_allocs": 1,
+        "device_frees": 0,
+        "device_taken_bytes": 60 * _MIB,
+        "device_given_bytes": 0,
+        "device_reserved_bytes": 72 * _MIB,
+        "device_allocated_bytes": 72 * _MIB,
+        "device_pieces_bytes": 0,
+    }
+    assert _row(recorder, 1)["device_allocs"] == 0 and _row(recorder, 1)["device_pieces_bytes"] == 40 * _MIB
+    assert _row(recorder, 2)["alloc_retries"] == 1 and counters.latest.retries == 1
+    del small, model
+
+
+def test_a_retry_gives_back_what_is_free_as_a_whole(fake_cuda: Any) -> None:
+    device = fake_cuda(100 * _MIB)
+    recorder, counters = StageRecorder(4), _counting(device)
+    held = [device.allocate(30 * _MIB) for _ in range(3)]
+    counters.note(recorder.batch, 0)
+    held.clear()
+    kept = device.allocate(80 * _MIB)
+    counters.note(recorder.batch, 1)
+    row = _row(recorder, 1)
+    assert (row["alloc_retries"], row["device_allocs"], row["device_frees"]) == (1, 1, 3)
+    assert (row["device_taken_bytes"], row["device_given_bytes"]) == (80 * _MIB, 90 * _MIB)
+    del kept
+
+
+def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None:
+    device = fake_cuda()
+    recorder, reads = StageRecorder(8), []
+
+    def slow() -> AllocatorCounters | None:
+        reads.append(device.now)
+        device.now += 50_000
+        return from_nested(device.stats())
+
+    counters = BatchCounters.of(slow, device.clock)
+    assert counters is not None
+    counters.note(recorder.batch, 0)
+    for batch, later in ((1, 1_000_000), (2, 10_000_000), (3, 2_000_000)):
+        device.now += later
+        block = device.allocate((20 + 20 * batch) * _MIB)
+        counters.note(recorder.batch, batch)
+        del block
+    # Read at the first and, ten milliseconds and more later, at the third, which has the second's calls, too.
+    assert [recorder.batch["device_read"][k] for k in range(4)] == [1, 0, 1, 0]
+    assert recorder.batch["device_allocs"][1] == 0 and recorder.batch["device_allocs"][2] == 2
+    assert (counters.reads, counters.cost_ns) == (2, 100_000)
+    assert counters.cost_ns <= 0.01 * device.now
+
+
+def test_what_is_reserved_ahead_is_of_no_batch(fake_cuda: Any) -> None:
+    device = fake_cuda()
+    recorder, counters = StageRecorder(4), _counting(device)
+    ahead = device.allocate(300 * _MIB)
+    counters.skip()
+    counters.note(recorder.batch, 0)
+    assert _row(recorder, 0)["device_allocs"] == 0 and _row(recorder, 0)["device_reserved_bytes"] == 300 * _MIB
+    assert counters.first.reserved_bytes == 0
+    del ahead
+
+
+def test_nothing_is_read_while_another_worker_is_at_a_batch(fake_cuda: Any) -> None:
+    """It might be in a call of the driver, with the allocator's lock, which a reading would wait for."""
+    device = fake_cuda()
+    recorder, counters = StageRecorder(4), _counting(device)
+    counters.enter()
+    counters.enter()
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    counters.note(recorder.batch, 1)
+    counters.leave()
+    assert [recorder.batch["device_read"][k] for k in range(2)] == [0, 1]
+
+
+def test_a_service_on_the_host_counts_nothing() -> None:
+    assert cuda_counters("cpu") is None and BatchCounters.of(None) is None
+    assert cuda_reader("cpu") is None and free_blocks_reader("cpu") is None and device_costs("cpu") == {}
+    assert from_nested({}) is None, "before the device's first use"
+    assert BatchCounters.of(lambda: from_nested({})) is None
+
+
+def _segment(*blocks: tuple[int, str]) -> dict[str, Any]:
+    return {"device": 0, "blocks": [{"size": size * _MIB, "state": state} for size, state in blocks]}
+
+
+def test_the_largest_free_block() -> None:
+    segments = [
+        _segment((30, "active_allocated"), (12, "inactive"), (3, "inactive")),
+        _segment((40, "active_awaiting_free")),
+    ]
+    reader = FreeBlocksReader(lambda: segments, lambda: 4)
+    assert reader.poll() == {"cuda.largest_free_block_bytes": 12 * _MIB, "cuda.free_blocks": 2}
+
+
+def test_many_blocks_are_listed_seldom_or_never() -> None:
+    clock, listed, count = [0], [0], [4]
+
+    def segments() -> list[dict[str, Any]]:
+        listed[0] += 1
+        clock[0] += 10_000_000
+        return [_segment((1, "inactive"))]
+
+    reader = FreeBlocksReader(segments, lambda: count[0], lambda: clock[0])
+    assert reader.poll()
+    clock[0] += 4_000_000_000
+    assert reader.poll() == {} and listed[0] == 1, "ten milliseconds are followed by five seconds of rest"
+    clock[0] += 2_000_000_000
+    assert reader.poll() and listed[0] == 2
+    clock[0] += 60_000_000_000
+    count[0] = MOST_BLOCKS + 1
+    assert reader.poll() == {} and listed[0] == 2
+
+
+def test_calls_are_priced_each_and_by_size(fake_cuda: Any) -> None:
+    device = fake_cuda(4 << 30)
+    costs = measure_calls(device, device.clock)
+    assert costs["device_malloc"].value == pytest.approx(device.MALLOC_NS)
+    assert costs["device_malloc_mib"].value == pytest.approx(device.MIB_NS)
+    assert costs["device_free"].value == pytest.approx(device.FREE_NS)
+    assert costs["device_free_mib"].value == pytest.approx(device.MIB_NS)
+    told = flat(costs)
+    assert told["device_malloc_low_ns"] <= told["device_malloc_ns"] <= told["device_malloc_high_ns"]
+    assert device.memory() == (4 << 30, 4 << 30), "all of it was given back"
+
+
+def test_a_device_that_is_nearly_full_is_left_alone(fake_cuda: Any) -> None:
+    device = fake_cuda(4 << 30, others=3584 * _MIB)
+    assert measure_calls(device, device.clock) == {} and device.now == 0
+
+
+def test_a_device_that_refuses_in_between_has_no_price(fake_cuda: Any) -> None:
+    device = fake_cuda(4 << 30)
+    taken = []
+
+    class Neighbor(fake_cuda):  # type: ignore[misc]
+        """Somebody takes the rest while it is measured."""
+
+        def malloc(self, size: int) -> int:
+            taken.append(size)
+            return 0 if len(taken) > 5 else int(super().malloc(size))
+
+    assert measure_calls(Neighbor(4 << 30), device.clock) == {}
+
+
+def test_pages_of_expandable_segments_have_another_price() -> None:
+    assert expandable("max_split_size_mb:64, expandable_segments:True")
+    assert not expandable("expandable_segments:False")
+    assert CudaCalls.open("cpu") is None and CudaPages.open("cpu") is None
+
+
+class _Runtime:
+    """CUDA's runtime, as far as it tells of memory."""
+
+    def __init__(self) -> None:
+        self.device = 0
+
+    def cudaGetDevice(self, device: Any) -> int:
+        device._obj.value = self.device
+        return 0
+
+    def cudaSetDevice(self, device: int) -> int:
+        self.device = device
+        return 0
+
+    def cudaMemGetInfo(self, left: Any, total: Any) -> int:
+        left._obj.value = total._obj.value = 8 << 30
+        return 0
+
+    def cudaDeviceSynchronize(self) -> int:
+        return 0
+
+
+class _Driver:
+    """CUDA's driver, as far as it makes pages; each call takes its time.
+
+    :param most: pages that it gives; ``places`` where it maps them.
+    """
+
+    def __init__(self, most: int = 1_000, places: int = 1_000) -> None:
+        self.now, self.most, self.places = 0, most, places
+        self.created: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self.open: list[tuple[int, int]] = []
+        self.ranges: list[int] = []
+
+    def cuMemAddressReserve(self, start: Any, size: int, *_: int) -> int:
+        start._obj.value = 1 << 40
+        self.ranges.append(size)
+        return 0
+
+    def cuMemAddressFree(self, start: int, size: int) -> int:
+        assert start == 1 << 40
+        self.ranges.remove(size)
+        return 0
+
+    def cuMemCreate(self, handle: Any, size: int, wanted: Any, _: int) -> int:
+        assert (wanted._obj.location.id, wanted._obj.type) == (1, 1)
+        if len(self.created) >= self.most:
+            return 2
+        self.now += 30_000
+        handle._obj.value = 7 + len(self.created)
+        self.created[handle._obj.value] = size
+        return 0
+
+    def cuMemMap(self, start: int, size: int, _: int, handle: int, __: int) -> int:
+        assert self.created[handle] == size
+        if len(self.mapped) >= self.places:
+            return 2
+        self.mapped[start] = size
+        return 0
+
+    def cuMemSetAccess(self, start: int, size: int, *_: Any) -> int:
+        assert sum(self.mapped.values()) == size
+        self.now += 50_000
+        self.open.append((start, size))
+        return 0
+
+    def cuMemUnmap(self, start: int, _: int) -> int:
+        self.now += 20_000
+        return 0 if self.mapped.pop(start, 0) else 1
+
+    def cuMemRelease(self, handle: int) -> int:
+        del self.created[handle]
+        return 0
+
+
+def test_pages_are_priced_by_what_mapping_them_takes() -> None:
+    driver, runtime = _Driver(), _Runtime()
+    pages: Any = CudaPages(runtime, 1, driver)  # type: ignore[arg-type]
+    with pages:
+        assert runtime.device == 1
+        costs = measure_calls(pages, lambda: driver.now)
+    assert runtime.device == 0 and not (driver.created or driver.mapped or driver.ranges), "all of it was given back"
+    assert set(driver.open) == {(1 << 40, 2 * _MIB), (1 << 40, 120 * _MIB)}
+    # One page of two MiB, and six of twenty.
+    each_mib = 5 * 30_000 / 118
+    assert costs["device_malloc_mib"].value == pytest.approx(each_mib)
+    assert costs["device_malloc"].value == pytest.approx(80_000 - 2 * each_mib)
+    assert costs["device_free_mib"].value == pytest.approx(5 * 20_000 / 118)
+
+
+@pytest.mark.parametrize("driver", [_Driver(most=4), _Driver(places=4)])
+def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind(driver: _Driver) -> None:
+    pages: Any = CudaPages(_Runtime(), 1, driver)  # type: ignore[arg-type]
+    with pages:
+        assert measure_calls(pages, lambda: driver.now) == {}
+        assert not (driver.created or driver.mapped)
+
+
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_an_allocator_that_lists_no_blocks_is_not_asked_to(torch_on: Any, fake_cuda: Any, backend: str) -> None:
+    """It raises: a thread of the sampler would die of it, and the run with it."""
+    told = torch_on(fake_cuda(), backend=backend)
+    assert free_blocks_reader("cuda:0") is None
+    read, counters = cuda_reader("cuda:0"), cuda_counters("cuda:0")
+    if backend == "pluggable":
+        assert read is None and counters is None and told.asked == []
+    else:
+        assert read is not None and read()["cuda.reserved_bytes"] == 0
+        assert BatchCounters.of(counters) is not None
+
+
+def test_a_list_without_cost_is_made_every_few_seconds() -> None:
+    clock = [0]
+    reader = FreeBlocksReader(lambda: [_segment((1, "inactive"))], lambda: 4, lambda: clock[0])
+    assert reader.poll()
+    clock[0] += 4_900_000_000
+    assert reader.poll() == {}
+    clock[0] += 200_000_000
+    assert reader.poll()
+
+
+def test_blocks_are_listed_between_batches() -> None:
+    """A worker may be in a call of the driver, with the lock that the listing waits for under the interpreter's."""
+    listed: list[int] = []
+    inside = Inside()
+
+    def segments() -> list[dict[str, Any]]:
+        listed.append(1)
+        return [_segment((1, "inactive"))]
+
+    reader = FreeBlocksReader(segments, lambda: 4, inside=inside)
+    inside.enter()
+    assert reader.poll() == {} and listed == []
+    inside.leave()
+    assert reader.poll() and listed == [1]
+
+
+def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
+    """A listing is of all devices, whichever one is asked for."""
+    few, many = fake_cuda(), fake_cuda(64 << 30)
+    torch_on(few, many)
+    free = few.allocate(30 * _MIB)
+    del free
+    read = free_blocks_reader("cuda:0")
+    assert read is not None and read()["cuda.largest_free_block_bytes"] == 30 * _MIB
+    held = [many.allocate(512) for _ in range(MOST_BLOCKS + 1)]
+    again = free_blocks_reader("cuda:0")
+    assert again is not None and again() == {}
+    del held
+
+
+def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, fake_cuda: Any) -> None:
+    device = fake_cuda()
+    told = torch_on(device)
+    recorder = StageRecorder(4)
+    counters = BatchCounters.of(cuda_counters("cuda:0"), device.clock)
+    assert counters is not None
+    read = cuda_reader("cuda:0", counters)
+    assert read is not None
+    counters.enter()
+    held = device.allocate(30 * _MIB)
+    counters.note(recorder.batch, 0)
+    counters.leave()
+    counters.enter()
+    asked = len(told.asked)
+    assert read()["cuda.reserved_bytes"] == 30 * _MIB and len(told.asked) == asked, "nobody was asked for it"
+    more = device.allocate(40 * _MIB)
+    counters.leave()  # it failed, and nothing was read at its end
+    counters.enter()
+    assert read() == {} and len(told.asked) == asked, "the last reading lacks what that one did"
+    counters.leave()
+    assert read()["cuda.reserved_bytes"] == 70 * _MIB
+    del held, more
+
+
+def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fake_cuda: Any) -> None:
+    device = fake_cuda()
+    told = torch_on(device)
+    recorder = StageRecorder(4)
+
+    def slow() -> AllocatorCounters | None:
+        device.now += 50_000
+        return from_nested(device.stats())
+
+    counters = BatchCounters.of(slow, device.clock)
+    assert counters is not None
+    read = cuda_reader("cuda:0", counters)
+    assert read is not None
+    for batch in range(2):
+        counters.enter()
+        held = device.allocate(30 * (batch + 1) * _MIB)
+        counters.note(recorder.batch, batch)
+        counters.leave()
+        del held
+    assert [recorder.batch["device_read"][k] for k in range(2)] == [1, 0] and told.asked == []
+    assert read()["cuda.device_allocs"] == 2 and told.asked == ["getDeviceStats"]
+    device.now += 100_000_000
+    counters.enter()  # its members are run one by one, and only the first is read
+    for batch in (2, 3):
+        held = device.allocate(30 * (batch + 1) * _MIB)
+        counters.note(recorder.batch, batch)
+        del held
+    counters.leave()
+    assert [recorder.batch["device_read"][k] for k in (2, 3)] == [1, 0]
+    counters.enter()
+    assert read() == {}
+
+
+def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:
+    told = torch_on(fake_cuda(), fake_cuda())
+    inside = Inside()
+    read = cuda_reader("cuda:1", inside)
+    assert read is not None and read()
+    inside.enter()
+    inside.note({}, 0)
+    assert read() == {} and told.asked == ["getDeviceStats"]
+    inside.leave()
+    inside.skip()
+    assert read() and (inside.reads, inside.cost_ns) == (0, 0)

@@ -1,0 +1,399 @@
+"""NVML through recorded sessions: what is read, what grew, and what a device does not tell.
+
+No GPU was at hand when these were written: the sessions are made by hand, of the shapes that NVML's structures have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml, ReplayedNvml, plain
+
+Session = Callable[[Sequence[Mapping[str, Any]]], ReplayedNvml]
+_PID = 4711
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """A session of calls with their answers, as a recording holds them."""
+
+    def make(entries: Sequence[Mapping[str, Any]]) -> ReplayedNvml:
+        path = tmp_path / "session.jsonl"
+        lines = [json.dumps({"t_ns": 0, "took_ns": 0, "arguments": [0], **entry}) for entry in entries]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return ReplayedNvml(path)
+
+    return make
+
+
+def _answers(call: str, *answers: Any, arguments: Sequence[int] = (0,)) -> list[dict[str, Any]]:
+    return [{"call": call, "arguments": list(arguments), "answer": answer} for answer in answers]
+
+
+def test_a_poll_reads_load_clocks_and_memory(session: Session) -> None:
+    calls = session(
+        [
+            *_answers("DeviceGetUtilizationRates", {"gpu": 73, "memory": 41}),
+            *_answers("DeviceGetMemoryInfo", {"total": 1000, "free": 400, "used": 600}),
+            *_answers("DeviceGetPowerUsage", 412_500),
+            *_answers("DeviceGetTemperature", 61, arguments=(0, 0)),
+            *_answers("DeviceGetClockInfo", 1980, arguments=(0, 1)),
+            *_answers("DeviceGetClockInfo", 3201, arguments=(0, 2)),
+            *_answers("DeviceGetCurrentClocksEventReasons", 4),
+            *_answers("DeviceGetCurrPcieLinkGeneration", 5),
+            *_answers("DeviceGetCurrPcieLinkWidth", 16),
+        ]
+    )
+    assert Nvml(calls, pid=_PID).read() == {
+        "nvml.gpu_util": 73.0,
+        "nvml.memory_util": 41.0,
+        "nvml.memory_used_bytes": 600.0,
+        "nvml.memory_total_bytes": 1000.0,
+        "nvml.power_w": 412.5,
+        "nvml.temperature_c": 61.0,
+        "nvml.sm_clock_mhz": 1980.0,
+        "nvml.mem_clock_mhz": 3201.0,
+        "nvml.clock_event_reasons": 4.0,
+        "nvml.pcie_generation": 5.0,
+        "nvml.pcie_width": 16.0,
+    }
+
+
+def test_counters_are_given_as_what_they_grew_by(session: Session) -> None:
+    calls = session(
+        [
+            *_answers("DeviceGetPcieReplayCounter", 7, 7, 9),
+            *[
+                {"call": "DeviceGetViolationStatus", "arguments": [0, 0], "answer": {"violationTime": ns}}
+                for ns in (5_000, 65_000, 65_000)
+            ],
+            *_answers("DeviceGetTotalEccErrors", 2, 3, 3, arguments=(0, 0, 0)),
+        ]
+    )
+    reader = Nvml(calls, pid=_PID)
+    assert reader.read() == {}, "the first reading is where they start"
+    assert reader.read() == {"nvml.violation_power_ns": 60_000.0, "nvml.pcie_replays": 0.0, "nvml.ecc_corrected": 1.0}
+    assert reader.read()["nvml.pcie_replays"] == 2.0
+
+
+def test_a_counter_that_starts_anew_does_not_shrink(session: Session) -> None:
+    reader = Nvml(session(_answers("DeviceGetPcieReplayCounter", 7, 1)), pid=_PID)
+    reader.read()
+    assert reader.read() == {"nvml.pcie_replays": 0.0}
+
+
+def test_the_older_name_of_the_clock_reasons(session: Session) -> None:
+    calls = session(_answers("DeviceGetCurrentClocksThrottleReasons", 0x40))
+    assert Nvml(calls, pid=_PID).read() == {"nvml.clock_event_reasons": 64.0}
+
+
+def test_own_and_other_processes(session: Session) -> None:
+    processes = [{"pid": _PID, "usedGpuMemory": 100}, {"pid": 9, "usedGpuMemory": 30}]
+    samples = [
+        {"pid": _PID, "timeStamp": 1_700_000_000_000_000, "smUtil": 60},
+        {"pid": 9, "timeStamp": 1_700_000_000_000_500, "smUtil": 25},
+        {"pid": 12, "timeStamp": 1_700_000_000_000_400, "smUtil": 99},
+    ]
+    calls = session(
+        [
+            *_answers("DeviceGetComputeRunningProcesses", processes),
+            *_answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)),
+        ]
+    )
+    reader = Nvml(calls, pid=_PID)
+    wanted = {
+        "nvml.processes": 2.0,
+        "nvml.memory_own_bytes": 100.0,
+        "nvml.memory_others_bytes": 30.0,
+        "nvml.own_sm_util": 60.0,
+        "nvml.others_sm_util": 25.0,
+    }
+    assert reader.read() == wanted, "one that has ended does not count"
+    assert reader.read() == wanted, "asked for samples since the last one, which a replay answers all the same"
+
+
+def test_in_a_container_nobody_is_taken_for_another(session: Session) -> None:
+    """The driver names processes by the host's numbers, which this one does not know of itself."""
+    processes = [{"pid": 90_001, "usedGpuMemory": 100}, {"pid": 90_002, "usedGpuMemory": None}]
+    assert Nvml(session(_answers("DeviceGetComputeRunningProcesses", processes)), pid=_PID).read() == {
+        "nvml.processes": 2.0
+    }
+
+
+def test_in_a_container_a_memory_of_nothing_is_none_told(session: Session) -> None:
+    """This process's number may be its own there, and its memory still unknown."""
+    processes = [{"pid": _PID, "usedGpuMemory": 0}, {"pid": 9, "usedGpuMemory": 0}]
+    samples = [{"pid": 90_001, "timeStamp": 1_700_000_000_000_000, "smUtil": 60}]
+    calls = session(
+        [
+            *_answers("DeviceGetComputeRunningProcesses", processes),
+            *_answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)),
+        ]
+    )
+    assert Nvml(calls, pid=_PID).read() == {"nvml.processes": 2.0}
+
+
+class _Sampled:
+    """Samples of utilization as a driver gives them: at times of their own, from the one that is asked for on."""
+
+    def __init__(self, *polls: Sequence[tuple[int, int, int]]) -> None:
+        self._polls = iter(polls)
+        self.since: list[int] = []
+
+    def ask(self, function: str, *arguments: int) -> Any:
+        if function == "DeviceGetComputeRunningProcesses":
+            return [{"pid": pid, "usedGpuMemory": None} for pid in (_PID, 9)]
+        if function != "DeviceGetProcessUtilization":
+            raise NvmlRefused(3, "Not Supported")
+        self.since.append(arguments[1])
+        there = [{"pid": pid, "timeStamp": at, "smUtil": util} for pid, at, util in next(self._polls)]
+        return [one for one in there if int(one["timeStamp"]) > arguments[1]]
+
+    def close(self) -> None: ...
+
+
+def _util(reader: Nvml) -> tuple[float, float]:
+    found = reader.read()
+    return found["nvml.own_sm_util"], found["nvml.others_sm_util"]
+
+
+def test_a_process_whose_samples_come_later_is_not_missed() -> None:
+    """Each process has times of its own: one that lies behind the newest of another was never asked for."""
+    second, start = 1_000_000, 1_700_000_000_000_000
+    calls = _Sampled(
+        [(_PID, start + 2 * second, 50), (9, start + second, 40)],
+        [(_PID, start + 3 * second, 55), (9, start + 2 * second - 1, 42)],
+        [(_PID, start + 4 * second, 60)],
+        [(_PID, start + 5 * second, 65)],
+    )
+    reader = Nvml(calls, pid=_PID)
+    assert [_util(reader) for _ in range(4)] == [(50, 40), (55, 42), (60, 42), (65, 0)], "it holds for three seconds"
+    assert calls.since == [0, start, start + second, start + 2 * second]
+
+
+def test_a_share_beyond_all_is_no_share() -> None:
+    """Drivers give some samples by the thousand per cent."""
+    start = 1_700_000_000_000_000
+    calls = _Sampled(
+        [(_PID, start, 50), (9, start, 30)],
+        [(_PID, start + 1000, 60), (9, start + 1000, 4_294)],
+        [(_PID, start + 2000, 250), (9, start + 2000, 100)],
+    )
+    reader = Nvml(calls, pid=_PID)
+    assert [_util(reader) for _ in range(3)] == [(50, 30), (60, 30), (60, 100)]
+
+
+def test_the_performance_monitor(session: Session) -> None:
+    numbers = (0, 2, 3, 5, 10)
+    calls = session(_answers("GpmMetrics", {}, {"2": 71.5, "10": 33.0}, arguments=numbers))
+    reader = Nvml(calls, pid=_PID)
+    assert reader.read() == {}, "there is nothing to compare the first sample with"
+    assert reader.read() == {"nvml.gpm_sm_util": 71.5, "nvml.gpm_dram_util": 33.0}
+
+
+class _Counting:
+    def __init__(self, code: int) -> None:
+        self.asked: list[str] = []
+        self._code = code
+
+    def ask(self, function: str, *_arguments: int) -> Any:
+        self.asked.append(function)
+        raise NvmlRefused(self._code, "no")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def test_what_is_not_supported_is_asked_once() -> None:
+    calls = _Counting(3)
+    reader = Nvml(calls, pid=_PID)
+    reader.read()
+    first = len(calls.asked)
+    reader.read()
+    assert first > 10 and len(calls.asked) == first
+
+
+def test_what_fails_for_the_moment_is_asked_again() -> None:
+    calls = _Counting(999)
+    reader = Nvml(calls, pid=_PID)
+    reader.read()
+    first = len(calls.asked)
+    assert reader.read() == {} and len(calls.asked) > first
+
+
+def test_pcie_throughput_takes_long_and_is_read_seldom(session: Session) -> None:
+    calls = session(
+        [
+            *_answers("DeviceGetPcieThroughput", 10, arguments=(0, 0)),
+            *_answers("DeviceGetPcieThroughput", 20, arguments=(0, 1)),
+        ]
+    )
+    reader = Nvml(calls, pid=_PID)
+    read = [reader.read() for _ in range(6)]
+    assert read[0] == read[5] == {"nvml.pcie_sent_bytes_per_s": 10_240.0, "nvml.pcie_received_bytes_per_s": 20_480.0}
+    assert read[1] == {}
+
+
+class _Structure(ctypes.Structure):
+    _fields_ = (("busId", ctypes.c_char * 8), ("domain", ctypes.c_uint))
+
+
+def test_what_is_recorded_is_answered_again(tmp_path: Path) -> None:
+    class Live:
+        def ask(self, function: str, *_arguments: int) -> Any:
+            if function == "DeviceGetFanSpeed":
+                raise NvmlRefused(3, "Not Supported")
+            return plain({"DeviceGetPciInfo": _Structure(b"0000:01", 7), "DeviceGetName": b"H"}[function])
+
+        def close(self) -> None: ...
+
+    file = io.StringIO()
+    ticks = iter(range(0, 1000, 5))
+    live: NvmlCalls = RecordingNvml(Live(), file, clock=lambda: next(ticks))
+    answers = [live.ask("DeviceGetPciInfo", 0), live.ask("DeviceGetName", 0)]
+    with pytest.raises(NvmlRefused):
+        live.ask("DeviceGetFanSpeed", 0)
+    assert answers == [{"busId": "0000:01", "domain": 7}, "H"]
+    (tmp_path / "session.jsonl").write_text(file.getvalue())
+    assert all(json.loads(line)["took_ns"] == 5 for line in file.getvalue().splitlines())
+    again = ReplayedNvml(tmp_path / "session.jsonl")
+    assert [again.ask("DeviceGetPciInfo", 0), again.ask("DeviceGetName", 0)] == answers
+    with pytest.raises(NvmlRefused) as refused:
+        again.ask("DeviceGetFanSpeed", 0)
+    assert refused.value.code == 3
+
+
+class _Error(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"error {value}")
+        self.value = value
+
+
+def _library(**functions: Any) -> Any:
+    """A module as pynvml is one, without a driver."""
+    module = ModuleType("pynvml")
+    defaults = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "NVMLError": _Error}
+    for name, function in {**defaults, **functions}.items():
+        setattr(module, name, function)
+    return module
+
+
+def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch calls device 0 need not be NVML's first."""
+    library = _library(
+        nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
+        nvmlDeviceGetHandleByUUID=lambda uuid: f"uuid {uuid}",
+        nvmlDeviceGetName=lambda handle: handle,
+    )
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    assert LiveNvml().ask("DeviceGetName", 1) == "index 1"
+    assert LiveNvml({1: "GPU-7"}).ask("DeviceGetName", 1) == "uuid GPU-7"
+    assert Nvml.open(0, uuid="GPU-7")[1] == "NVML: uuid GPU-7"
+
+
+def test_refusals_have_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise _Error(4)
+
+    monkeypatch.setitem(
+        __import__("sys").modules, "pynvml", _library(nvmlDeviceGetHandleByIndex=refuse, nvmlDeviceGetName=str)
+    )
+    with pytest.raises(NvmlRefused) as refused:
+        LiveNvml().ask("DeviceGetName", 0)
+    assert refused.value.code == 4
+    with pytest.raises(NvmlRefused) as unknown:
+        LiveNvml().ask("DeviceGetNothing", 0)
+    assert unknown.value.code == 13
+
+
+class _Mismatch(Exception):
+    """As pynvml's ``NVMLLibraryMismatchError``: none of its errors."""
+
+
+def test_a_function_that_the_driver_has_in_an_older_version_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mismatch(*_: object) -> None:
+        raise _Mismatch("use a versioned function")
+
+    library = _library(
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=mismatch,
+        NVMLLibraryMismatchError=_Mismatch,
+    )
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    with pytest.raises(NvmlRefused) as refused:
+        LiveNvml().ask("DeviceGetComputeRunningProcesses", 0)
+    assert refused.value.code == 13
+
+
+def test_a_device_that_was_lost_does_not_take_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise _Error(15)
+
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", _library(nvmlShutdown=lost, nvmlGpmSampleFree=lost))
+    live = LiveNvml()
+    live._gpm[0] = "sample"
+    live.close()
+    assert not live._gpm
+
+
+@pytest.mark.parametrize(("code", "found"), [(6, "MIG-7"), (4, "")])
+def test_an_instance_of_a_device_is_found_by_its_number(
+    code: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an instance (MIG) torch tells the number as it does of a whole device."""
+
+    def by_uuid(uuid: str) -> str:
+        if uuid.startswith("GPU-"):
+            raise _Error(code)
+        return uuid
+
+    library = _library(nvmlDeviceGetHandleByUUID=by_uuid, nvmlDeviceGetName=lambda handle: handle)
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    live = LiveNvml({0: "GPU-7"})
+    if found:
+        assert live.ask("DeviceGetName", 0) == found
+    else:
+        with pytest.raises(NvmlRefused):
+            live.ask("DeviceGetName", 0)
+
+
+def test_gpm_compares_with_the_sample_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    samples = iter(("first", "second", "third"))
+    asked: list[tuple[str, str]] = []
+
+    def metrics(request: Any) -> Any:
+        asked.append((request.sample1, request.sample2))
+        for metric in request.metrics:
+            metric.nvmlReturn, metric.value = 0, 50.0
+        return request
+
+    library = _library(
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlGpmQueryDeviceSupport=lambda _: SimpleNamespace(isSupportedDevice=1),
+        nvmlGpmSampleAlloc=lambda: next(samples),
+        nvmlGpmSampleGet=lambda *_: None,
+        nvmlGpmSampleFree=freed.append,
+        nvmlGpmMetricsGet=metrics,
+        c_nvmlGpmMetricsGet_t=lambda: SimpleNamespace(metrics=[SimpleNamespace() for _ in range(4)]),
+        NVML_GPM_METRICS_GET_VERSION=1,
+    )
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    live = LiveNvml()
+    assert live.ask("GpmMetrics", 0, 2, 10) == {}
+    assert live.ask("GpmMetrics", 0, 2, 10) == {"2": 50.0, "10": 50.0}
+    live.ask("GpmMetrics", 0, 2, 10)
+    live.close()
+    assert asked == [("first", "second"), ("second", "third")]
+    assert freed == ["first", "second", "third"]

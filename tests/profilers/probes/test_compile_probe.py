@@ -1,0 +1,69 @@
+"""Compilations are logged in the thread that paid for them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from latfix.profilers.probes.compile_probe import CompileEvents
+from latfix.profilers.probes.stage_recorder import EventLog
+
+
+class Handler:
+    """Stands in for dynamo's: what is registered, to be called by the test."""
+
+    def __init__(self) -> None:
+        self.start: list[Callable[[Any], None]] = []
+        self.end: list[Callable[[Any], None]] = []
+        self.register_start_callback = self.start.append
+        self.register_end_callback = self.end.append
+        self.remove_start_callback = self.start.remove
+        self.remove_end_callback = self.end.remove
+
+
+@pytest.fixture
+def handler(monkeypatch: pytest.MonkeyPatch) -> Handler:
+    made = Handler()
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", types.SimpleNamespace(callback_handler=made))
+    return made
+
+
+def _rows(log: EventLog) -> list[list[Any]]:
+    return [json.loads(line) for line in log.drain(0).splitlines()]
+
+
+def test_without_dynamo_there_is_nothing_to_attach_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo.callback", raising=False)
+    events = CompileEvents(EventLog())
+    assert not events.attach()
+    assert "torch._dynamo.callback" not in sys.modules, "it is not imported for this"
+    events.detach()
+
+
+def test_a_compilation_is_an_event(handler: Handler) -> None:
+    log = EventLog()
+    events = CompileEvents(log)
+    assert events.attach() and events.attach()
+    assert len(handler.start) == len(handler.end) == 1
+
+    handler.start[0](types.SimpleNamespace(callback_trigger="CallbackTrigger.DYNAMO"))
+    handler.end[0](None)
+
+    ((start, duration, kind, thread, *_, detail),) = _rows(log)
+    assert (kind, thread, detail) == ("compile", threading.get_native_id(), {"trigger": "dynamo"})
+    assert start > 0 and events.total_ns == duration >= 0 and events.count == 1
+    events.detach()
+    assert handler.start == handler.end == []
+
+
+def test_attached_in_the_middle_it_waits_for_the_next(handler: Handler) -> None:
+    log = EventLog()
+    CompileEvents(log).attach()
+    handler.end[0](None)
+    assert not _rows(log)

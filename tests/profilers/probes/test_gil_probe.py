@@ -1,0 +1,53 @@
+"""The probe of the interpreter lock: a thread that runs Python all the time is felt, one that sleeps is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from statistics import fmean
+
+from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, USUAL_NS, WAIT_SERIES, LockProbe
+from latfix.profilers.probes.stage_recorder import SampleLog
+
+
+def _waits(work: Callable[[threading.Event], object], *, seconds: float = 0.6) -> tuple[list[float], SampleLog]:
+    """What the probe found while another thread was at work."""
+    samples, stop = SampleLog(), threading.Event()
+    thread = threading.Thread(target=work, args=(stop,))
+    thread.start()
+    with LockProbe(samples, period_s=0.005) as probe:
+        time.sleep(seconds)
+    stop.set()
+    thread.join()
+    rows = [json.loads(line) for line in samples.drain(0).splitlines()]
+    waits = [value for _, series, value in rows if series == WAIT_SERIES]
+    assert len(waits) == probe.readings > 5
+    assert probe.cpu_ns > 0
+    assert [value for _, series, value in rows if series == INTERVAL_SERIES] == [sys.getswitchinterval() * 1e9]
+    return waits, samples
+
+
+def _spin(stop: threading.Event) -> None:
+    while not stop.is_set():
+        pass
+
+
+def _sleep(stop: threading.Event) -> None:
+    stop.wait()
+
+
+def test_a_spinning_thread_is_felt_and_a_sleeping_one_is_not() -> None:
+    interval = sys.getswitchinterval() * 1e9
+    spinning, _ = _waits(_spin)
+    # A busy machine keeps the probe itself from its core, whoever sleeps: the quietest of some tries is looked at.
+    sleeping = min((_waits(_sleep)[0] for _ in range(5)), key=fmean)
+    felt, beside = (fmean(wait > USUAL_NS for wait in waits) for waits in (spinning, sleeping))
+    assert felt > 0.5
+    assert fmean(spinning) > 0.3 * interval
+    # How often a timer alone is so late is the machine's affair.
+    assert beside < 0.6 * felt
+    assert fmean(sleeping) < 0.2 * fmean(spinning)
+    assert min(sleeping) >= 0

@@ -1,0 +1,116 @@
+"""The recorder of a service without end: rows come back empty, and the latest ended ones are whole."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latfix.profilers.probes.ring_recorder import RingRecorder
+from latfix.stages import STAGES, Status
+
+NAMES = ("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns")
+
+
+def _begin(recorder: RingRecorder, arrival: int) -> int:
+    slot = recorder.open(arrival)
+    recorder.handed[slot] = arrival + 1
+    return slot
+
+
+def _end(recorder: RingRecorder, slot: int, lengths: list[int]) -> None:
+    """The rest of a request's way through all stages, ``lengths`` after each other, in a batch of its own."""
+    points = list(accumulate([int(recorder.scheduled_ns[slot]), *lengths]))
+    recorder.handed[slot], recorder.enqueued[slot], recorder.taken[slot] = points[1:4]
+    recorder.batch_id[slot] = batch = recorder.new_batch()
+    recorder.batch_values(batch, dict(zip(NAMES, points[4:8], strict=True)))
+    recorder.request_done(slot, Status.OK, points[8])
+    recorder.give_back(slot)
+    recorder.batch_done(batch, points[8])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 7), st.lists(st.integers(0, 4), min_size=20, max_size=120))
+def test_the_latest_are_whole_however_requests_overlap(inside: int, window: int, steps: list[int]) -> None:
+    """Any order of ends among those inside; the rows read back are exactly the last ``window`` that ended."""
+    recorder = RingRecorder(inside, window)
+    open_rows: list[int] = []
+    ended: list[list[int]] = []
+    for number, step in enumerate(steps):
+        if len(open_rows) == inside or (open_rows and step == 0):
+            slot = open_rows.pop(step % len(open_rows))
+            lengths = [1 + number, *(k + number for k in range(2, 9))]
+            _end(recorder, slot, lengths)
+            ended.append(lengths)
+        else:
+            open_rows.append(_begin(recorder, 1_000 + number))
+
+    rows = recorder.recent()
+    read = [[int(row[f"{stage}_ns"]) for stage in STAGES] for row in rows]
+    assert read == ended[-window:]
+    assert (rows["latency_ns"] == [sum(lengths) for lengths in ended[-window:]]).all()
+    assert len(recorder._free) == recorder.slots - len(open_rows)
+
+
+def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
+    recorder = RingRecorder(1, 1)
+    for number in range(3 * recorder.slots):
+        slot = _begin(recorder, 100 * (number + 1))
+        if number % 2:
+            recorder.account("prepare", slot, tuple(range(1, 14)))
+            _end(recorder, slot, [number + 1] * 8)
+            (row,) = recorder.recent()
+            assert row["prepare_cpu_ns"] == 1 and row["compute_ns"] == number + 1
+        else:  # refused at once: it crosses no boundary
+            recorder.request_done(slot, Status.SHED, 100 * (number + 1) + 1)
+            recorder.give_back(slot)
+            (row,) = recorder.recent()
+            assert (row["status"], row["latency_ns"], row["dispatch_ns"]) == (Status.SHED, 1, 1)
+            assert row["batch_id"] == row["prepare_thread"] == -1
+            assert not any(row[f"{stage}_ns"] for stage in STAGES[1:])
+            assert row["prepare_cpu_ns"] == 0
+
+
+def test_a_batch_row_that_is_used_again_is_empty() -> None:
+    recorder = RingRecorder(2, 2)
+    total = len(recorder._free_batches)
+    for _ in range(3 * total):
+        batch = recorder.new_batch()
+        assert not any(view[batch] for view in recorder.batch.values())
+        for view in recorder.batch.values():
+            view[batch] = 7
+        recorder.batch_done(batch, 9)
+    assert len(recorder._free_batches) == total
+
+
+def test_nothing_grows() -> None:
+    recorder = RingRecorder(2, 4)
+    for number in range(1000):
+        _end(recorder, _begin(recorder, number + 1), [1] * 8)
+    assert recorder.completed == 1000
+    assert len(recorder._done) == 4 and len(recorder._done_batches) <= 4
+    assert len(recorder.recent()) == 4
+
+
+def test_what_is_forgotten_is_not_told_of() -> None:
+    recorder = RingRecorder(2, 4)
+    for number in range(3):
+        _end(recorder, _begin(recorder, number + 1), [1] * 8)
+    recorder.forget()
+    assert len(recorder.recent()) == 0
+    _end(recorder, _begin(recorder, 9), [2] * 8)
+    assert recorder.recent()["latency_ns"].tolist() == [16]
+
+
+def test_there_is_no_more_room_than_there_is() -> None:
+    recorder = RingRecorder(1, 1)
+    for _ in range(recorder.slots):
+        recorder.open(1)
+    with pytest.raises(IndexError):
+        recorder.open(1)
+
+
+def test_before_the_first_request_there_are_none() -> None:
+    assert len(RingRecorder(2, 4).recent()) == 0

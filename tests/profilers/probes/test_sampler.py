@@ -1,0 +1,224 @@
+"""The sampler's polls, and what the probes read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.profilers.calibration.microbenchmarks import minor_fault_ns, timer_floor_ns
+from latfix.profilers.gpu.allocator_counters import cuda_reader
+from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.probes import heap_readers as allocator
+from latfix.profilers.probes.heap_readers import HostHeap, host_heap_reader
+from latfix.profilers.probes.sampler import (
+    Probe,
+    Sampler,
+    cgroup_reader,
+    host_reader,
+    pressure_reader,
+    process_reader,
+    thread_reader,
+)
+from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
+
+
+def _rows(log: SampleLog | EventLog) -> list[list[Any]]:
+    return [json.loads(line) for line in log.drain(0).splitlines()]
+
+
+def test_probes_are_polled_at_their_own_periods_and_once_at_the_end() -> None:
+    samples, events = SampleLog(), EventLog()
+    polled = threading.Event()
+    count = 0
+
+    def often() -> dict[str, float]:
+        nonlocal count
+        count += 1
+        if count == 20:
+            polled.set()
+        return {"often": float(count)}
+
+    probes = [Probe("often", 0.005, often), Probe("seldom", 60.0, lambda: {"seldom": 1.0})]
+    with Sampler(probes, samples, events, name="test") as sampler:
+        assert polled.wait(10)
+
+    rows = _rows(samples)
+    often_values = [value for _, series, value in rows if series == "often"]
+    assert often_values == [float(k + 1) for k in range(count)] and count > 20
+    assert sum(series == "seldom" for _, series, _ in rows) == 2, "at the start and at the end"
+    assert sum(series == "poll.often_ns" for _, series, _ in rows) == count
+    assert len(sampler.polls["often"]) == count
+    assert not any(thread.name == "latfix-test" for thread in threading.enumerate())
+
+
+def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
+    samples, events = SampleLog(), EventLog()
+
+    def burn() -> dict[str, float]:
+        end = time.thread_time_ns() + 3_000_000
+        while time.thread_time_ns() < end:
+            pass
+        return {}
+
+    def sleep() -> dict[str, float]:
+        time.sleep(0.005)
+        return {}
+
+    probes = [Probe("burn", 60.0, burn), Probe("sleep", 60.0, sleep)]
+    with Sampler(probes, samples, events, name="test"):
+        pass
+
+    spikes = _rows(events)
+    told = [row[6]["probe"] for row in spikes]
+    # Both are polled at the start and at the end; a machine that is itself stopped may charge one sleep for it.
+    assert told.count("burn") == 2 and told.count("sleep") <= 1
+    assert all(row[2] == "spike" for row in spikes)
+    assert all(row[1] >= 3_000_000 for row in spikes if row[6]["probe"] == "burn")
+
+
+def test_no_probes_no_thread() -> None:
+    with Sampler([], SampleLog(), EventLog(), name="none"):
+        assert not any(thread.name == "latfix-none" for thread in threading.enumerate())
+
+
+def test_host_and_process_counters_grow() -> None:
+    host, process = host_reader(), process_reader()
+    before = host(), process()
+    end = time.process_time_ns() + 50_000_000
+    while time.process_time_ns() < end:
+        pass
+    after = host(), process()
+    assert after[0]["host.cpu_busy_ns"] > before[0]["host.cpu_busy_ns"]
+    assert after[0]["host.steal_ns"] >= before[0]["host.steal_ns"]
+    assert after[1]["process.cpu_ns"] - before[1]["process.cpu_ns"] >= 50_000_000
+    assert after[1]["process.rss_bytes"] > 1 << 20
+
+
+def test_threads_come_and_go_and_leave_no_file_open() -> None:
+    read = thread_reader()
+    first = read()
+    held = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        end = threading.Event()
+        thread = threading.Thread(target=end.wait, name="passer-by")
+        thread.start()
+        during = read()
+        task = Path(f"/proc/self/task/{thread.native_id}")
+        end.set()
+        thread.join()
+        while task.exists():  # Python is done with it before the kernel is
+            time.sleep(0.001)
+        after = read()
+        assert "thread.passer-by.cpu_ns" in during and "thread.passer-by.cpu_ns" not in after
+        assert during["process.threads"] == first["process.threads"] + 1 == after["process.threads"] + 1
+    assert len(os.listdir("/proc/self/fd")) <= held  # noqa: PTH208
+
+
+@pytest.mark.parametrize("make", [cgroup_reader, pressure_reader])
+def test_a_reader_that_is_there_reads_numbers(make: Any) -> None:
+    read = make()
+    if read is None:
+        pytest.skip(f"{make.__name__}: this kernel has none")
+    reading = read()
+    assert reading and all(value >= 0 for value in reading.values())
+
+
+_ALLOCATED = """
+import torch
+from latfix.profilers.probes.heap_readers import host_heap_reader
+
+read = host_heap_reader()
+if read is not None:
+    before = read()
+    held = [torch.zeros(16_384) for _ in range(64)]
+    after = read()
+    print(sum(after[name] - before[name] for name in ("malloc.used_bytes", "malloc.mmapped_bytes")))
+"""
+
+
+def test_the_heap_grows_with_what_is_allocated() -> None:
+    # In a process of its own: the heap of a long one may be in so many pieces that it is read but seldom.
+    output = subprocess.run([sys.executable, "-c", _ALLOCATED], check=True, capture_output=True, text=True).stdout
+    if not output:
+        pytest.skip("this C library has no mallinfo2")
+    assert float(output) >= 64 * 16_384 * 4 * 0.9
+
+
+def test_a_heap_in_many_pieces_is_read_seldom_and_not_for_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_LONG_NS", 0)  # how long a walk over the pieces takes is the machine's affair
+    heap = HostHeap()
+    read = host_heap_reader(heap)
+    if read is None:
+        pytest.skip("this C library has no mallinfo2")
+    blocks = [bytearray(3_000) for _ in range(40_000)]
+    del blocks[::2]
+    first, second = read(), read()
+    assert first["malloc.free_chunks"] > 10_000
+    assert second == {}, "a reading of all those chunks is followed by a rest"
+    assert not heap.quick
+
+
+def test_threads_are_counted_by_name_and_those_that_python_did_not_start_together() -> None:
+    read = thread_reader()
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    threads = [threading.Thread(target=spin, name="twin") for _ in range(2)]
+    threads.append(threading.Thread(target=stop.wait, name="idle" + "x" * 100))
+    for thread in threads:
+        thread.start()
+    before = read()
+    end = time.process_time_ns() + 200_000_000
+    while time.process_time_ns() < end:
+        time.sleep(0.01)
+    after = read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    grown = {series: after[series] - before.get(series, 0.0) for series in after if series.endswith(".cpu_ns")}
+    (idle,) = [series for series in grown if series.startswith("thread.idle")]
+    assert len(idle) < 80
+    assert max(grown, key=lambda series: grown[series]) == "thread.twin.cpu_ns"
+    assert grown[idle] < 0.1 * grown["thread.twin.cpu_ns"]
+    assert {series.replace("cpu_ns", "runq_ns") for series in grown} <= set(after)
+
+
+def test_the_number_of_names_is_bounded() -> None:
+    read, stop = thread_reader(), threading.Event()
+    threads = [threading.Thread(target=stop.wait, name=f"many-{k}") for k in range(60)]
+    for thread in threads:
+        thread.start()
+    names = {series for series in read() if series.endswith(".cpu_ns")}
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert "thread.other.cpu_ns" in names
+    assert len(names) <= 34
+
+
+def test_no_cuda_reader_for_a_cpu() -> None:
+    assert cuda_reader("cpu") is None
+
+
+def test_nvml_says_what_is_there_or_missing() -> None:
+    nvml, line = Nvml.open()
+    assert line.startswith("NVML: ") and "\n" not in line
+    if nvml is not None:
+        assert nvml.read()
+        nvml.close()
+
+
+def test_calibration_is_positive() -> None:
+    assert minor_fault_ns(pages=64, rounds=3) > 0
+    assert timer_floor_ns(samples=200) >= 0

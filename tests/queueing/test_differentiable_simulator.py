@@ -1,0 +1,173 @@
+"""The queue's replay against recursions that are known, its derivatives against finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latfix.profilers.attribution.wait_attribution import Line, blame_waits
+from latfix.queueing.differentiable_simulator import Policy, Served, serve
+
+Floats = npt.NDArray[np.float64]
+
+
+def policy(workers: int = 1, max_batch: int = 1, window: float = 0.0, *, by_length: bool = False) -> Policy:
+    sizes = np.arange(max_batch + 1, dtype=np.float64)
+    return Policy(
+        workers=workers, max_batch=max_batch, window=window, reference=1000.0 + 300.0 * sizes, by_length=by_length
+    )
+
+
+def replay(rules: Policy, arrival: Floats, extra: Floats, alpha: float, classes: int = 1) -> Served:
+    priority = np.arange(len(arrival)) % classes
+    length = np.arange(len(arrival)) * 7 % 90
+    return serve(rules, arrival, np.zeros_like(extra), extra, -1, priority, alpha, length)
+
+
+def case(seed: int, n: int = 80) -> tuple[Floats, Floats]:
+    rng = np.random.default_rng(seed)
+    extra = np.where(rng.random((n, 3)) < 0.1, rng.exponential(9000.0, (n, 3)), 0.0)
+    return np.cumsum(rng.exponential(1500.0, n)), extra
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_one_worker_follows_lindley(seed: int) -> None:
+    arrival, extra = case(seed)
+    served = replay(policy(), arrival, extra, 1.0)
+    free = -np.inf
+    for i, at in enumerate(arrival):
+        start = max(free, at)
+        free = start + 1300.0 + extra[i].sum()
+        assert served.open[i] == pytest.approx(start)
+        assert served.end[i] == pytest.approx(free)
+
+
+@given(seed=st.integers(0, 10_000), workers=st.integers(2, 4))
+@settings(max_examples=30, deadline=None)
+def test_several_workers_take_the_head_when_the_first_is_free(seed: int, workers: int) -> None:
+    arrival, extra = case(seed)
+    served = replay(policy(workers=workers), arrival, extra, 1.0)
+    free = [-np.inf] * workers
+    for i, at in enumerate(arrival):
+        free.sort()
+        start = max(free[0], at)
+        free[0] = start + 1300.0 + extra[i].sum()
+        assert served.open[i] == pytest.approx(start)
+
+
+@pytest.mark.parametrize(
+    ("rules", "classes"),
+    [
+        (policy(), 1),
+        (policy(workers=2), 1),
+        (policy(max_batch=4, window=2000.0), 1),
+        (policy(), 2),
+        (policy(2, 3, 500.0), 3),
+        (policy(max_batch=4, window=2000.0, by_length=True), 2),
+    ],
+)
+def test_derivatives_are_finite_differences(rules: Policy, classes: int) -> None:
+    arrival, extra = case(11)
+    step = 1e-7
+    here = replay(rules, arrival, extra, 0.7, classes)
+    for column in range(extra.shape[1]):
+        nudged = extra.copy()
+        nudged[:, column] *= 1 + step / 0.7
+        there = replay(rules, arrival, nudged, 0.7, classes)
+        assert (there.open - here.open) / step == pytest.approx(here.open_moves[:, column], rel=1e-3, abs=0.5)
+        assert (there.end - here.end) / step == pytest.approx(here.end_moves[:, column], rel=1e-3, abs=0.5)
+
+
+def line(seed: int) -> tuple[Line, Floats]:
+    arrival, extra = case(seed, 400)
+    n = len(arrival)
+    workers = Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0]))
+    prepare = Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 10.0]))
+    everyone = np.ones(n, dtype=bool)
+    return (
+        Line(
+            handed=arrival,
+            prepared=everyone,
+            queued=everyone,
+            priority=np.zeros(n, np.int64),
+            prepare=prepare,
+            workers=workers,
+            prepare_extra=np.zeros_like(extra),
+            batch_extra=extra,
+            window_column=-1,
+        ),
+        extra,
+    )
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=15, deadline=None)
+def test_blame_closes_on_the_wait_of_one_worker(seed: int) -> None:
+    # GIVEN one first-come-first-served worker
+    queue, extra = line(seed)
+    blame = blame_waits(queue)
+    # THEN what traffic and causes own is the whole wait, for every request
+    ready = np.empty(len(extra))
+    free = -np.inf
+    for i, at in enumerate(queue.handed):
+        free = ready[i] = max(free, at) + 10.0
+    free = -np.inf
+    for i, at in enumerate(ready):
+        start = max(free, at)
+        free = start + 1000.0 + extra[i].sum()
+        whole = start - at + (at - 10.0 - queue.handed[i])
+        assert blame.traffic[i] + blame.propagated[i].sum() == pytest.approx(whole, abs=1.0)
+
+
+def test_blame_does_not_depend_on_the_order_of_causes() -> None:
+    queue, extra = line(4)
+    turned = Line(
+        handed=queue.handed,
+        prepared=queue.prepared,
+        queued=queue.queued,
+        priority=queue.priority,
+        prepare=queue.prepare,
+        workers=queue.workers,
+        prepare_extra=queue.prepare_extra,
+        batch_extra=np.ascontiguousarray(extra[:, ::-1]),
+        window_column=-1,
+    )
+    assert blame_waits(turned).propagated[:, ::-1] == pytest.approx(blame_waits(queue).propagated, abs=1e-3)
+
+
+def test_two_pauses_share_the_wait_that_they_made_together() -> None:
+    # Worked by hand: three requests come one nanosecond apart, each needs 1000, the first two 3000 more each.
+    # The third waits for 8000 - 2: 2000 - 2 are traffic's, 3000 each cause's.
+    queue, _ = line(0)
+    extra = np.zeros((3, 2))
+    extra[0, 0] = extra[1, 1] = 3000.0
+    everyone = np.ones(3, dtype=bool)
+    small = Line(
+        handed=np.array([0.0, 1.0, 2.0]),
+        prepared=np.zeros(3, dtype=bool),
+        queued=everyone,
+        priority=np.zeros(3, np.int64),
+        prepare=queue.prepare,
+        workers=queue.workers,
+        prepare_extra=np.zeros_like(extra),
+        batch_extra=extra,
+        window_column=-1,
+    )
+    blame = blame_waits(small)
+    assert blame.traffic.tolist() == pytest.approx([0.0, 999.0, 1998.0])
+    assert blame.propagated[2].tolist() == pytest.approx([3000.0, 3000.0])
+
+
+def test_batches_by_length_hold_inputs_of_like_length() -> None:
+    # GIVEN a worker busy with the first request while short and long inputs arrive in turn
+    arrival = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    length = np.array([50, 10, 500, 10, 500])
+    nothing = np.zeros((5, 1))
+    rules = policy(max_batch=2, by_length=True)
+    served = serve(rules, arrival, nothing, nothing, -1, np.zeros(5, np.int64), 1.0, length)
+    # THEN the second batch is the oldest with the other short one, and the long ones follow
+    assert served.open.tolist() == [0.0, 1300.0, 2900.0, 1300.0, 2900.0]

@@ -1,0 +1,94 @@
+"""What the pictures draw: thinned, but with the tail whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from latfix.reports.charts import chart_data as series
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+Session = tuple[RunRecord, Diagnosis]
+
+
+def test_a_thinned_scatter_keeps_the_slowest_and_stays_small(large: RunRecord) -> None:
+    points = series.scatter(large)
+    latency = np.sort(large.latencies_ns() / 1e6)
+    assert points.thinned
+    assert points.total == len(latency)
+    assert len(points.arrival_s) <= series.POINTS
+    assert np.array_equal(np.sort(points.latency_ms)[-1000:], latency[-1000:])
+
+
+def test_small_runs_are_drawn_whole(ordinary: Session) -> None:
+    points = series.scatter(ordinary[0])
+    assert not points.thinned
+    assert len(points.latency_ms) == points.total == len(ordinary[0].latencies_ns())
+
+
+def test_warm_up_is_nowhere(ordinary: Session) -> None:
+    record = ordinary[0]
+    assert (record.requests["arrival_ns"] < 0).any()
+    assert series.scatter(record).arrival_s.min() >= 0
+    assert series.windows(record).edges_s[0] >= 0
+    assert series.arrival_rate(record)[0][0] >= 0
+
+
+def test_the_percentile_curve_rises_and_ends_at_the_slowest(ordinary: Session) -> None:
+    slower, latency = series.percentile_curve(ordinary[0])
+    assert (np.diff(latency) >= 0).all()
+    assert (np.diff(slower) < 0).all()
+    assert latency[-1] == ordinary[0].latencies_ns().max() / 1e6
+
+
+def test_each_group_of_the_stage_profile_sums_to_its_mean_latency(ordinary: Session) -> None:
+    record = ordinary[0]
+    names, profile = series.stage_profile(record)
+    latency = record.latencies_ns() / 1e6
+    assert names[0] == "all requests"
+    assert np.isclose(profile[0].sum(), latency.mean())
+    slow = latency[latency >= np.percentile(latency, 99)]
+    assert np.isclose(profile[names.index("slowest 1 %")].sum(), slow.mean())
+
+
+def test_windows_find_the_pauses(ordinary: Session) -> None:
+    windows = series.windows(ordinary[0])
+    assert np.nanmax(windows.p99_ms) > 5 * np.nanmedian(windows.p99_ms)
+    assert np.all(windows.p50_ms <= windows.p99_ms)
+
+
+def test_the_arrival_rate_integrates_to_the_requests(ordinary: Session) -> None:
+    edges, rate = series.arrival_rate(ordinary[0])
+    assert np.isclose((rate * np.diff(edges)).sum(), np.count_nonzero(ordinary[0].measured))
+
+
+def test_in_flight_counts_overlapping_requests(ordinary: Session) -> None:
+    record = ordinary[0]
+    rows = dict(record.requests)
+    for name, values in {
+        "arrival_ns": [0, 10, 20, 1000],
+        "latency_ns": [100, 100, 100, 5],
+        "warmup": [0, 0, 0, 0],
+        "status": [0, 0, 0, 0],
+    }.items():
+        rows[name] = np.array(values, dtype=np.int64)
+    _, inside = series.in_flight(replace(record, requests=rows))
+    assert inside.tolist() == [1, 2, 3, 1]
+
+
+def test_every_series_survives_every_session(session: Session) -> None:
+    record = session[0]
+    drawn: list[Callable[[RunRecord], Any]] = [
+        series.scatter,
+        series.windows,
+        series.percentile_curve,
+        series.stage_profile,
+        series.arrival_rate,
+        series.in_flight,
+    ]
+    for draw in drawn:
+        draw(record)

@@ -1,0 +1,111 @@
+"""Figures as inline SVG: deterministic, colored by the page, unique in their ids."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+
+from latfix.reports.before_after import Ratio
+from latfix.reports.charts import run_charts as charts
+from latfix.reports.charts.chart_data import Scatter, Windows
+from latfix.reports.charts.inline_svg import INK
+from latfix.reports.elements import Html
+
+
+def picture(name: str, label: str = "after", *, height: float = 30.0) -> Html:
+    points = Scatter(
+        arrival_s=np.array([0.0, 1.0, 2.0]),
+        latency_ms=np.array([1.0, 2.0, height]),
+        total=3,
+        failed_s=np.array([0.5]),
+        failed=1,
+    )
+    window = Windows(edges_s=np.array([0.0, 2.0]), p50_ms=np.array([2.0]), p99_ms=np.array([height]))
+    return charts.latency_over_time(name, [charts.Arrivals(label=label, role="after", points=points, windows=window)])
+
+
+def test_the_same_figure_is_the_same_text() -> None:
+    assert picture("one") == picture("one")
+
+
+def test_other_figures_differ() -> None:
+    assert picture("one", height=30.0) != picture("one", height=20.0)
+
+
+def test_ids_carry_the_name_so_that_two_figures_never_share_one() -> None:
+    first, second = (set(re.findall(r' id="([^"]+)"', picture(name).text)) for name in ("one", "two"))
+    assert first
+    assert not first & second
+
+
+def test_references_point_at_ids_that_exist() -> None:
+    text = picture("one").text
+    ids = set(re.findall(r' id="([^"]+)"', text))
+    references = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+    assert references
+    assert references <= ids
+
+
+def test_every_color_is_a_variable_of_the_page() -> None:
+    text = picture("one").text
+    assert not re.search(r"#[0-9a-fA-F]{6}", text)
+    assert set(re.findall(r"var\(--([a-z0-9-]+)\)", text)) <= set(INK)
+
+
+def test_every_request_is_a_dot() -> None:
+    assert picture("one").text.count(" h0") == 3
+
+
+def test_there_is_no_metadata_no_style_sheet_and_no_foreign_address() -> None:
+    text = picture("one").text
+    for forbidden in ("<metadata", "<style", "http", "xmlns", "<?xml", "font-family"):
+        assert forbidden not in text
+
+
+def test_labels_are_text_and_never_formulas() -> None:
+    text = picture("one", "$\\frac{1}{$ <b> \x00 推").text
+    assert "$\\frac{1}{$ &lt;b&gt; " in text
+
+
+def test_the_callers_settings_are_left_alone() -> None:
+    before = matplotlib.rcParams["svg.hashsalt"], matplotlib.rcParams["font.size"]
+    picture("one")
+    assert (matplotlib.rcParams["svg.hashsalt"], matplotlib.rcParams["font.size"]) == before
+
+
+def test_the_forest_leaves_out_ratios_without_a_value() -> None:
+    rows = [
+        ("kept", Ratio(value=0.5, ci95=(0.4, 0.6)), "after"),
+        ("skipped", Ratio(value=None, ci95=None), "muted"),
+        ("odd", Ratio(value=-1.0, ci95=None), "muted"),
+        ("bare", Ratio(value=2.0, ci95=None), "bad"),
+    ]
+    text = charts.ratio_forest("steps", rows).text
+    assert "×0.500" in text
+    assert ">kept<" in text
+    assert ">bare<" in text
+    assert ">skipped<" not in text
+    assert ">odd<" not in text
+
+
+def test_the_environment_s_backend_is_nobody_s_business_here() -> None:
+    program = (
+        "from latfix.reports.charts.run_charts import draw\n"
+        "import os\n"
+        "draw('n', 'l', 1.0, 1, lambda figure, axes: None)\n"
+        "from matplotlib import rc_context\n"
+        "print(os.environ['MPLBACKEND'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MPLBACKEND": "nonsense"},
+    )
+    assert (done.returncode, done.stdout) == (0, "nonsense\n"), done.stderr

@@ -1,0 +1,294 @@
+"""What CI reads: JUnit XML, Markdown and annotations, from ordinary, broken and hostile documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import unescape
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from latfix.reports.ci.ci_summary import GateLine, Outcome, Summary, read_summary
+from latfix.reports.ci.github_annotations import annotation_lines
+from latfix.reports.ci.junit import junit_xml
+from latfix.reports.ci.markdown import markdown, text
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+Session = tuple[RunRecord, Diagnosis]
+
+HOSTILE = [
+    "| cell | --- |",
+    "a|b",
+    "<script>alert(1)</script>",
+    "<!-- --><img src=x onerror=alert(1)>",
+    "[x](javascript:alert(1))",
+    "![x](http://x/y.png)",
+    "https://example.com www.example.com",
+    "@everyone @org/team",
+    "# heading",
+    "`code` ``more``",
+    "**bold** _em_ ~~no~~ $x$",
+    "line\nbreak\r\n\n## next",
+    "\x00\x07\x1b[31mred\x1b[0m\x9b",
+    "\ud800\ufffe\uffff",
+    "\u202egnp.exe",
+    "::error::no %0A ##[error]",
+    "]]> &amp; &#60;",
+    "1. one\n- two\n> three",
+    "\\| \\\\",
+    "a" * 5000,
+    "",
+    " \t ",
+    "推薦 größe 🧪",
+]
+
+
+OUTCOMES: tuple[Outcome, ...] = ("failed", "undecided", "passed")
+
+
+def _summary(**changes: Any) -> Summary:
+    values: dict[str, Any] = {
+        "command": "diagnose",
+        "workload": "ranker",
+        "device": "cpu",
+        "verdict": "python.gc",
+        "sentence": "p99 is 412 ms, 3.1x the median",
+        "gates": (
+            GateLine(gate="p99<200ms", outcome="failed", reason="p99 is 412 ms, limit 200 ms"),
+            GateLine(gate="p50<40ms", outcome="undecided", reason="p50 is 39 ms: about 900 more requests would tell"),
+            GateLine(gate="error_rate<1%", outcome="passed", reason="error_rate is 0 %"),
+        ),
+    }
+    return Summary(**{**values, **changes})
+
+
+def _attacked(attack: str) -> Summary:
+    gates = tuple(
+        GateLine(gate=attack, outcome=outcome, reason=attack) for outcome in ("failed", "undecided", "passed")
+    )
+    return _summary(
+        workload=attack,
+        device=attack,
+        verdict=attack,
+        sentence=attack,
+        gates=gates,
+        notes=(attack,),
+        unjudged=(attack,),
+    )
+
+
+def _junit(summary: Summary, **changes: Any) -> ElementTree.Element:
+    options: dict[str, Any] = {"started": "2026-01-02T03:04:05", "seconds": 12.3456, "host": "builder", **changes}
+    return ElementTree.fromstring(junit_xml(summary, **options))
+
+
+def test_junit_has_one_testcase_a_gate() -> None:
+    root = _junit(_summary())
+    (suite,) = root
+    assert (root.tag, suite.tag, root.attrib) == ("testsuites", "testsuite", {})
+    assert suite.attrib == {
+        "name": "latfix diagnose",
+        "package": "ranker",
+        "id": "0",
+        "hostname": "builder",
+        "timestamp": "2026-01-02T03:04:05",
+        "tests": "3",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "1",
+        "time": "12.346",
+    }
+    assert [child.tag for child in suite] == ["properties", *["testcase"] * 3, "system-out", "system-err"]
+    failed, undecided, passed = suite.findall("testcase")
+    assert [case.get("name") for case in (failed, undecided, passed)] == ["p99<200ms", "p50<40ms", "error_rate<1%"]
+    assert {case.get("classname") for case in suite.findall("testcase")} == {"latfix.ranker"}
+    assert [child.tag for child in failed] == ["failure"] and failed[0].get("type") == "failed"
+    assert failed[0].get("message") == failed[0].text == "p99 is 412 ms, limit 200 ms"
+    assert [child.tag for child in undecided] == ["skipped"] and "900 more requests" in (undecided[0].text or "")
+    assert len(passed) == 0
+
+
+def test_junit_of_a_run_that_failed_passes_nothing() -> None:
+    (suite,) = _junit(_summary(gates=(), failure="the model failed", unjudged=("p99<200ms", "mean<1s")))
+    assert (suite.get("tests"), suite.get("errors"), suite.get("failures")) == ("2", "2", "0")
+    assert [case[0].tag for case in suite.findall("testcase")] == ["error", "error"]
+    (alone,) = _junit(_summary(gates=(), failure="the model failed"))
+    (case,) = alone.findall("testcase")
+    assert (case.get("name"), case[0].tag, case[0].text) == ("run", "error", "the model failed")
+
+
+# What both published schemas ask: Jenkins' (xunit plugin, junit-10.xsd) and Ant's (JUnit.xsd of Windy Road).
+_SUITE = {"name", "package", "id", "hostname", "timestamp", "tests", "failures", "errors", "skipped", "time"}
+
+
+def _check_schema(root: ElementTree.Element) -> None:
+    assert root.tag == "testsuites" and not root.attrib
+    for suite in root:
+        assert suite.tag == "testsuite" and set(suite.attrib) == _SUITE
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.attrib["timestamp"])
+        assert re.fullmatch(r"\d+\.\d{3}", suite.attrib["time"])
+        tags = [child.tag for child in suite]
+        assert tags[0] == "properties" and tags[-2:] == ["system-out", "system-err"]
+        assert set(tags[1:-2]) <= {"testcase"}
+        for prop in suite[0]:
+            assert prop.tag == "property" and set(prop.attrib) == {"name", "value"} and prop.attrib["name"]
+        outcomes = []
+        for case in suite.findall("testcase"):
+            assert set(case.attrib) == {"name", "classname", "time"} and len(case) <= 1
+            for child in case:
+                assert set(child.attrib) == ({"message"} if child.tag == "skipped" else {"type", "message"})
+                assert len(child) == 0
+                outcomes.append(child.tag)
+        for token in (suite.attrib["name"], suite.attrib["package"], suite.attrib["hostname"]):
+            assert token and token == " ".join(token.split())
+        counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
+        assert counts["tests"] == len(suite.findall("testcase"))
+        assert counts["failures"] == outcomes.count("failure")
+        assert counts["errors"] == outcomes.count("error")
+        assert counts["skipped"] == outcomes.count("skipped")
+
+
+@pytest.mark.parametrize("attack", HOSTILE, ids=range(len(HOSTILE)))
+def test_junit_keeps_its_shape_whatever_it_is_given(attack: str) -> None:
+    written = junit_xml(_attacked(attack), started="2026-01-02T03:04:05", seconds=-1.0, host=attack)
+    root = ElementTree.fromstring(written)
+    _check_schema(root)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", written)
+    assert len(root[0].findall("testcase")) == 4
+
+
+@given(st.text(max_size=60))
+def test_any_text_survives_junit(attack: str) -> None:
+    _check_schema(_junit(_attacked(attack), host=attack))
+
+
+def _html(summary: Summary) -> str:
+    reader = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    return str(reader.render(markdown(summary)))
+
+
+def test_markdown_shows_gates_with_their_reasons() -> None:
+    shown = markdown(_summary())
+    assert shown.startswith("## latfix diagnose: <code>ranker</code> on cpu — ")
+    assert "**Gates: 1 passed, 1 failed, 1 undecided**" in shown
+    html = _html(_summary())
+    assert html.count("<table>") == 1 and html.count("<tr>") == 4
+    assert "<td><code>p99&lt;200ms</code></td>\n<td><strong>FAILED</strong></td>" in html
+    assert "about 900 more requests would tell" in html
+
+
+def test_markdown_of_a_diagnosis(ordinary: Session) -> None:
+    document = {**ordinary[1].to_json(), "gates": [{"gate": "p99<1s", "passed": True, "reason": "p99 is 1"}]}
+    html = _html(read_summary(document, command="diagnose"))
+    assert html.count("<table>") == 3
+    for words in ("p99.9", "requests ok", "throughput", "<code>python.gc</code>", "<code>gc.freeze</code>", "named"):
+        assert words in html, words
+    p99 = ordinary[1].latency_ci95_ms["p99"]
+    assert f"[{p99[0]:.0f}, {p99[1]:.0f}]" in html
+
+
+def test_markdown_of_an_optimization(improved: Mapping[str, Any]) -> None:
+    html = _html(read_summary(improved, command="optimize"))
+    assert html.count("<table>") == 3
+    assert "improved" in html and "limit 0.902" in html
+    assert "<td>p99, ms</td>" in html and "<strong>×0.238</strong>" in html and "[0.210, 0.280]" in html
+    assert "<strong>kept</strong>" in html and "not effective" in html and "needs a CUDA device" in html
+
+
+def test_every_document_gives_every_report(document: Mapping[str, Any]) -> None:
+    summary = read_summary(document, command="optimize", workload="given")
+    _check_schema(_junit(summary))
+    assert _html(summary).count("<script") == 0
+    assert all(line.startswith("::") for line in annotation_lines(summary))
+
+
+def _elements(html: str) -> list[str]:
+    return re.findall("<(?!!--)[a-z0-9/]+", html)
+
+
+@pytest.mark.parametrize("attack", HOSTILE, ids=range(len(HOSTILE)))
+def test_markdown_shows_hostile_texts_literally(attack: str) -> None:
+    shown = markdown(_attacked(attack))
+    plain = _html(_summary(notes=("a note",), unjudged=("p1<1ms",)))
+    html = _html(_attacked(attack))
+    if attack:
+        assert _elements(html) == _elements(plain)
+    assert not re.search(r"@[A-Za-z]", shown) and "://" not in shown and "www." not in shown.lower()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", shown)
+    for line in shown.splitlines():
+        if line.startswith("|"):
+            assert line.count("|") == 4, line
+
+
+@pytest.mark.parametrize(
+    ("name", "joined"),
+    [
+        ("see #12", "#12"),
+        ("owner/model#3", "#3"),
+        ("GH-12 and gh-200", "-12"),
+        ("a:bug:b", ":bug:"),
+        ("@org/team", "@org"),
+        ("mailto:someone@example.org", "@example"),
+    ],
+)
+def test_github_makes_no_reference_of_a_name(name: str, joined: str) -> None:
+    """GitHub looks for references in the finished page's text, where a character reference is the sign itself."""
+    html = MarkdownIt("commonmark", {"html": True}).render(text(name))
+    nodes = [unescape(node) for node in re.split(r"<[^>]*>", html)]
+    assert "".join(nodes).strip() == name
+    assert not any(joined in node for node in nodes)
+
+
+def test_ordinary_names_are_written_plainly() -> None:
+    assert text("high-12 ranker-7b: 3 ms, python.gc") == "high-12 ranker-7b: 3 ms, python.gc"
+
+
+@given(st.text(max_size=60))
+def test_any_text_stays_in_its_cell(attack: str) -> None:
+    shown = text(attack)
+    assert "\n" not in shown and "|" not in shown
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(f"| a |\n| --- |\n| x{shown}x |\n")
+    assert html.count("<td>") == 1
+    assert not re.search("<(?!!--|/?(?:table|thead|tbody|tr|th|td)>)", html)
+
+
+def test_annotations_are_the_most_urgent_first() -> None:
+    lines = list(annotation_lines(_summary()))
+    assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
+    assert lines[0] == "::error title=gate p99<200ms failed::p99 is 412 ms, limit 200 ms"
+    assert lines[2] == (
+        "::notice title=latfix diagnose ranker::"
+        "p99 is 412 ms, 3.1x the median; gates: 1 passed, 1 failed, 1 undecided"
+    )
+
+
+def test_annotations_of_a_failed_run() -> None:
+    failed = _summary(gates=(), sentence="", failure="the model failed", unjudged=("p99<200ms",))
+    assert list(annotation_lines(failed)) == [
+        "::error title=latfix diagnose ranker::the model failed",
+        "::warning title=gate p99<200ms not judged::the model failed",
+        "::notice title=latfix diagnose ranker::gates: 1 not judged",
+    ]
+
+
+@pytest.mark.parametrize("attack", HOSTILE, ids=range(len(HOSTILE)))
+def test_annotations_are_one_command_each(attack: str) -> None:
+    lines = list(annotation_lines(_attacked(attack)))
+    assert len(lines) == 4
+    for line in lines:
+        assert line.isprintable()
+        # What the runner splits at: the command's name, its properties at commas, the message at the second `::`.
+        match = re.fullmatch(r"::(error|warning|notice) title=([^:,]*)::(.*)", line)
+        assert match is not None, line
+        assert not re.search("%(?!25|0A|0D|3A|2C)", line)
+
+
+def test_percent_signs_and_colons_are_read_back_as_they_were() -> None:
+    line = next(annotation_lines(_summary(gates=(GateLine(gate="a:b,c<1%", outcome="failed", reason="x: 5 %, y"),))))
+    assert line == "::error title=gate a%3Ab%2Cc<1%25 failed::x: 5 %25, y"

@@ -1,0 +1,242 @@
+"""The HTML reports: whole, self-contained, balanced, and unharmed by hostile texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.formatting import milliseconds, significant
+from latfix.reports.before_after import pairing_words
+from latfix.reports.escaping import visible
+from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
+from latfix.reports.html.slow_requests import slowest_rows
+from latfix.results.comparison import compare_records
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+Session = tuple[RunRecord, Diagnosis]
+VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
+KNOWN_SCHEMES = re.compile(r"(?:https?|ftp|data|javascript|file):", re.IGNORECASE)
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser would see."""
+
+    text: str = ""
+    open: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    tags: set[str] = field(default_factory=set)
+    references: list[str] = field(default_factory=list)
+    attributes: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        HTMLParser.__init__(self)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            self.attributes.append((tag, name, value or ""))
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "action", "srcset", "poster", "xlink:href"):
+                self.references.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text += data
+
+
+def checked(path: Path) -> Page:
+    """The parsed page, after what must hold for every page."""
+    source = path.read_text(encoding="utf-8")
+    assert len(source.encode()) < 1_500_000
+    page = Page()
+    page.feed(source)
+    page.close()
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags.isdisjoint({"script", "link", "iframe", "img", "object", "embed", "base", "form"})
+    assert all(reference.startswith("#") and reference[1:] in page.ids for reference in page.references)
+    assert not [a for a in page.attributes if a[1].startswith("on")]
+    assert not [a for a in page.attributes if KNOWN_SCHEMES.match(a[2].strip())]
+    assert all(target.startswith("#") for target in re.findall(r"url\(\s*['\"]?([^)]*)", source))
+    assert "@import" not in source
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", source)
+    labelled = [value for _, name, value in page.attributes if name in ("aria-labelledby",)]
+    assert labelled
+    assert set(labelled) <= set(page.ids)
+    assert ("html", "lang", "en") in page.attributes
+    assert "prefers-color-scheme: dark" in source
+    assert "@media print" in source
+    return page
+
+
+def run_page(tmp_path: Path, session: Session) -> Page:
+    path = tmp_path / "report.html"
+    write_run_report(path, *session)
+    return checked(path)
+
+
+def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> None:
+    page = run_page(tmp_path, session)
+    assert {"h1", "table", "caption", "svg", "nav"} <= page.tags
+    assert "Where the tail comes from" in page.text
+    assert "What the figures mean" in page.text
+    assert "unexplained" in page.text
+
+
+def test_every_optimization_makes_a_whole_page(
+    tmp_path: Path, document: Mapping[str, Any], ordinary: Session
+) -> None:
+    path = tmp_path / "report.html"
+    write_optimization_report(path, document, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    assert "Before and after" in checked(path).text
+
+
+def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session: Session, hostile: Session) -> None:
+    path = tmp_path / "report.html"
+    comparison = compare_records(hostile[0], session[0])
+    write_comparison_report(path, comparison, hostile[0], session[0])
+    text = checked(path).text
+    assert "Base and new" in text
+    assert significant(comparison.before.latency_ms["p99"]) in text
+    assert pairing_words(comparison) in text
+    for note in comparison.notes:
+        assert visible(note, limit=2000) in text
+
+
+def test_an_optimization_without_records_is_still_a_page(tmp_path: Path, document: Mapping[str, Any]) -> None:
+    path = tmp_path / "report.html"
+    write_optimization_report(path, document, diagnosis=None, before=None, after=None)
+    assert "No record was kept." in checked(path).text
+
+
+def test_the_page_is_the_same_every_time(tmp_path: Path, ordinary: Session) -> None:
+    for name in ("a.html", "b.html"):
+        write_run_report(tmp_path / name, *ordinary)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_the_figures_of_the_diagnosis_appear(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    text = run_page(tmp_path, ordinary).text
+    assert diagnosis.sentence in text
+    for value in diagnosis.latency_ms.values():
+        assert significant(value) in text
+    for entry in diagnosis.causes:
+        assert entry.cause in text
+        assert significant(entry.tail_ms) in text
+    for row in diagnosis.stages_ms.values():
+        assert significant(row["p99"]) in text
+    assert milliseconds(diagnosis.excess_ms) in text
+    assert "12.3 µs a request, 0.800 % of a core" in text
+    assert "p50 0.00310 ms, p99 0.0410 ms, max 0.310 ms" in text
+    assert "latfix optimize request" in text
+    for value in (record.meta["machine"]["cpu"], record.meta["versions"]["torch"], record.meta["started"]):
+        assert value in text
+
+
+def test_the_slowest_requests_are_listed_with_errors(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    status = record.requests["status"].copy()
+    slowest = slowest_rows(record)
+    status[slowest[0]] = 1
+    index = int(record.requests["index"][slowest[0]])
+    failing = replace(
+        record, requests={**record.requests, "status": status}, errors={**record.errors, index: "out of memory"}
+    )
+    text = run_page(tmp_path, (failing, diagnosis)).text
+    assert "out of memory" in text
+    for row in slowest:
+        assert record.traffic.ids[int(record.requests["index"][row])] in text
+
+
+def test_slowest_rows_leave_warm_up_out_and_are_in_order(ordinary: Session) -> None:
+    record = ordinary[0]
+    latency = record.requests["latency_ns"].copy()
+    latency[0] = 10**15
+    assert record.requests["warmup"][0] == 1
+    rows = slowest_rows(replace(record, requests={**record.requests, "latency_ns": latency}))
+    assert 0 not in rows
+    assert (np.diff(latency[rows]) <= 0).all()
+    assert len(rows) == 20
+
+
+def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, hostile: Session) -> None:
+    path = tmp_path / "report.html"
+    write_run_report(path, *hostile)
+    page = checked(path)
+    assert '<script>alert("1")</script>' in page.text
+    assert "\\x00]]>" in page.text
+    assert "${style}" in page.text
+    assert "<script" not in path.read_text(encoding="utf-8")
+
+
+def test_negative_milliseconds_are_drawn_in_their_own_color(tmp_path: Path, ordinary: Session) -> None:
+    path = tmp_path / "report.html"
+    write_run_report(path, *ordinary)
+    chart = path.read_text(encoding="utf-8").split("causes-chart-title", 1)[1].split("</svg>", 1)[0]
+    assert "var(--relief)" in chart
+    assert "shortens the tail" in chart
+
+
+def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    meta = {**record.meta, "scheduled": 2005}
+    text = run_page(tmp_path, (replace(record, partial=True, meta=meta), diagnosis)).text
+    assert "Partial run" in text
+    assert "5 scheduled but not recorded" in text
+    assert "Partial run" not in run_page(tmp_path, ordinary).text
+
+
+def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
+    tmp_path: Path, improved: Mapping[str, Any], ordinary: Session
+) -> None:
+    path = tmp_path / "report.html"
+    write_optimization_report(path, improved, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    text = checked(path).text
+    assert "Improved: p99 412 → 98.0 ms (×0.238 [0.210, 0.280])" in text
+    for step in improved["steps"]:
+        assert step["fix"] in text
+        assert step["reason"] in text
+    for gate in improved["gates"]:
+        assert gate["gate"] in text
+    assert "cannot tell" in text
+    assert "latfix diagnose request --plan plan.toml" in text
+
+
+def test_a_large_run_is_a_small_page_that_says_what_it_leaves_out(
+    tmp_path: Path, large: RunRecord, ordinary: Session
+) -> None:
+    text = run_page(tmp_path, (large, ordinary[1])).text
+    assert re.search(r"[\d,]+ of 199,\d{3} requests are drawn: the slowest", text)
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordinary: Session) -> None:
+    target = tmp_path / "nowhere" / "report.html"
+    with pytest.raises(InputError, match=r"report\.html: found that it cannot be written") as caught:
+        write_run_report(target, *ordinary)
+    assert "\n" not in caught.value.message
+
+
+def test_a_failed_write_leaves_the_old_page_and_no_litter(tmp_path: Path, ordinary: Session) -> None:
+    target = tmp_path / "report.html"
+    target.mkdir()
+    with pytest.raises(InputError):
+        write_run_report(target, *ordinary)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,97 @@
+"""The table of backends: what differs stands out, what is missing says why, and nothing from outside is markup."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from latfix.reports.terminal.backends import render_backends
+
+
+def row(backend: str, **more: Any) -> dict[str, Any]:
+    rate = {"value": 120.0, "ci95": [110.0, 130.0]}
+    known = {"load_s": 1.5, "rounds": 9, "single_rps": rate, "batched_rps": rate, "agreeing": 8, "compared": 8}
+    return {"backend": backend, "convert_s": None, "missing": "", "deviation": 0.0, **known, **more}
+
+
+def faster(value: float, lo: float, hi: float) -> dict[str, Any]:
+    estimate = {"value": value, "ci95": [lo, hi]}
+    return {"single_speedup": estimate, "batched_speedup": estimate}
+
+
+def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, **more: Any) -> str:
+    document = {
+        "workload": "demo",
+        "batch_size": 8,
+        "requests": 24,
+        "threads": 1,
+        "versions": {"torch": "2.13.0"},
+        "inputs": ["x: float32 (batch, length), normal values"],
+        "backends": [row("eager torch"), *rows],
+        **more,
+    }
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii" if ascii_only else "utf-8", errors="strict")
+    console = Console(file=file, width=160, force_terminal=color, color_system="standard" if color else None)
+    console.print(render_backends(document))
+    file.flush()
+    return raw.getvalue().decode()
+
+
+def test_every_figure_is_there() -> None:
+    text = shown(row("ONNX Runtime", convert_s=31.0, deviation=3e-7, **faster(2.5, 2.1, 2.9)))
+    for words in (
+        "in batches of 8",
+        "120/s [110, 130]",
+        "1.50 s",
+        "* 31.0 s",
+        "x2.50 [2.10, 2.90]",
+        "all 8 agree; off by 3.0e-07 of the largest number",
+        "the reference",
+        "24 requests of the traffic in 9 rounds",
+        "1 thread; torch 2.13.0",
+        "* converting it before, once",
+        "input x: float32 (batch, length), normal values",
+    ):
+        assert words in text, (words, text)
+    assert "converting" not in shown()
+
+
+@pytest.mark.parametrize(
+    ("answers", "says", "style"),
+    [
+        ({"agreeing": 3, "deviation": 0.5}, "3 of 8 agree; off by 0.50 of the largest number", "1;31"),
+        ({"deviation": 0.02}, "all 8 agree; off by 0.020", "33"),
+        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; off in shape or kind", "1;31"),
+    ],
+)
+def test_answers_that_differ_stand_out(answers: dict[str, Any], says: str, style: str) -> None:
+    text = shown(row("TorchScript", **answers, **faster(9.0, 8.0, 10.0)), color=True)
+    assert f"\x1b[{style}m{says}" in text, text
+
+
+def test_a_ratio_is_colored_only_where_it_is_decided() -> None:
+    assert "\x1b[32mx2.00 [1.50, 2.50]" in shown(row("a", **faster(2.0, 1.5, 2.5)), color=True)
+    assert "\x1b[31mx0.500 [0.400, 0.600]" in shown(row("a", **faster(0.5, 0.4, 0.6)), color=True)
+    assert "\x1b[3" not in shown(row("a", **faster(1.1, 0.9, 1.3)), color=True).split("x1.10")[0].rpartition("\n")[2]
+
+
+def test_what_is_missing_says_why_and_is_no_markup() -> None:
+    text = shown(
+        {"backend": "OpenVINO", "convert_s": None, "load_s": None, "missing": "[red]no\x1b[31m kernel[/red]"}
+    )
+    assert "OpenVINO: [red]no" in text and "\x1b" not in text
+    assert "x: [bold]" in shown(inputs=["x: [bold]"])
+
+
+def test_a_terminal_without_unicode() -> None:
+    shown(row("a", single_rps={"value": 3.0, "ci95": None}, **faster(2.0, 1.5, 2.5)), ascii_only=True)
+
+
+def test_one_reason_is_told_once() -> None:
+    gone = {"convert_s": None, "load_s": None, "missing": "no way there"}
+    text = shown({"backend": "TorchScript", **gone}, {"backend": "OpenVINO", **gone})
+    assert "TorchScript, OpenVINO: no way there" in text and text.count("no way there") == 1

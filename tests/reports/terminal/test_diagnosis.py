@@ -1,0 +1,207 @@
+"""The terminal reports: verdict first, every figure that matters, nothing hostile obeyed."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from latfix.formatting import significant
+from latfix.reports.terminal.diagnosis import render_comparison, render_diagnosis, render_optimization
+from latfix.results.comparison import compare_records
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+from latfix.statistics.latency_summary import Verdict
+
+Session = tuple[RunRecord, Diagnosis]
+
+
+def shown(renderable: RenderableType, *, width: int = 80, color: bool = False, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    Console(
+        file=file, width=width, force_terminal=color, color_system="standard" if color else None, legacy_windows=False
+    ).print(renderable)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_session_fits_every_width(session: Session, width: int) -> None:
+    text = shown(render_diagnosis(session[1], folder=Path("runs/1")), width=width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_optimization_fits_every_width(document: Mapping[str, Any], width: int) -> None:
+    text = shown(render_optimization(document, folder=Path("runs/1")), width=width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in text)
+
+
+def test_the_verdict_is_the_first_thing(ordinary: Session) -> None:
+    text = in_one_line(shown(render_diagnosis(ordinary[1], folder=None)))
+    assert text.startswith(f"ranker on cpu: {ordinary[1].sentence}")
+
+
+def test_every_figure_of_the_latency_is_there(ordinary: Session) -> None:
+    text = shown(render_diagnosis(ordinary[1], folder=None))
+    for value in ordinary[1].latency_ms.values():
+        assert significant(value) in text
+    low, high = ordinary[1].latency_ci95_ms["p99"]
+    assert significant(low) in text
+    assert significant(high) in text
+
+
+def test_causes_sum_to_the_excess_and_unexplained_is_shown(ordinary: Session) -> None:
+    lines = shown(render_diagnosis(ordinary[1], folder=None)).splitlines()
+    (total,) = [line for line in lines if line.startswith("sum = excess")]
+    assert significant(ordinary[1].excess_ms) in total
+    (rest,) = [line for line in lines if line.startswith("unexplained")]
+    assert significant(ordinary[1].unexplained_ms) in rest
+    assert "remainder" in rest
+
+
+def test_own_and_queue_bars_differ(ordinary: Session) -> None:
+    lines = shown(render_diagnosis(ordinary[1], folder=None)).splitlines()
+    (own,) = [line for line in lines if line.startswith("python.gc ")]
+    (queue,) = [line for line in lines if line.startswith("traffic.burst ")]
+    (negative,) = [line for line in lines if line.startswith("unexplained")]
+    assert "█" in own and "▒" not in own
+    assert "▒" in queue and "█" not in queue
+    assert "░" in negative and "█" not in negative
+
+
+def test_what_to_do_names_the_command_with_the_workload_quoted(ordinary: Session) -> None:
+    text = shown(render_diagnosis(ordinary[1], folder=None, workload_argument="my folder/ranker"))
+    assert "latfix optimize 'my folder/ranker'" in text
+    assert "gc.freeze" in text
+
+
+def test_a_steady_run_is_told_that_nothing_stands_out(ordinary: Session) -> None:
+    steady = replace(ordinary[1], verdict="steady", causes=())
+    text = shown(render_diagnosis(steady, folder=None))
+    assert "Nothing stands out" in text
+    assert "latfix optimize" not in text
+
+
+def test_small_print_gives_counts_lag_cost_and_folder(ordinary: Session) -> None:
+    text = shown(render_diagnosis(ordinary[1], folder=Path("runs/ranker")))
+    assert "1,996 ok, 2 error, 1 timeout, 1 shed; 39.9/s" in text
+    assert "p50 0.00310, p99 0.0410, max 0.310 ms" in text
+    assert "12.3 µs a request, 0.800 % of a core" in text
+    assert "runs/ranker" in text
+
+
+def test_notes_are_warnings_near_the_top(ordinary: Session) -> None:
+    text = shown(render_diagnosis(replace(ordinary[1], notes=("Too few requests.",)), folder=None))
+    assert text.index("! Too few requests.") < text.index("latency, ms")
+
+
+def test_plain_output_has_no_color_codes_and_a_terminal_has_them(ordinary: Session) -> None:
+    report = render_diagnosis(ordinary[1], folder=None)
+    assert "\x1b" not in shown(report)
+    assert "\x1b[1;31m" in shown(report, color=True)
+
+
+def test_hostile_texts_are_literal_on_a_terminal_too(hostile: Session) -> None:
+    text = shown(render_diagnosis(hostile[1], folder=Path("[red]folder[/red]")), color=True, width=200)
+    assert "[red]x[/red]" in text
+    assert "[red]folder[/red]" in text
+    assert "\\x1b[31m" in text
+    assert "\u202e" not in text
+    assert "\x00" not in text
+
+
+def test_an_output_without_unicode_is_not_a_crash(ordinary: Session, hostile: Session) -> None:
+    for _, diagnosis in (ordinary, hostile):
+        text = shown(render_diagnosis(diagnosis, folder=None), encoding="ascii")
+        assert "####" in text
+
+
+def test_an_untrusted_replay_is_yellow_not_red(ordinary: Session) -> None:
+    text = shown(render_diagnosis(replace(ordinary[1], trustworthy=False), folder=None), color=True)
+    assert "\x1b[1;33m" in text.splitlines()[0]
+
+
+def test_no_request_says_so(ordinary: Session) -> None:
+    empty = replace(ordinary[1], requests={"ok": 0, "error": 0, "timeout": 0, "shed": 0}, causes=())
+    assert "No request was recorded" in shown(render_diagnosis(empty, folder=None))
+    failed = replace(empty, requests={"ok": 0, "error": 9, "timeout": 0, "shed": 0})
+    assert "mend the errors first" in shown(render_diagnosis(failed, folder=None))
+
+
+def test_an_optimization_leads_with_its_verdict(improved: Mapping[str, Any]) -> None:
+    text = in_one_line(shown(render_optimization(improved, folder=Path("runs/2"))))
+    assert text.startswith("ranker on cpu: improved: p99 412 -> 98.0 ms (x0.238 [0.210, 0.280]);")
+
+
+def test_an_optimization_tells_what_each_fix_did_and_why(improved: Mapping[str, Any]) -> None:
+    text = in_one_line(shown(render_optimization(improved, folder=Path("runs/2")), width=120))
+    assert "quantize.int8_dynamic rejected" in text
+    assert "accuracy 0.912 -> 0.871, limit 0.902" in text
+    assert "fusion.compile not effective" in text
+    assert "predicted 300 ms, measured 321 ms" in text
+    assert "verified: 0 collections in 2,000 requests" in text
+
+
+def test_a_comparison_leads_with_its_verdict_and_warns(ordinary: Session, hostile: Session) -> None:
+    comparison = compare_records(ordinary[0], hostile[0])
+    text = shown(render_comparison(comparison))
+    assert text.startswith(comparison.verdict.replace("_", " "))
+    assert "! the traffic differs" in text
+    assert significant(comparison.after.latency_ms["p99"]) in text
+    assert "compared as wholes over 1 round" in in_one_line(text)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "style"), [("better", "32"), ("worse", "31"), ("no_difference", "36"), ("undecided", "33")]
+)
+def test_the_color_of_a_comparison_is_that_of_its_verdict(ordinary: Session, verdict: Verdict, style: str) -> None:
+    comparison = replace(compare_records(ordinary[0], ordinary[0]), verdict=verdict)
+    assert f"\x1b[1;{style}m" in shown(render_comparison(comparison), color=True).splitlines()[0]
+
+
+def test_every_session_can_be_compared(session: Session, ordinary: Session) -> None:
+    text = shown(render_comparison(compare_records(ordinary[0], session[0])))
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    assert not any(unicodedata.category(c) in ("Cc", "Cs") and c != "\n" for c in text)
+
+
+def test_gates_and_the_plan_are_shown(improved: Mapping[str, Any]) -> None:
+    text = in_one_line(shown(render_optimization(improved, folder=Path("runs/2")), width=120))
+    assert "passed p99<200ms" in text
+    assert "FAILED p99<=baseline*0.2" in text
+    assert "cannot tell p99.9<150ms" in text
+    assert "latfix diagnose ranker --plan runs/2/plan.toml" in text
+
+
+def test_a_run_without_an_ok_request_is_never_green(ordinary: Session) -> None:
+    counts = {"ok": 0, "error": 0, "timeout": 0, "shed": 0}
+    for error, style in ((0, "33"), (5, "31")):
+        steady = replace(ordinary[1], verdict="steady", causes=(), requests={**counts, "error": error})
+        assert f"\x1b[1;{style}m" in shown(render_diagnosis(steady, folder=None), color=True).splitlines()[0]
+
+
+def test_small_named_causes_are_mentioned_but_not_explained(ordinary: Session) -> None:
+    small = [
+        replace(entry, named=True, tail_share=0.5 if k == 0 else 0.01, evidence=f"evidence number {k}")
+        for k, entry in enumerate(ordinary[1].causes)
+        if entry.cause != "unexplained"
+    ]
+    text = in_one_line(shown(render_diagnosis(replace(ordinary[1], causes=tuple(small)), folder=None), width=160))
+    assert "Evidence number 0." in text
+    assert "vidence number 1" not in text
+    assert f"also: {small[1].cause}" in text

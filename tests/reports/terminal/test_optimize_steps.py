@@ -1,0 +1,130 @@
+"""The steps of an optimization on a terminal: what several fixes share is said once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from latfix.reports.terminal.diagnosis import render_optimization
+
+SHARED = "in the same replays"
+
+
+def step(fix: str, reason: str, together: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    return {
+        "fix": fix,
+        "status": "kept",
+        "reason": reason,
+        "together": list(together),
+        "ratio": {"mean": {"value": 0.9, "ci95": [0.8, 1.0]}, "p99": {"value": 0.7, "ci95": [0.6, 0.8]}},
+        "p99_ms": 12.0,
+        "predicted_p99_ms": None,
+        "accuracy": 0.875,
+        "verified": f"seen of {fix}",
+        **more,
+    }
+
+
+def lines_of(document: Mapping[str, Any], *steps: Mapping[str, Any]) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=160, color_system=None)
+    console.print(render_optimization({**document, "steps": list(steps)}, folder=None))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def words_of(fix: str, lines: list[str]) -> str:
+    """The line that says what became of a fix; its row in the table has no colon."""
+    (line,) = [line for line in lines if line.startswith(f"{fix}: ")]
+    return line
+
+
+GROUP = ("a.one", "a.two", "a.three")
+
+
+def test_later_members_of_a_group_refer_to_the_first(improved: Mapping[str, Any]) -> None:
+    reason = "in a group of 3: p95 x0.70 [0.60, 0.80], mean x0.90 [0.80, 1.00]"
+    lines = lines_of(improved, *(step(fix, reason, GROUP) for fix in GROUP))
+    assert words_of("a.one", lines) == f"a.one: {reason}; accuracy 0.875"
+    assert words_of("a.two", lines) == f"a.two: {SHARED}"
+    assert words_of("a.three", lines) == f"a.three: {SHARED}"
+    assert sum(reason in line for line in lines) == 1
+    for fix in GROUP:  # the evidence is each member's own
+        assert f"  verified: seen of {fix}" in lines
+
+
+def test_a_member_with_a_reason_of_its_own_says_it(improved: Mapping[str, Any]) -> None:
+    reason = "in a group of 3: p95 x0.70"
+    own = "it did not take effect: 0 seen"
+    steps = [step("a.one", reason, GROUP), step("a.two", own, GROUP), step("a.three", reason, GROUP)]
+    lines = lines_of(improved, *steps)
+    assert own in words_of("a.two", lines)
+    # What stands above it now is another reason, so that its own is said again.
+    assert words_of("a.three", lines).startswith(f"a.three: {reason}")
+
+
+@pytest.mark.parametrize("second", [GROUP, ()])
+def test_fixes_tried_alone_or_in_other_groups_share_nothing(
+    improved: Mapping[str, Any], second: tuple[str, ...]
+) -> None:
+    """The same words by chance are not the same replays."""
+    reason = "budget: it needs about 20 s, 5 s are left before the final replay"
+    lines = lines_of(improved, step("a.one", reason), step("a.two", reason, second), step("a.three", reason))
+    for fix in GROUP:
+        assert reason in words_of(fix, lines)
+    assert not any(SHARED in line for line in lines)
+
+
+def test_a_prediction_stands_beside_what_was_measured(improved: Mapping[str, Any]) -> None:
+    lines = lines_of(improved, step("a.one", "p95 x0.70", predicted_p99_ms=10.0))
+    assert "p99 predicted 10.0 ms, measured 12.0 ms" in words_of("a.one", lines)
+    assert "predicted" not in words_of("a.two", lines_of(improved, step("a.two", "p95 x0.70")))
+
+
+def skipped(fix: str, reason: str) -> dict[str, Any]:
+    return {"fix": fix, "status": "skipped", "reason": reason, "ratio": {}, "predicted_p99_ms": None, "p99_ms": None}
+
+
+def test_few_fixes_that_were_not_tried_each_say_why(improved: Mapping[str, Any]) -> None:
+    lines = lines_of(improved, step("a.one", "p95 x0.70"), skipped("b.two", "there is no batch window"))
+    untried = lines[lines.index("Not tried") :]
+    assert "b.two: there is no batch window" in untried
+    assert not any(line.startswith("b.two") for line in lines[: lines.index("Not tried")])
+    assert "Not tried" not in lines_of(improved, step("a.one", "p95 x0.70"))
+
+
+def test_many_fixes_that_were_not_tried_are_told_by_what_kept_them_from_it(improved: Mapping[str, Any]) -> None:
+    """A catalogue of skipped fixes would hide the few that were tried."""
+    budget = "budget: it needs about 20 s, 5 s are left before the final replay"
+    late = [skipped(f"late.{k}", budget) for k in range(6)]
+    other = [skipped(f"other.{k}", f"reason number {k}") for k in range(5)]
+    absent = skipped("memory.jemalloc", "jemalloc is not installed (libjemalloc.so.2 is nowhere to be found)")
+    lines = lines_of(improved, step("a.one", "p95 x0.70"), *late, absent, *other)
+    untried = lines[lines.index("Not tried") + 1 :]
+    assert untried[:4] == [
+        "no time left (6): late.0, late.1, late.2, late.3, late.4, late.5",
+        "memory.jemalloc: jemalloc is not installed (libjemalloc.so.2 is nowhere to be found)",
+        "nothing to do here (5): other.0, other.1, other.2, other.3, other.4",
+        "The report and optimization.json say why for each.",
+    ]
+    assert not any("reason number" in line or "it needs about" in line for line in lines)
+    assert sum(line.split()[:1] == ["a.one"] for line in lines) == 1, "its row, and no skipped one beside it"
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_no_fix_is_lost_between_the_lists(improved: Mapping[str, Any], count: int) -> None:
+    reasons = ["budget: all 3 trials are used", "needs onnx, not installed here; install latfix[onnx]", "no window"]
+    steps = [skipped(f"fix.n{k}", reasons[k % 3]) for k in range(count)]
+    text = " ".join(lines_of(improved, *steps))
+    assert all(text.count(f"fix.n{k}") == 1 for k in range(count))
+    assert "What was tried" not in text
+
+
+def test_every_step_has_its_row(improved: Mapping[str, Any]) -> None:
+    lines = lines_of(improved, *(step(fix, "p95", GROUP) for fix in GROUP))
+    rows = [line for line in lines if line.split()[:2] in [[fix, "kept"] for fix in GROUP]]
+    assert len(rows) == 3
+    assert all("0.7" in row and "12.0" in row for row in rows)

@@ -1,0 +1,132 @@
+"""The run over time, on the terminal and on the page: windows, and when causes were active."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from latfix.reports.html.over_time_section import windows_section
+from latfix.reports.html.pages import write_run_report
+from latfix.reports.terminal.diagnosis import render_diagnosis
+from latfix.reports.terminal.over_time import read_activity, read_windows
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+Session = tuple[RunRecord, Diagnosis]
+HOSTILE = "<b>x</b>\x1b[31m"
+
+
+def window(k: int, *, p99: float | None = 40.0, cause: str = "python.gc") -> dict[str, Any]:
+    return {
+        "start_s": 2.5 * k,
+        "end_s": 2.5 * (k + 1),
+        "requests": 120,
+        "offered_rps": 48.0 + k,
+        "p50_ms": 10.0 + k,
+        "p95_ms": 30.0,
+        "p99_ms": p99,
+        "note": "",
+        "causes_ms": {cause: 1.5 * k, "traffic.burst": -0.25},
+    }
+
+
+@dataclass(frozen=True)
+class Told(Diagnosis):
+    """A diagnosis whose document tells of windows and of when its causes were active."""
+
+    windows: tuple[Mapping[str, Any], ...] = ()
+    active: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        document = Diagnosis.to_json(self)
+        document["windows"] = list(self.windows)
+        for entry in document["causes"]:
+            if self.active is not None and entry["named"]:
+                entry["active"] = self.active
+        return document
+
+
+def told(diagnosis: Diagnosis, windows: list[dict[str, Any]], active: Mapping[str, Any] | None = None) -> Told:
+    fields = {name: getattr(diagnosis, name) for name in Diagnosis.__dataclass_fields__}
+    return Told(**fields, windows=tuple(windows), active=active)
+
+
+PART = {"throughout": False, "intervals_s": [[12.4, 18.9], [31.0, 35.2]], "text": "active 12.4–18.9 and 31.0–35.2 s"}
+
+
+def terminal(diagnosis: Diagnosis, *, width: int = 80, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    Console(file=file, width=width, legacy_windows=False).print(render_diagnosis(diagnosis, folder=None))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_terminal_draws_windows_and_names_active_stretches(ordinary: Session, width: int) -> None:
+    text = terminal(told(ordinary[1], [window(k) for k in range(24)], PART), width=width)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert "Over time" in text
+    assert "10.0 ms to 33.0 ms" in text and "48.0/s to 71.0/s" in text
+    row = next(line for line in text.splitlines() if line.startswith("p50  "))
+    assert row.index("█") > row.index("▃")  # it grows from window to window
+    assert "12.4–18.9" in text
+
+
+def test_p95_is_shown_where_p99_is_not_told(ordinary: Session) -> None:
+    text = terminal(told(ordinary[1], [window(k, p99=None if k else 40.0) for k in range(6)]))
+    assert any(line.startswith("p95  ") for line in text.splitlines())
+    assert not any(line.startswith("p99  ") for line in text.splitlines())
+
+
+def test_a_terminal_without_unicode_gets_digits(ordinary: Session) -> None:
+    text = terminal(told(ordinary[1], [window(k) for k in range(24)], PART), encoding="ascii")
+    row = next(line for line in text.splitlines() if line.startswith("p50  "))
+    assert "?" not in row and "8" in row.split()[1]
+
+
+def test_causes_that_were_active_throughout_are_not_listed(ordinary: Session) -> None:
+    whole = {"throughout": True, "intervals_s": [[0.0, 60.0]], "text": "throughout"}
+    assert read_activity(told(ordinary[1], [], whole)) == []
+    assert {entry.cause for entry in read_activity(told(ordinary[1], [], PART))} == {
+        entry.cause for entry in ordinary[1].causes if entry.named
+    }
+
+
+def test_a_diagnosis_without_windows_shows_none(ordinary: Session, tmp_path: Path) -> None:
+    assert read_windows(ordinary[1]) == [] and windows_section(ordinary[1]) is None
+    assert "Over time" not in terminal(ordinary[1])
+    write_run_report(tmp_path / "report.html", *ordinary)
+    assert "#windows" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_has_a_row_a_window_and_a_bar_a_stretch(ordinary: Session, tmp_path: Path) -> None:
+    record, diagnosis = ordinary
+    windows = [window(k, p99=None if k == 3 else 40.0) for k in range(8)]
+    write_run_report(tmp_path / "report.html", record, told(diagnosis, windows, PART))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'href="#windows"' in page and 'id="windows"' in page
+    section = page[page.index('id="windows"') :]
+    section = section[: section.index("</section>")]
+    assert section.count("<tr>") == 1 + len(windows)
+    assert "12.4–18.9" in section and "17.5 to 20.0" in section
+    assert section.count("–</td>") == 1  # the p99 that is not told
+    assert 'id="windows-chart-title"' in section
+
+
+def test_a_hostile_cause_stays_text(ordinary: Session, tmp_path: Path) -> None:
+    record, diagnosis = ordinary
+    active = {**PART, "text": HOSTILE}
+    write_run_report(
+        tmp_path / "report.html", record, told(diagnosis, [window(k, cause=HOSTILE) for k in range(6)], active)
+    )
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<b>x</b>" not in page and "\x1b" not in page
+    assert "\x1b" not in terminal(told(diagnosis, [window(k) for k in range(6)], active))

@@ -1,0 +1,117 @@
+"""The rendered shape: every awkward shape renders, hostile names do no harm, pictures are the same each time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from latfix.errors import InputError
+from latfix.reports.terminal.traffic import draw_shape, figure, render_shape
+from latfix.traffic.parsed_fields import feature_array, fill_ids
+from latfix.traffic.schedule import Traffic
+from latfix.traffic.summary import TrafficShape, describe
+
+
+def shape_of(seconds: list[float], source: str = "t.jsonl", **features: Sequence[object]) -> TrafficShape:
+    n = len(seconds)
+    traffic = Traffic(
+        arrival_ns=np.array([round(second * 1e9) for second in seconds], dtype=np.int64),
+        ids=fill_ids([None] * n),
+        priority=np.arange(n, dtype=np.int64).astype(np.int8) % 3,
+        sessions=["s"] * n,
+        deadline_ms=np.full(n, 20.0),
+        features={name: feature_array(column) for name, column in features.items()},
+        payloads=[None] * n,
+        metadata={
+            "source": source,
+            "format": "native-jsonl",
+            "skipped_lines": 2,
+            "transforms": [{"transform": "limit"}],
+        },
+    )
+    return describe(traffic)
+
+
+def printed(shape: TrafficShape, width: int = 100) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(render_shape(shape))
+    return stream.getvalue()
+
+
+SHAPES = {
+    "one": [0.0],
+    "late one": [5.0],
+    "together": [1.0] * 80,
+    "two": [0.0, 1.0],
+    "nanoseconds": [0.0, 1e-9, 3e-9],
+    "years": [0.0, 9e8],
+    "beat": [float(i) for i in range(100)],
+    "growing": [float(i**3) for i in range(100)],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("width", [40, 100])
+def test_every_shape_renders_and_draws(name: str, width: int, tmp_path: Path) -> None:
+    shape = shape_of(SHAPES[name])
+    text = printed(shape, width)
+    assert text.startswith(shape.kind.capitalize())
+    assert max(map(len, text.splitlines())) <= width
+    draw_shape(shape, tmp_path / "p.svg")
+    ElementTree.parse(tmp_path / "p.svg")
+    draw_shape(shape, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figures_of_the_shape_are_shown() -> None:
+    text = printed(shape_of(SHAPES["beat"], tokens=list(range(100)), lang=["de"] * 60 + ["en"] * 40))
+    for part in ("100 in 99 s", "mean 1/s", "2 malformed lines", "high 34", "1, of 100 requests", "p50 20 ms"):
+        assert part in text
+    for part in ("tokens", "94", "de 60, en 40", "limit", "whole multiples of 1 s"):
+        assert part in text
+
+
+def test_the_rate_chart_rises_with_the_rate() -> None:
+    seconds = [i / 2 for i in range(100)] + [50 + i / 20 for i in range(1000)]
+    chart = printed(shape_of(seconds)).split("requests a second over")[1].split("gaps up to")[0].splitlines()[1:5]
+    assert len(chart[0].rstrip()) > 0
+    assert chart[0][:20].strip() == ""
+    assert chart[0].rstrip().endswith(("█", "▇", "▆", "▅"))
+
+
+@pytest.mark.parametrize("name", ["$x^{$", "[bold]x[/bold]", "a\x1b[31mb", "<script>&", "é" * 300, "\\frac{}"])
+def test_hostile_names_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+    shape = shape_of(SHAPES["beat"], source=name, lang=[name] * 100)
+    text = printed(shape)
+    assert "\x1b" not in text
+    if name.isprintable() and len(name) < 24:
+        assert name in text
+    draw_shape(shape, tmp_path / "p.svg")
+    ElementTree.parse(tmp_path / "p.svg")
+
+
+def test_the_same_shape_gives_the_same_picture(tmp_path: Path) -> None:
+    shape = shape_of(SHAPES["growing"])
+    draw_shape(shape, tmp_path / "a.svg")
+    draw_shape(shape, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_picture_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
+    for name in ("p.gif", "missing/p.svg"):
+        with pytest.raises(InputError, match="expected"):
+            draw_shape(shape_of([0.0, 1.0]), tmp_path / name)
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        draw_shape(shape_of([0.0, 1.0]), tmp_path / "folder.svg")
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (1234.5, "1,234"), (2.5664, "2.57"), (0.0123, "0.0123")])
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert figure(value) == text

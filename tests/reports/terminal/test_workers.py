@@ -1,0 +1,102 @@
+"""The table of workers in the terminal and on the page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from latfix.reports.html.pages import write_run_report
+from latfix.reports.terminal.diagnosis import render_diagnosis
+from latfix.reports.terminal.workers import read_workers, weight_words, workers_section
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+
+ROW: dict[str, Any] = {
+    "worker": 0,
+    "device": "cuda:0",
+    "batches": 1200,
+    "requests": 4100,
+    "busy_share": 0.71,
+    "compute_p50_ms": 8.125,
+    "compute_p99_ms": 19.4,
+    "tail_requests": 3,
+    "tail_share": 0.15,
+    "weight": None,
+    "slow_s": 0.0,
+}
+SLOW = {**ROW, "worker": 1, "device": "cuda:1", "tail_share": 0.85, "weight": [1.0, 3.14159], "slow_s": 12.5}
+
+
+def _with(diagnosis: Diagnosis, *rows: Any) -> Diagnosis:
+    return replace(diagnosis, extra={**diagnosis.extra, "workers": list(rows)})
+
+
+def _shown(diagnosis: Diagnosis, width: int = 100) -> str:
+    file = StringIO()
+    Console(width=width, file=file).print(render_diagnosis(diagnosis, folder=None))
+    return file.getvalue()
+
+
+def test_one_worker_has_no_table(ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path) -> None:
+    record, diagnosis = ordinary
+    assert "Workers" not in _shown(diagnosis) and workers_section(diagnosis) is None
+    write_run_report(tmp_path / "report.html", record, diagnosis)
+    assert "#workers" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("width", [64, 100, 140])
+def test_each_worker_has_a_line(ordinary: tuple[RunRecord, Diagnosis], width: int) -> None:
+    shown = _shown(_with(ordinary[1], ROW, SLOW), width)
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["0", "cuda:0", "4,100", "71.0", "%", "8.12", "19.4", "15.0", "%", "–"] in lines
+    assert ["1", "cuda:1", "4,100", "71.0", "%", "8.12", "19.4", "85.0", "%", "3.14"] in lines
+
+
+def test_a_narrow_terminal_shows_every_figure(ordinary: tuple[RunRecord, Diagnosis]) -> None:
+    shown = _shown(_with(ordinary[1], SLOW), 60)
+    table = shown[shown.index("Workers") :].splitlines()[:6]
+    assert all(len(line) <= 60 for line in table)
+    assert all(figure in " ".join(table) for figure in ("4,100", "71.0 %", "8.12", "19.4", "85.0 %", "3.14"))
+
+
+def test_without_weights_there_is_no_column_of_them(ordinary: tuple[RunRecord, Diagnosis]) -> None:
+    shown = _shown(_with(ordinary[1], ROW, {**ROW, "worker": 1}))
+    assert "weight" not in shown.split("Workers")[1] and "Workers" in shown
+
+
+def test_many_workers_are_cut_in_the_terminal_and_whole_on_the_page(
+    ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path
+) -> None:
+    record, diagnosis = ordinary
+    many = _with(diagnosis, *({**SLOW, "worker": k, "device": f"cuda:{k}"} for k in range(12)))
+    shown = _shown(many)
+    assert "cuda:7" in shown and "cuda:8" not in shown and "4 more workers are on the page" in shown
+    write_run_report(tmp_path / "report.html", record, many)
+    page = (tmp_path / "report.html").read_text()
+    assert 'href="#workers"' in page and "cuda:11" in page and "12.5" in page and "1.00 to 3.14" in page
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "text",
+        [None, 3],
+        [{}],
+        [{"worker": "<b>", "device": "<script>alert(1)</script>", "weight": ["x", None], "batches": None}],
+        [{**ROW, "weight": [float("nan"), 2.0], "busy_share": "much"}],
+    ],
+)
+def test_broken_rows_are_shown_as_far_as_they_go(
+    rows: Any, ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path
+) -> None:
+    record, diagnosis = ordinary
+    broken = replace(diagnosis, extra={"workers": rows})
+    _shown(broken)
+    write_run_report(tmp_path / "report.html", record, broken)
+    assert "<script>alert" not in (tmp_path / "report.html").read_text()
+    assert all(weight_words(row) == "" for row in read_workers(broken))

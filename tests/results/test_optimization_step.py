@@ -1,0 +1,206 @@
+"""The rule that decides about a fix, and the entry that it leaves in optimization.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.results.comparison import Comparison, Summary
+from latfix.results.optimization_step import Prediction, Step
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold
+from latfix.stages import Status
+from latfix.statistics.latency_summary import LATENCY_KEYS, RatioEstimate
+from latfix.traffic.schedule import Traffic
+
+Bounds = tuple[float, float, float]
+
+
+def summary(ok: int = 1000, lost: int = 0) -> Summary:
+    return Summary(
+        latency_ms=dict.fromkeys(LATENCY_KEYS, 10.0),
+        latency_ci95_ms={},
+        throughput_rps=50.0,
+        requests={"ok": ok, "error": 0, "timeout": lost, "shed": 0},
+    )
+
+
+def comparison(p95: Bounds, mean: Bounds, *, lost: int = 0) -> Comparison:
+    """Ratios as value, lower and upper end."""
+    known = {"p95": p95, "mean": mean, "p99": (1.0, 0.1, 9.0)}
+    return Comparison(
+        before=summary(),
+        after=summary(1000 - lost, lost),
+        ratio={key: RatioEstimate(value=v, lo=lo, hi=hi) for key, (v, lo, hi) in known.items()},
+        verdict="undecided",
+    )
+
+
+BETTER, WORSE, SAME, WIDE = (0.5, 0.4, 0.6), (1.5, 1.4, 1.6), (1.0, 0.98, 1.02), (1.0, 0.6, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("p95", "mean", "status"),
+    [
+        (BETTER, SAME, "kept"),
+        (BETTER, BETTER, "kept"),
+        (BETTER, WIDE, "kept"),
+        ((0.98, 0.8, 1.2), BETTER, "kept"),  # by the mean, with a tail that is not higher
+        ((1.02, 0.8, 1.2), BETTER, "undecided"),
+        (WORSE, BETTER, "rejected"),
+        (WORSE, SAME, "rejected"),
+        (WIDE, WORSE, "rejected"),
+        (SAME, WORSE, "rejected"),
+        (SAME, SAME, "no_gain"),
+        (SAME, (1.03, 0.99, 1.06), "undecided"),
+        ((0.97, 0.94, 1.01), SAME, "undecided"),
+        (WIDE, SAME, "undecided"),
+        (WIDE, WIDE, "undecided"),
+    ],
+)
+def test_status_by_the_intervals(p95: Bounds, mean: Bounds, status: str) -> None:
+    found, reason = decide(comparison(p95, mean))
+    assert found == status, reason
+    assert f"p95 x{p95[0]:.2f}" in reason and f"mean x{mean[0]:.2f}" in reason
+
+
+@pytest.mark.parametrize(
+    ("p95", "mean", "status"),
+    [
+        ((0.3, 0.2, 0.79), WIDE, "kept"),
+        ((0.3, 0.2, 0.81), WIDE, "undecided"),
+        ((0.9, 0.5, 1.6), (0.4, 0.2, 0.79), "kept"),
+        ((1.1, 0.5, 1.6), (0.4, 0.2, 0.79), "undecided"),
+        ((1.8, 1.26, 2.6), WIDE, "rejected"),
+        ((1.8, 1.24, 2.6), WIDE, "undecided"),
+        ((1.1, 0.5, 2.6), (1.5, 1.26, 1.9), "rejected"),
+    ],
+)
+def test_a_large_change_needs_less_than_the_decision_bounds(p95: Bounds, mean: Bounds, status: str) -> None:
+    found = comparison(p95, mean)
+    open_bounds = {key: replace(each, decision=(0.0, math.inf)) for key, each in found.ratio.items()}
+    assert decide(replace(found, ratio=open_bounds))[0] == status
+
+
+def test_lost_requests_are_no_gain_in_latency() -> None:
+    assert decide(comparison(BETTER, BETTER, lost=9))[0] == "kept"
+    status, reason = decide(comparison(BETTER, BETTER, lost=11))
+    assert status == "rejected"
+    assert "1.1%" in reason
+
+
+def test_nothing_to_compare_decides_nothing() -> None:
+    nothing = (float("nan"),) * 3
+    assert decide(comparison(nothing, nothing))[0] == "undecided"
+
+
+#: As the contract names them.
+KEYS = {"fix", "status", "reason", "ratio", "predicted_p99_ms", "p99_ms", "accuracy", "verified"}
+
+
+def test_an_entry_has_the_keys_of_the_contract() -> None:
+    step = Step(
+        fix="gc.freeze",
+        status="kept",
+        reason="p95 x0.5",
+        comparison=comparison(BETTER, SAME),
+        prediction=Prediction(ratio={"mean": 0.9, "p95": 0.5, "p99": 1.2}),
+        accuracy=0.9,
+        verified="8 objects frozen",
+        settings={"gc": "freeze"},
+    )
+    entry = json.loads(json.dumps(step.to_json(), allow_nan=False))
+    assert set(entry) >= KEYS
+    assert entry["ratio"]["p95"] == {"value": 0.5, "ci95": [0.4, 0.6]}
+    assert (entry["p99_ms"], entry["predicted_p99_ms"], entry["accuracy"]) == (10.0, 12.0, 0.9)
+    assert entry["together"] == []
+    assert entry["settings"] == {"gc": "freeze"}
+
+
+def test_an_entry_of_a_fix_that_was_not_tried() -> None:
+    entry = json.loads(json.dumps(Step(fix="gc.freeze", status="skipped", reason="no pauses").to_json()))
+    assert set(entry) >= KEYS
+    assert entry["ratio"] == {}
+    assert entry["p99_ms"] is entry["accuracy"] is entry["predicted_p99_ms"] is None
+
+
+def _record(latency_ms: Any, digest: str) -> RunRecord:
+    n = len(latency_ms)
+    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows["index"], rows["arrival_ns"] = np.arange(n), np.arange(n) * 20_000_000
+    rows["latency_ns"] = (np.asarray(latency_ms) * 1e6).astype(np.int64)
+    rows["status"] = np.full(n, Status.OK)
+    traffic = Traffic.plain(rows["arrival_ns"].copy(), ids=[f"{digest}{k}" for k in range(n)])
+    return RunRecord(
+        folder=Path("run"),
+        meta={"traffic_sha256": digest, "scheduled": n},
+        requests=rows,
+        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
+        events={name: np.zeros(0) for name in EVENT_FIELDS},
+        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
+        traffic=traffic,
+    )
+
+
+@pytest.mark.parametrize(("factor", "status"), [(0.5, "kept"), (1.0, "no_gain"), (1.7, "rejected")])
+def test_windows_that_differ_much_are_paired_each_with_its_own(factor: float, status: str) -> None:
+    """One window is forty times slower than the other; only pairing request by request can tell."""
+    rng = np.random.default_rng(5)
+    quiet, loaded = rng.gamma(9.0, 1.0, 300), rng.gamma(9.0, 40.0, 300)
+    chance = rng.normal(1.0, 0.01, (2, 300))
+    pairs = [
+        (_record(quiet, "a"), _record(quiet * factor * chance[0], "a")),
+        (_record(loaded, "b"), _record(loaded * factor * chance[1], "b")),
+    ]
+    found = compare_windows(pairs, seed=0)
+    assert found.paired and found.rounds == 1
+    assert found.before.requests["ok"] == 600
+    assert decide(found)[0] == status, decide(found)[1]
+
+
+def _backlog(rng: np.random.Generator, factor: float) -> Any:
+    """Latencies of a queue that falls behind from the middle on: what is slow is one stretch."""
+    arrivals = np.arange(300) * 20.0
+    done = np.cumsum(rng.gamma(9.0, 1.0, 300) * np.where(np.arange(300) < 200, 1.0, 3.5) * factor)
+    return done + np.maximum.accumulate(arrivals - np.concatenate([[0], done[:-1]])) - arrivals
+
+
+@pytest.mark.parametrize(("factor", "status"), [(0.5, "kept"), (0.98, "undecided")])
+def test_a_backlog_that_is_gone_is_kept(factor: float, status: str) -> None:
+    """All that is slow lies in one stretch, and blocks of requests bound nothing."""
+    rng = np.random.default_rng(8)
+    pairs = [(_record(_backlog(rng, 1.0), name), _record(_backlog(rng, factor), name)) for name in "ab"]
+    found = compare_windows(pairs, seed=0)
+    assert found.ratio["p95"].bounds[1] > 1
+    assert decide(found)[0] == status, decide(found)[1]
+
+
+@pytest.mark.parametrize(
+    ("starts", "status"),
+    [
+        ([(80.0, 20.0), (60.0, 30.0)], "kept"),
+        ([(80.0, 20.0), (60.0, 58.0)], "no_gain"),
+        ([(20.0, 80.0), (30.0, 60.0)], "rejected"),
+        ([(20.0, 20.0), (0.0, 0.0)], "no_gain"),
+    ],
+)
+def test_first_requests_decide_about_a_cold_fix(starts: list[tuple[float, float]], status: str) -> None:
+    """Only the first eight count, at every start; what comes after them is no business of a cold fix."""
+    later = np.full(40, 500.0)
+    pairs = [
+        (
+            _record(np.concatenate([np.full(8, without / 8), later]), "x"),
+            _record(np.concatenate([np.full(8, with_it / 8), later * 3]), "x"),
+        )
+        for without, with_it in starts
+    ]
+    found, reason = decide_cold(pairs)
+    assert found == status
+    assert "first 8 requests" in reason

@@ -1,0 +1,402 @@
+"""``backend = "tensorrt"`` through the whole service: profiles, partition, cache, comparison, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.errors import InputError, RunnerError
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import Applied
+from latfix.runners.fixes.fuse import openvino as fuse_openvino
+from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
+from latfix.runners.service import load as model
+from latfix.runners.service.batch_shapes import traffic_shapes
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+WriteWorkload = Callable[..., Path]
+
+#: Integers and numbers, padded to the longest of the batch; a running sum that stays in PyTorch; two answers.
+PADDED = """
+import torch
+from latfix import Workload
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 8, padding_idx=0)
+        self.mix = torch.nn.Linear(8, 8)
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, tokens, scale):
+        x = torch.relu(self.mix(self.embed(tokens))) * scale[:, None, None]
+        return {"each": torch.cumsum(x, 1), "all": self.out(x.sum(1))}
+
+class Padded(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        return Net()
+
+    def prepare(self, request):
+        k = int(request.features["value"])
+        return {"scale": torch.tensor(1.0 + k), "tokens": torch.arange(k + 2) % 8 + 1}
+"""
+
+
+def traffic(n: int = 12) -> Traffic:
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def padded(tmp_path: Path, write_workload: WriteWorkload) -> Path:
+    return write_workload(tmp_path / "padded", adapter=PADDED)
+
+
+def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
+    settings = RunnerSettings(device="cpu", intra_op_threads=1, **{"max_batch_size": 4, **values})
+    service = Service(folder, "adapter:Padded", settings)
+    service.load()
+    service.warm_shapes(traffic(n))
+    return service
+
+
+def compiled(folder: Path, n: int = 12, **values: Any) -> Service:
+    return loaded(folder, n, backend="tensorrt", **values)
+
+
+def conversion(service: Service) -> dict[str, Any]:
+    found: dict[str, Any] = service.evidence(traffic())["conversions"][0]
+    return found
+
+
+def verified(service: Service, fix: Any = fuse_tensorrt.FIX) -> Any:
+    record = RunRecord(
+        folder=Path("run"),
+        meta={"settings": service.settings.as_dict()},
+        requests={},
+        batches={},
+        events={},
+        samples={},
+        traffic=traffic(),
+    )
+    return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
+
+
+def serve(service: Service, *values: int) -> list[Any]:
+    outcomes = service.predict([traffic(40).request(k) for k in values])
+    assert [outcome.error for outcome in outcomes] == [""] * len(values)
+    return [outcome.output for outcome in outcomes]
+
+
+def program_of(tmp_path: Path) -> Path:
+    (file,) = (tmp_path / "cache" / "latfix" / "tensorrt").glob("*/program.pt2")
+    return file
+
+
+def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, package: Any) -> None:
+    plain, other = loaded(padded), compiled(padded, workers=2)
+    requests = (0, 11, 3, 7, 7, 1)
+    for a, b in zip(serve(plain, *requests), serve(other, *requests), strict=True):
+        length = min(len(a["each"]), len(b["each"]))  # batches may have been formed otherwise
+        assert torch.allclose(a["each"][:length], b["each"][:length], rtol=1e-4, atol=1e-5)
+    for k in requests:
+        (a,), (b,) = serve(plain, k), serve(other, k)
+        assert torch.allclose(a["all"], b["all"], rtol=1e-4, atol=1e-5)
+    evidence = other.evidence(traffic())
+    assert evidence["batches_replaced"] == evidence["batches_run"] > 0
+    assert evidence["outside"] == {"batches": 0, "shapes": []}
+    assert len(evidence["conversions"]) == 2, "one for each worker's model"
+    one = conversion(other)
+    assert one["deviation"] < 1e-4 and one["varying"] == 3 and not one["cached"] and one["kept"] == ""
+    assert package.options[0]["device"] == torch.device("cpu")
+
+
+def test_what_ran_where_is_in_the_evidence(padded: Path, package: Any) -> None:
+    service = compiled(padded)
+    serve(service, 0, 3, 5)
+    partition = conversion(service)["partition"]
+    assert partition["outside"] == {"aten.cumsum": 1}
+    assert partition["engines"] == 2 and partition["inside"] > 5 and 0.8 < partition["share"] < 1
+    found = verified(service)
+    assert found.effective, found.evidence
+    assert "operators in 2 engine(s), 1 left in PyTorch (aten.cumsum)" in found.evidence
+    assert "batches" in found.evidence and "shapes (1..4..4), (1..4..4, 2..8..13)" in found.evidence
+    assert not verified(service, fuse_openvino.FIX).effective
+    assert not verified(loaded(padded)).effective
+    package.stays = ("cumsum", "mul", "add", "relu", "linear", "sum", "unsqueeze", "select")
+    mostly = compiled(padded, max_batch_size=3)
+    serve(mostly, 0)
+    assert conversion(mostly)["partition"]["share"] < 0.5 and not verified(mostly).effective
+
+
+def test_the_profile_is_of_the_traffic(padded: Path, package: Any) -> None:
+    service = compiled(padded, n=300)
+    assert conversion(service)["profile"] == ["(1..4..4)", "(1..4..4, 2..153..301)"]
+    inputs = [given.given for given in package.inputs[0]]
+    assert inputs[1] == {
+        "min_shape": (1, 2),
+        "opt_shape": (4, 153),
+        "max_shape": (4, 301),
+        "dtype": torch.int64,
+    }, "token ids stay whole numbers"
+
+
+def test_dimensions_that_never_vary_are_fixed(padded: Path, package: Any) -> None:
+    service = compiled(padded, n=1, max_batch_size=1)
+    assert conversion(service)["profile"] == ["(1)", "(1, 2)"]
+    assert package.inputs[0][1].given == {"shape": (1, 2), "dtype": torch.int64}
+
+
+def test_batches_of_two_can_be_traced(padded: Path, package: Any) -> None:
+    service = compiled(padded, max_batch_size=2)
+    assert conversion(service)["profile"][0] == "(1..2..3)", package.inputs
+    serve(service, 0, 1, 2)
+
+
+def test_shapes_outside_of_the_profile_run_on_the_original_and_are_told(padded: Path, package: Any) -> None:
+    service = compiled(padded, n=4, max_batch_size=1)
+    serve(service, 0, 30, 3, 20)
+    evidence = service.evidence(traffic(4))
+    assert (evidence["batches_run"], evidence["batches_replaced"]) == (4, 2)
+    assert evidence["outside"]["batches"] == 2 and "(1, 32)" in evidence["outside"]["shapes"][0]
+    assert "2 batch(es) of shapes that no engine was built for" in service.models.outside.note()
+    found = verified(service)
+    assert not found.effective and "2 of other shapes ran on the original" in found.evidence
+    serve(service, 0)
+    assert service.evidence(traffic(4))["outside"]["batches"] == 0, "each replay counts anew"
+    assert package.built == 2
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_precision_is_asked_for_and_answers_keep_their_dtype(
+    padded: Path, package: Any, precision: str, dtype: torch.dtype
+) -> None:
+    service = compiled(padded, precision=precision)
+    assert package.options[0]["autocast_low_precision_type"] is dtype and package.options[0]["enable_autocast"]
+    (answer,) = serve(service, 5)
+    assert {tensor.dtype for tensor in answer.values()} == {torch.float32}
+    assert 1e-5 < conversion(service)["deviation"] < 0.05, "its error is for the accuracy to judge"
+
+
+def test_an_older_compiler_is_asked_in_its_own_words(padded: Path, package: Any) -> None:
+    told: dict[str, Any] = {}
+
+    def older(
+        exported_program: Any,
+        inputs: Any = None,
+        *,
+        device: Any = None,
+        enabled_precisions: Any = None,
+        use_explicit_typing: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        told.update(kwargs, enabled_precisions=enabled_precisions, explicit=use_explicit_typing)
+        return package.compile(exported_program, inputs, device=device)
+
+    package.module.dynamo.compile = older
+    compiled(padded, precision="fp16")
+    assert told == {"enabled_precisions": {torch.float32, torch.float16}, "explicit": False}
+
+
+def test_a_compiler_that_cannot_be_asked_is_not_asked(padded: Path, package: Any) -> None:
+    def bare(exported_program: Any, inputs: Any = None, *, device: Any = None, **kwargs: Any) -> Any:
+        return package.compile(exported_program, inputs, device=device, **kwargs)
+
+    package.module.dynamo.compile = bare
+    with pytest.raises(RunnerError, match=r"torch_tensorrt 2\.13\.0 has neither enable_autocast nor enabled_prec"):
+        compiled(padded, precision="bf16")
+    compiled(padded)
+    assert package.options[-1]["kwargs"] == {}, "unknown options are swallowed, so that none is passed"
+
+
+def test_a_second_process_loads_the_program(padded: Path, package: Any, tmp_path: Path) -> None:
+    compiled(padded)
+    assert package.built == 2 and program_of(tmp_path).is_file()
+    again = compiled(padded)
+    assert package.built == 2 and package.loaded == 1
+    one = conversion(again)
+    assert one["cached"] and one["partition"]["outside"] == {"aten.cumsum": 1} and one["partition"]["inside"] > 5
+    serve(again, 0, 3)
+    assert verified(again).effective and "found in the cache" in verified(again).evidence
+
+
+def test_other_shapes_precision_or_versions_are_other_programs(
+    padded: Path, package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(padded)
+    compiled(padded, precision="bf16")
+    compiled(padded, n=9)
+    package.module.__version__ = "2.13.1"
+    compiled(padded)
+    monkeypatch.setattr("latfix.runners.backends.tensorrt.convert.device_name", lambda _: "another GPU (sm_90)")
+    compiled(padded)
+    assert package.loaded == 0 and package.built == 10
+
+
+def test_a_damaged_program_is_built_again_from_its_engines(padded: Path, package: Any, tmp_path: Path) -> None:
+    compiled(padded)
+    program_of(tmp_path).write_bytes(b"torn")
+    one = conversion(compiled(padded))
+    assert not one["cached"] and "does not load" in one["discarded"]
+    assert (package.built, package.reused) == (2, 2)
+    for blob in program_of(tmp_path).parent.glob("engines/*/blob.bin"):
+        blob.write_bytes(b"torn")
+    program_of(tmp_path).unlink()
+    compiled(padded)
+    assert (package.built, package.reused) == (4, 2), "engines that cannot be read are built again"
+
+
+def test_an_engine_whose_weights_cannot_be_given_again_is_built_all_the_same(padded: Path, package: Any) -> None:
+    package.refittable = False
+    service = compiled(padded)
+    one = conversion(service)
+    assert "engines are not kept (RuntimeError: layer is not refittable)" in one["kept"]
+    serve(service, 0, 3)
+    assert verified(service).effective and "not kept" in verified(service).evidence
+    assert conversion(compiled(padded))["cached"], "the program itself is"
+
+
+class Stale(torch.nn.Module):
+    """What lies in the cache where the code that built the model changed and its weights did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = torch.fx.Graph()
+        for _ in range(2):
+            self.graph.call_function(execute_engine)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return torch.zeros(*tensors[1].shape, 8), torch.zeros(len(tensors[0]), 3)
+
+
+def test_a_program_that_answers_something_else_by_now_is_thrown_away(padded: Path, package: Any) -> None:
+    compiled(padded)
+    (token,) = package.files
+    package.files[token] = Stale
+    one = conversion(compiled(padded))
+    assert not one["cached"] and "answers something else" in one["discarded"] and one["deviation"] < 1e-4
+    assert conversion(compiled(padded))["cached"], "the new one took its place"
+
+
+def test_a_program_with_other_engines_than_were_built_is_thrown_away(padded: Path, package: Any) -> None:
+    compiled(padded)
+    (token,) = package.files
+    whole = package.files[token]
+
+    def halved() -> Any:
+        graph = whole()
+        node = next(node for node in graph.graph.nodes if "execute_engine" in str(node.target))
+        engine = node.target.__kwdefaults__["engine"]
+
+        def stays(*tensors: Any) -> Any:
+            return engine(*tensors)
+
+        node.target = stays
+        graph.recompile()
+        return graph
+
+    package.files[token] = halved
+    assert "has 1 engine(s) where 2 were built" in conversion(compiled(padded))["discarded"]
+
+
+def execute_engine() -> None:
+    """The operator's name in a saved program."""
+
+
+def test_a_wrong_answer_is_refused_and_not_kept(padded: Path, package: Any, tmp_path: Path) -> None:
+    package.wrong = 0.5
+    with pytest.raises(RunnerError, match="answers something else: the largest deviation over"):
+        compiled(padded)
+    assert not list((tmp_path / "cache" / "latfix" / "tensorrt").glob("*/program.pt2"))
+
+
+def test_a_program_that_cannot_be_saved_serves_all_the_same(padded: Path, package: Any) -> None:
+    package.unsaved = NotImplementedError("SymInt in a saved program\nand pages more")
+    service = compiled(padded)
+    assert "cannot be saved (NotImplementedError: SymInt in a saved program)" in conversion(service)["kept"]
+    serve(service, 0, 1)
+    assert "compiled again at each start" in verified(service).evidence
+    compiled(padded)
+    assert (package.built, package.reused) == (2, 2), "its engines were"
+
+
+def test_a_model_that_tensorrt_takes_nothing_of_is_refused(padded: Path, package: Any) -> None:
+    package.stays = ("aten",)
+    with pytest.raises(
+        RunnerError, match=r"TensorRT takes none of the model's \d+ operators \(aten\.cumsum, aten\.embedding"
+    ):
+        compiled(padded)
+
+
+def test_a_compiler_that_fails_is_quoted_in_one_line(
+    padded: Path, package: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        print("a page of progress")
+        raise RuntimeError("Engine building failed\n" + "and why\n" * 40)
+
+    package.module.dynamo.compile = fail
+    with pytest.raises(RunnerError) as caught:
+        compiled(padded)
+    assert caught.value.message == "the model cannot be compiled for TensorRT: RuntimeError: Engine building failed"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_workers_that_share_a_model_take_turns(padded: Path, package: Any) -> None:
+    service = compiled(padded, workers=4, shared_model=True, max_batch_size=1)
+    serve(service, *range(12), *range(12))
+    assert len(service.models.conversions) == 1 and package.built == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"precision": "int8_dynamic"}, "found precision = 'int8_dynamic'; expected 'default' or 'bf16' or 'fp16'"),
+        ({"compile": "dynamic"}, "found compile = 'dynamic'"),
+        ({"precision": "bf16", "keep_precision": ("mix",)}, "found keep_precision"),
+    ],
+)
+def test_settings_that_do_not_go_with_it(padded: Path, package: Any, values: dict[str, Any], says: str) -> None:
+    assert package.module.__version__
+    with pytest.raises(InputError, match=says):
+        compiled(padded, **values)
+
+
+def test_without_a_gpu(padded: Path, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert package.built == 0
+    monkeypatch.setitem(model.BACKEND_DEVICES, "tensorrt", "cuda")
+    with pytest.raises(InputError, match="found device cpu; expected a CUDA device; use backend = 'torch'"):
+        compiled(padded)
+
+
+def test_extremes_of_a_feature_are_seen_wherever_they_are(padded: Path) -> None:
+    service = loaded(padded)
+    rare = traffic(300)
+    rare.features["value"][:] = 5
+    rare.features["value"][151], rare.features["value"][203] = 40, 1
+    found = traffic_shapes(service.models.adapter, rare, 1)
+    assert {shapes[1] for shapes in found.seen} == {(1, 3), (1, 7), (1, 42)}, "a sample of 96 holds neither"
+    assert found.tuned == ((1,), (1, 7))
+
+
+def test_an_unmade_request_tells_nothing_of_shapes(padded: Path) -> None:
+    service = loaded(padded)
+    broken = traffic(3)
+    broken.features["value"][1] = -5  # what prepare fails on is reported when it is replayed
+    found = traffic_shapes(service.models.adapter, broken, 2)
+    assert found.tuned == ((2,), (2, 4)) and len(found.seen) == 4

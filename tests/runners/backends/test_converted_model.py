@@ -1,0 +1,297 @@
+"""Models that another backend runs: the same answers, sizes that vary, and refusals that say why."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.errors import InputError, RunnerError
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.backends import artifact_cache as cache
+from latfix.runners.backends import converted_model as converted
+from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.calls.output_deviation import deviation_of
+from latfix.runners.fixes import Applied
+from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
+from latfix.runners.fixes.fuse import openvino as fuse_openvino
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+WriteWorkload = Callable[..., Path]
+
+#: Two named inputs, one padded to the longest of the batch; two answers of different shapes.
+PADDED = """
+import torch
+from latfix import Workload
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 8, padding_idx=0)
+        self.mix = torch.nn.Linear(8, 8)
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, tokens, scale):
+        x = torch.relu(self.mix(self.embed(tokens))) * scale[:, None, None]
+        return {"each": x, "all": self.out(x.sum(1))}
+
+class Padded(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        return Net()
+
+    def prepare(self, request):
+        k = int(request.features["value"])
+        return {"scale": torch.tensor(1.0 + k), "tokens": torch.arange(k + 2) % 8 + 1}
+"""
+BACKENDS = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(bool(backend_missing(name)), reason=backend_missing(name) or "installed")
+    )
+    for name in ("onnxruntime", "openvino")
+]
+
+
+def traffic(n: int = 12) -> Traffic:
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shared by the tests of this file, so that the model is exported once, and by nothing else."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
+    return write_workload(tmp_path_factory.mktemp("converted") / "padded", adapter=PADDED)
+
+
+def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
+    settings = RunnerSettings(device="cpu", intra_op_threads=1, **{"max_batch_size": 4, **values})
+    service = Service(folder, "adapter:Padded", settings)
+    service.load()
+    service.warm_shapes(traffic(n))
+    return service
+
+
+def verified(fix: Any, service: Service) -> Any:
+    record = RunRecord(
+        folder=Path("run"),
+        meta={"settings": service.settings.as_dict()},
+        requests={},
+        batches={},
+        events={},
+        samples={},
+        traffic=traffic(),
+    )
+    return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, backend: str) -> None:
+    plain, other = loaded(padded), loaded(padded, backend=backend, workers=2)
+    requests = [traffic().request(k) for k in (0, 11, 3, 7, 7, 1)]
+    for a, b in zip(plain.predict(requests), other.predict(requests), strict=True):
+        assert set(a.output) == set(b.output) == {"each", "all"}, b.error
+        # Batches may have been formed otherwise, so that there is other padding behind the answers.
+        length = min(len(a.output["each"]), len(b.output["each"]))
+        assert torch.allclose(a.output["each"][:length], b.output["each"][:length], rtol=1e-4, atol=1e-5)
+    evidence = other.evidence(traffic())
+    assert len(evidence["conversions"]) == 2, "one for each worker's model"
+    one = evidence["conversions"][0]
+    assert one["varying"] == 3 and one["threads"] == 1 and one["deviation"] < 1e-4
+    assert evidence["batches_replaced"] == evidence["batches_run"] > 0
+    found = verified(fuse_onnxruntime.FIX if backend == "onnxruntime" else fuse_openvino.FIX, other)
+    assert found.effective, found.evidence
+    assert not verified(fuse_openvino.FIX if backend == "onnxruntime" else fuse_onnxruntime.FIX, other).effective
+    assert not verified(fuse_onnxruntime.FIX, plain).effective
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_process_finds_the_file(padded: Path, backend: str) -> None:
+    loaded(padded, backend=backend)
+    again = loaded(padded, backend=backend).evidence(traffic())["conversions"][0]
+    assert again["cached"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_size_that_traffic_never_had_runs_as_the_original_and_is_not_counted(padded: Path, backend: str) -> None:
+    service = loaded(padded, n=1, backend=backend, max_batch_size=1)
+    outcomes = service.predict([traffic().request(k) for k in (0, 5)])
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    evidence = service.evidence(traffic())
+    assert (evidence["batches_run"], evidence["batches_replaced"]) == (2, 1)
+    assert not verified(fuse_onnxruntime.FIX, service).effective
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_in_another_order_are_not_taken_for_each_other(
+    tmp_path: Path, write_workload: WriteWorkload, backend: str
+) -> None:
+    """Both inputs are of one size, so that only their names tell them apart; such a batch is the original's."""
+    source = """
+    import torch
+    from latfix import Workload
+
+    class Net(torch.nn.Module):
+        def forward(self, plus, minus):
+            return plus - minus
+
+    class Swapped(Workload):
+        def load(self, device):
+            return Net()
+
+        def prepare(self, request):
+            value = float(request.features["value"])
+            given = {"plus": torch.full((3,), value), "minus": torch.ones(3)}
+            return given if value < 12 else dict(reversed(given.items()))
+    """
+    folder = write_workload(tmp_path / "swapped", adapter=source)
+    settings: dict[str, Any] = {"device": "cpu", "intra_op_threads": 1, "backend": backend}
+    service = Service(folder, "adapter:Swapped", RunnerSettings(**settings))
+    service.load()
+    service.warm_shapes(traffic())
+    answers = [outcome.output.tolist() for outcome in service.predict([traffic(20).request(k) for k in (5, 19)])]
+    assert answers == [[4.0] * 3, [18.0] * 3]
+    evidence = service.evidence(traffic())
+    assert (evidence["batches_run"], evidence["batches_replaced"]) == (2, 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_answers_that_differ_are_refused_with_figures(
+    padded: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = converted._LOADERS[backend]
+
+    def wrong(*given: Any) -> Any:
+        run, *rest = load(*given)
+        return (lambda arrays: [array * 1.01 for array in run(arrays)], *rest)
+
+    monkeypatch.setitem(converted._LOADERS, backend, wrong)
+    with pytest.raises(RunnerError, match=r"answers something else: .* 0\.01 of the largest number, limit 0\.001"):
+        loaded(padded, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_file_of_other_code_with_the_same_weights_is_not_used(
+    padded: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code is not in the cache's key where it lies outside of the workload's folder."""
+    loaded(padded, backend=backend)
+    load, seen = converted._LOADERS[backend], list[bool]()
+
+    def stale(exported: Any, *given: Any) -> Any:
+        seen.append(exported.cached)
+        run, *rest = load(exported, *given)
+        return (lambda arrays: [array * (2.0 if exported.cached else 1.0) for array in run(arrays)], *rest)
+
+    monkeypatch.setitem(converted._LOADERS, backend, stale)
+    assert not loaded(padded, backend=backend).evidence(traffic())["conversions"][0]["cached"]
+    assert seen == [True, False]
+
+
+@pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
+def test_what_cannot_be_exported_says_why_in_one_line(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    looping = PADDED.replace(
+        "        x = torch", "        for _ in range(int(tokens.sum())):\n            pass\n        x = torch"
+    )
+    folder = write_workload(tmp_path / "looping", adapter=looping)
+    with pytest.raises(RunnerError, match=r"cannot be exported to ONNX: \w+: ") as raised:
+        loaded(folder, backend="onnxruntime")
+    assert "\n" not in raised.value.message and len(raised.value.message) < 400
+
+
+@pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
+def test_inputs_that_are_no_tensors_are_refused_in_one_line(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    counted = (
+        PADDED
+        + """
+    def collate(self, inputs):
+        from latfix.adapter_api import default_collate
+        return {**default_collate(inputs), "count": len(inputs)}
+"""
+    )
+    folder = write_workload(tmp_path / "counted", adapter=counted)
+    with pytest.raises(RunnerError, match="cannot be exported to ONNX: among its inputs, found a int where tensors"):
+        loaded(folder, backend="onnxruntime")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_that_is_there_and_does_not_import_is_an_error_and_no_fallback(
+    padded: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a shared library of its is missing: it can be found, and importing it raises."""
+    loaded(padded)
+    monkeypatch.setitem(sys.modules, backend, None)
+    monkeypatch.setattr(converted, "backend_missing", lambda _: "")
+    with pytest.raises(RunnerError, match=f"converted for {backend} does not run: ModuleNotFoundError: .*{backend}"):
+        loaded(padded, backend=backend)
+
+
+def test_what_was_used_lately_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_KEPT", 2)
+    for age, name in ((300, "old-but-used"), (200, "old"), (100, "newer")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    cache.used(tmp_path / "old-but-used")
+    cache.used(tmp_path / "gone")
+    (tmp_path / "made").mkdir()
+    cache.keep(tmp_path / "made", tmp_path / "kept")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"kept", "old-but-used"}
+
+
+def test_bfloat16_is_used_where_it_is_asked_for_only(padded: Path) -> None:
+    pytest.importorskip("openvino")
+    if backend_missing("openvino"):
+        pytest.skip(backend_missing("openvino"))
+    plain = loaded(padded, backend="openvino").evidence(traffic())["conversions"][0]
+    assert not any("bf16" in name.lower() for name in plain["precisions"]), plain
+    asked = loaded(padded, backend="openvino", precision="bf16")
+    if any("bf16" in name.lower() for name in asked.evidence(traffic())["conversions"][0]["precisions"]):
+        asked.predict([traffic().request(3)])
+        assert verified(fuse_openvino.FIX, asked).effective
+
+
+def test_a_backend_that_is_not_installed(padded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert backend_missing("torch") == ""
+    assert backend_missing("onnxruntime").endswith("install latfix[onnx]")
+    with pytest.raises(InputError, match=r"backend = 'openvino': needs openvino and onnx and onnxscript"):
+        loaded(padded, backend="openvino")
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "deviation"),
+    [
+        ([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 2.01])], 0.005),
+        ([torch.tensor([1.0])], [torch.tensor([[1.0]])], float("inf")),
+        ([torch.tensor([1])], [torch.tensor([1])], 0.0),
+        ([torch.tensor([1])], [torch.tensor([2])], float("inf")),
+        ([torch.tensor([float("nan"), 1.0])], [torch.tensor([float("nan"), 1.0])], 0.0),
+        ([torch.tensor([float("nan"), 1.0])], [torch.tensor([0.0, 1.0])], float("inf")),
+        ([torch.tensor([float("inf")])], [torch.tensor([float("-inf")])], float("inf")),
+        ([torch.zeros(2)], [torch.tensor([0.0, 0.5])], 0.5),
+        ([torch.ones(1)], [], float("inf")),
+        ([], [], 0.0),
+    ],
+)
+def test_answers_are_compared(expected: Any, got: Any, deviation: float) -> None:
+    assert deviation_of(expected, got) == pytest.approx(deviation, rel=1e-4)

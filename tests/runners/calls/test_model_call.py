@@ -1,0 +1,152 @@
+"""Loading adapters, splitting outputs, and what errors look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latfix.errors import InputError, RunnerError
+from latfix.runners.calls.model_call import call_model, describe, elements_and_length, move, split_output, tensors_of
+from latfix.runners.service.adapter_file import load_adapter
+
+
+def _adapter(folder: Path, source: str, kind: str = "A") -> Any:
+    (folder / "adapter.py").write_text(source)
+    return load_adapter(folder, f"adapter:{kind}")
+
+
+def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) -> None:
+    (tmp_path / "neighbor_of_this_test.py").write_text("VALUE = 3\n")
+    source = (
+        "import neighbor_of_this_test as n\nfrom latfix import Workload\nclass A(Workload):\n    value = n.VALUE\n"
+    )
+    adapter = _adapter(tmp_path, source)
+    assert adapter.folder == tmp_path
+    assert adapter.value == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "found"),
+    [
+        ("class A: pass", InputError, "not a subclass of latfix.Workload"),
+        ("A = 3", InputError, "not a subclass"),
+        ("A = None", InputError, "found no class 'A'"),
+        ("B = 3", InputError, "found no class 'A'"),
+        ("raise ValueError('no weights')", RunnerError, "ValueError: no weights"),
+        ("import no_such_module_at_all", RunnerError, "ModuleNotFoundError"),
+        ("raise SystemExit(3)", RunnerError, "SystemExit: 3"),
+        ("def f(:", RunnerError, "SyntaxError"),
+        (
+            "from latfix import Workload\nclass A(Workload):\n    def __init__(self, x): pass",
+            RunnerError,
+            "TypeError",
+        ),
+        ("class P(BaseException): pass\nraise P('panic')", RunnerError, "P: panic"),
+    ],
+)
+def test_what_does_not_load_says_why(tmp_path: Path, source: str, kind: type[Exception], found: str) -> None:
+    with pytest.raises(kind, match=found) as caught:
+        _adapter(tmp_path, source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        load_adapter(tmp_path, "nothing:A")
+
+
+@given(st.integers(1, 6), st.integers(1, 4))
+def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
+    batch = torch.arange(size * width).reshape(size, width)
+    nested = {"scores": batch, "pair": (batch + 1, list(range(size)))}
+    parts = split_output(nested, size)
+    assert len(parts) == size
+    for k, part in enumerate(parts):
+        assert torch.equal(part["scores"], batch[k])
+        assert torch.equal(part["pair"][0], batch[k] + 1)
+        assert part["pair"][1] == k
+
+
+@pytest.mark.parametrize(
+    "output",
+    [torch.ones(3, 2), torch.tensor(1.0), [1, 2, 3], None, "ab", 3.0, (torch.ones(2), torch.ones(3)), {"a": None}],
+    ids=repr,
+)
+def test_an_output_without_the_batch_is_refused(output: object) -> None:
+    with pytest.raises(ValueError, match="the model returned"):
+        split_output(output, 2)
+
+
+def test_a_list_of_the_wrong_length_says_both() -> None:
+    """A list is as good as a tensor; asking for tensors instead would send its writer the wrong way."""
+    with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
+        split_output([1, 2, 3], 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [(torch.tensor(2.0), 2.0), ((1.0, 2.0), 3.0), ([1.0, 2.0], 3.0), ({"a": 1.0, "b": 4.0}, 5.0)],
+)
+def test_a_model_is_called_as_the_contract_says(inputs: Any, expected: float) -> None:
+    def model(a: Any, b: Any = 0.0) -> Any:
+        return a + b
+
+    assert call_model(model, inputs) == expected
+
+
+def test_tensors_are_found_and_moved_in_any_nesting() -> None:
+    value = {"a": torch.ones(2), "b": (torch.ones(3, dtype=torch.int64), [torch.ones(1), "text"]), "c": None}
+    assert [tensor.numel() for tensor in tensors_of(value)] == [2, 3, 1]
+    moved = move(value, "cpu", torch.bfloat16)
+    assert moved["a"].dtype == torch.bfloat16
+    assert moved["b"][0].dtype == torch.int64, "whole numbers stay whole numbers"
+    assert moved["b"][1][1] == "text"
+
+
+def test_elements_and_length() -> None:
+    tensors = [torch.ones(3, 5), torch.ones(7), torch.tensor(1.0)]
+    assert elements_and_length(tensors, 0) == (23, 7)
+    assert elements_and_length(tensors, 1) == (23, 5)
+    assert elements_and_length([], 0) == (0, 0)
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("two\nlines\t and more"), "ValueError: two lines and more"),
+        (ValueError(), "ValueError"),
+        (_Unprintable(), "_Unprintable"),
+        (ValueError("half \ud800"), "ValueError: half ?"),
+    ],
+)
+def test_an_error_is_one_line_that_any_file_can_hold(error: BaseException, shown: str) -> None:
+    assert describe(error) == shown
+
+
+def test_a_long_error_is_cut() -> None:
+    assert len(describe(ValueError("x" * 100_000))) < 400
+
+
+def _loader(source: str) -> Callable[[Path], Any]:
+    return lambda folder: _adapter(folder, source)
+
+
+def test_two_folders_may_use_one_file_name(tmp_path: Path) -> None:
+    source = "from latfix import Workload\nclass A(Workload):\n    number = {}\n"
+    adapters = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        adapters.append(_loader(source.format(number))(folder))
+    assert [adapter.number for adapter in adapters] == [1, 2]

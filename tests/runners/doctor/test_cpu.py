@@ -1,0 +1,161 @@
+"""Each setting of the processor that costs latency is found, and none where it is as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.cpu import processor
+from latfix.runners.host.kernel_files import System
+
+MakeSystem = Callable[[Mapping[str, str]], System]
+_CPU = "/sys/devices/system/cpu"
+_CLOCK = "/sys/devices/system/clocksource/clocksource0"
+
+_CALM = {
+    "/proc/cpuinfo": "processor\t: 0\nmodel name\t: Test 9000\nflags\t: avx2 avx512f avx512_vnni\n\nprocessor\t: 1\n",
+    f"{_CPU}/present": "0-1",
+    **{f"{_CPU}/cpu{core}/cpufreq/scaling_governor": "performance" for core in (0, 1)},
+    **{f"{_CPU}/cpu{core}/topology/thread_siblings_list": str(core) for core in (0, 1)},
+    f"{_CPU}/cpu0/cpuidle/state0/name": "POLL",
+    f"{_CPU}/cpu0/cpuidle/state0/latency": "0",
+    f"{_CPU}/cpu0/cpuidle/state1/name": "C1",
+    f"{_CPU}/cpu0/cpuidle/state1/latency": "2",
+    "/proc/stat": "cpu  500 0 100 9000 10 0 5 1 0 0\ncpu0 1 2 3",
+    "/proc/pressure/cpu": "some avg10=3.20 avg60=2.00 avg300=1.07 total=1\nfull avg10=0 avg60=0 avg300=0 total=0",
+    "/proc/self/cgroup": "0::/service",
+    "/sys/fs/cgroup/service/cpu.max": "max 100000",
+    f"{_CLOCK}/current_clocksource": "tsc",
+    "/proc/cmdline": "quiet",
+}
+
+
+def _found(make: MakeSystem, files: Mapping[str, str] | None = None) -> dict[str, Finding]:
+    return {finding.id: finding for finding in processor(make({**_CALM, **(files or {})}), (0, 1))}
+
+
+def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
+    found = _found(make_system)
+    assert {finding.state for finding in found.values()} == {"ok", "note"}
+    assert "Test 9000" in found["processor.model"].found
+    assert "cores 0-1 usable of 0-1; AVX2, AVX-512, AVX-512 VNNI" in found["processor.model"].found
+
+
+@pytest.mark.parametrize(
+    ("identity", "files", "said", "change"),
+    [
+        ("processor.model", {"/proc/cpuinfo": "model name\t: Old\nflags\t: avx2"}, "Old; cores 0-1", ""),
+        ("processor.governor", {f"{_CPU}/cpu1/cpufreq/scaling_governor": "powersave"}, "powersave on 1", "cpupower"),
+        (
+            "processor.idle_states",
+            {f"{_CPU}/cpu0/cpuidle/state2/name": "C6", f"{_CPU}/cpu0/cpuidle/state2/latency": "133"},
+            "C6, 133 µs",
+            "idle-set",
+        ),
+        (
+            "processor.siblings",
+            {f"{_CPU}/cpu{core}/topology/thread_siblings_list": "0-1" for core in (0, 1)},
+            "threads of 1 physical",
+            "host.threads",
+        ),
+        ("processor.steal", {"/proc/stat": "cpu  500 0 100 9000 10 0 5 60 0 0"}, "9.02%", "instance type"),
+        ("processor.load", {"/proc/pressure/cpu": "some avg10=90 avg60=45.00 avg300=1 total=1"}, "45.0%", "taskset"),
+        (
+            "processor.clock",
+            {f"{_CLOCK}/current_clocksource": "hpet", f"{_CLOCK}/available_clocksource": "hpet tsc"},
+            "hpet",
+            "echo tsc",
+        ),
+        ("processor.clock", {f"{_CLOCK}/current_clocksource": "acpi_pm"}, "acpi_pm", ""),
+        (
+            "processor.quota",
+            {"/sys/fs/cgroup/service/cpu.max": "150000 100000"},
+            "1.5 cores, 2 cores usable",
+            "--cpus",
+        ),
+        (
+            "processor.quota",
+            {
+                "/sys/fs/cgroup/service/cpu.max": "400000 100000",
+                "/sys/fs/cgroup/service/cpu.stat": "usage_usec 1\nnr_periods 200\nnr_throttled 3",
+            },
+            "throttled in 1.5% of the periods",
+            "--cpus",
+        ),
+        (
+            "processor.numa",
+            {
+                "/sys/devices/system/node/node0/cpulist": "0",
+                "/sys/devices/system/node/node1/cpulist": "1",
+                "/proc/sys/kernel/numa_balancing": "1",
+            },
+            "2 memory nodes",
+            "numa_balancing=0",
+        ),
+    ],
+)
+def test_what_costs_is_found(
+    make_system: MakeSystem, identity: str, files: dict[str, str], said: str, change: str
+) -> None:
+    found = _found(make_system, files)
+    costs = [finding.id for finding in found.values() if finding.state == "costs"]
+    assert costs == [identity], "it, and nothing else"
+    assert said in found[identity].found
+    assert found[identity].costs
+    assert change in found[identity].change and bool(change) == bool(found[identity].change)
+
+
+def test_a_disabled_idle_state_costs_nothing(make_system: MakeSystem) -> None:
+    folder = f"{_CPU}/cpu0/cpuidle/state2"
+    found = _found(make_system, {f"{folder}/name": "C6", f"{folder}/latency": "133", f"{folder}/disable": "1"})
+    assert found["processor.idle_states"].state == "ok"
+
+
+def test_the_quota_of_an_outer_group_counts(make_system: MakeSystem) -> None:
+    files = {
+        "/proc/self/cgroup": "0::/kubepods/pod1/container",
+        "/sys/fs/cgroup/kubepods/pod1/cpu.max": "50000 100000",
+        "/sys/fs/cgroup/kubepods/pod1/container/cpu.max": "max 100000",
+    }
+    assert "0.5 cores" in _found(make_system, files)["processor.quota"].found
+
+
+def test_the_quota_of_version_1(make_system: MakeSystem) -> None:
+    files = {
+        "/proc/self/cgroup": "4:cpu,cpuacct:/docker/1",
+        # A container sees the mount's top as its own group.
+        "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "120000",
+        "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+    }
+    assert "1.2 cores" in _found(make_system, files)["processor.quota"].found
+
+
+def test_no_quota_of_version_1(make_system: MakeSystem) -> None:
+    files = {
+        "/proc/self/cgroup": "4:cpu:/a",
+        "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1",
+        "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+    }
+    assert _found(make_system, files)["processor.quota"].found == "no CPU quota"
+
+
+def test_a_system_that_tells_nothing_is_unknown(make_system: MakeSystem) -> None:
+    states = {finding.id: finding.state for finding in processor(make_system({}), (0, 1))}
+    assert "costs" not in states.values()
+    for name in ("governor", "idle_states", "siblings", "steal", "load", "clock"):
+        assert states[f"processor.{name}"] == "unknown"
+
+
+def test_malformed_files_are_unknown(make_system: MakeSystem) -> None:
+    files = {
+        "/proc/stat": "cpu  a b c",
+        "/proc/pressure/cpu": "some avg60=none",
+        f"{_CPU}/cpu0/cpuidle/state1/latency": "?",
+        "/sys/fs/cgroup/service/cpu.max": "",
+    }
+    found = _found(make_system, files)
+    assert found["processor.steal"].state == "unknown"
+    assert found["processor.load"].state == "unknown"
+    assert found["processor.quota"].state == "ok"

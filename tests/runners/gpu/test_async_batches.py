@@ -1,0 +1,343 @@
+"""Batches through a device that works beside the host, which is simulated: answers, stages, overlap, failures."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.adapter_api import Workload
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.request import Request
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.gpu.async_batches import Flights
+from latfix.runners.gpu.device_clock import DeviceClock
+from latfix.runners.gpu.pinned_staging import Staging
+from latfix.settings import RunnerSettings
+from latfix.stages import STAGES, Status
+from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
+
+_WIDTH = 6
+
+
+class Adapter(Workload):
+    """Rows of different lengths, filled with the request's number."""
+
+    def __init__(self, longest: int = 9) -> None:
+        self._longest = longest
+
+    def prepare(self, request: Request) -> Any:
+        number = int(request.id)
+        return {"rows": torch.full((1 + number % self._longest, _WIDTH), float(number))}
+
+
+class Model(torch.nn.Module):
+    """A few operators; answers the request's number times the length of its rows. ``fail`` may interfere."""
+
+    def __init__(self, fail: Callable[[torch.Tensor], None] | None = None) -> None:
+        super().__init__()
+        self._fail = fail
+
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self._fail is not None:
+            self._fail(rows)
+        doubled = rows * 2
+        return {"sum": doubled.sum(dim=(1, 2)) / (2 * _WIDTH), "rows": doubled}
+
+
+class Served:
+    """Requests sent at once, and what became of them."""
+
+    def __init__(
+        self,
+        count: int = 40,
+        *,
+        model: torch.nn.Module | None = None,
+        speeds: Speeds | None = None,
+        staged: bool = True,
+        adapter: Workload | None = None,
+        apart_s: float = 0.0,
+        **settings: Any,
+    ) -> None:
+        self.device = SimulatedAccelerator(speeds=speeds or Speeds())
+        self.adapter = adapter or Adapter()
+        self.outcomes: dict[int, Outcome] = {}
+        recorder = StageRecorder(count)
+        runner = RunnerSettings(**{"max_batch_size": 4, "overlap": True, **settings})
+        instances = []
+        for _ in range(runner.workers):
+            instance = ModelInstance(
+                self.adapter, model or Model(), self.device.device, None, self.adapter.collate, set()
+            )
+            instance.place_on(self.device)
+            if staged:
+                instance.staging = Staging(self.device)
+                instance.collate = instance.staging.collate
+            instances.append(instance)
+        self.instances, self.staging = instances, instances[0].staging
+        requests = [Request(id=str(k), arrival_s=0.0) for k in range(count)]
+        self.engine = engine = Engine(
+            adapter=self.adapter,
+            instances=instances,
+            settings=runner,
+            recorder=recorder,
+            events=EventLog(),
+            request_of=requests.__getitem__,
+            on_done=self.outcomes.__setitem__,
+        )
+        engine.start()
+        for slot in range(count):
+            recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+            if apart_s:
+                time.sleep(apart_s)
+        assert engine.drain(timeout_s=60), "requests never ended"
+        engine.shutdown()
+        self.batches = recorder.drain_batches()
+        self.rows = recorder.drain_requests()
+        self.rows.sort(order="index")
+        self.batches.sort(order="batch_id")
+
+    def wrong(self) -> list[int]:
+        """Requests whose answer is not theirs."""
+        found = []
+        for slot, outcome in self.outcomes.items():
+            length = 1 + slot % 9
+            answer = outcome.output
+            if (
+                outcome.status != Status.OK
+                or float(answer["sum"]) != slot * length
+                or not torch.equal(answer["rows"][:length], torch.full((length, _WIDTH), 2.0 * slot))
+            ):
+                found.append(slot)
+        return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_request_gets_its_own_answer(overlap: bool, staged: bool, workers: int) -> None:
+    """Copies read their memory when the device comes to them: a buffer that is used again too early shows here."""
+    speeds = Speeds(operator=0.001, byte=1e-5)
+    served = Served(60, speeds=speeds, staged=staged, overlap=overlap, workers=workers)
+    assert len(served.outcomes) == 60 and served.wrong() == []
+    total = np.sum([served.rows[f"{stage}_ns"] for stage in STAGES], axis=0)
+    assert np.array_equal(total, served.rows["latency_ns"])
+    assert all((served.rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
+    assert set(served.device.uploads) == {staged}
+
+
+def test_the_next_batch_is_copied_in_while_this_one_computes() -> None:
+    served = Served(32, speeds=Speeds(operator=0.004, byte=4e-6))
+    computing = [(begin, end) for what, begin, end in served.device.busy if what == "compute"]
+    copying = [(begin, end) for what, begin, end in served.device.busy if what == "in"]
+    beside = sum(any(a < end and begin < b for a, b in computing) for begin, end in copying)
+    assert beside >= len(copying) // 2
+    one_stream = Served(32, speeds=Speeds(operator=0.004, byte=4e-6), overlap=False)
+    computing = [(begin, end) for what, begin, end in one_stream.device.busy if what == "compute"]
+    copying = [(begin, end) for what, begin, end in one_stream.device.busy if what == "in"]
+    assert not any(a < end and begin < b for a, b in computing for begin, end in copying)
+
+
+def test_a_batch_that_is_not_full_stays_open_until_the_device_is_free() -> None:
+    """Whoever comes while a batch computes would otherwise be served alone."""
+    served = Served(24, speeds=Speeds(operator=0.01), apart_s=0.006, max_batch_size=16)
+    assert (served.batches["ahead_ns"] == 0).all() and len(served.batches) < 20
+    assert served.wrong() == []
+
+
+def test_stages_are_those_of_the_device() -> None:
+    speeds = Speeds(operator=0.01, byte=1e-5, issue=0.0002)
+    served = Served(12, speeds=speeds, overlap=False, max_batch_size=2, adapter=Adapter(longest=1))
+    for batch in served.batches:
+        of_batch = served.rows[served.rows["batch_id"] == batch["batch_id"]]
+        assert (of_batch["compute_ns"] >= batch["device_ns"] - batch["clock_slack_ns"]).all()
+        assert (of_batch["compute_ns"] <= batch["device_ns"] + batch["clock_slack_ns"]).all()
+    # Three operators of 10 ms, as the device itself logged them; in a batch's copies, its bytes and no more.
+    work = [(begin, end) for what, begin, end in served.device.busy if what == "compute"]
+    spans = [last[1] - first[0] for first, last in zip(work[::3], work[2::3], strict=True)]
+    assert min(spans) >= 30e6
+    late = served.batches["device_ns"] - spans
+    # The device begins when the host has issued the first of them.
+    assert (late >= -1_000).all() and (late <= served.batches["issue_ns"] + served.batches["clock_slack_ns"]).all()
+    size = served.batches["size"]
+    assert (served.batches["copy_in_bytes"] == size * _WIDTH * 4).all()
+    assert (served.batches["copy_out_bytes"] == size * (_WIDTH * 4 + 4)).all()
+    assert (served.batches["pageable_bytes"] == 0).all()
+    assert (served.batches["copy_in_ns"] >= served.batches["copy_in_bytes"] * 1e4).all()
+
+
+def test_what_is_not_staged_is_counted_as_pageable() -> None:
+    served = Served(8, staged=False, adapter=Adapter(longest=1), overlap=False)
+    batches = served.batches
+    assert (batches["pageable_bytes"] == batches["copy_in_bytes"] + batches["copy_out_bytes"]).all()
+    assert (batches["pageable_bytes"] > 0).all()
+
+
+def test_batches_of_a_worker_follow_each_other_in_the_record() -> None:
+    """What was done beside another batch is hidden behind it: its requests waited for the device, nothing else."""
+    served = Served(40, speeds=Speeds(operator=0.004, byte=4e-6))
+    batches = served.batches
+    assert (batches["ahead_ns"] > 0).sum() >= 5
+    assert (batches["open_ns"][1:] >= batches["compute_end_ns"][:-1]).all()
+    order = ("free_ns", "close_ns", "collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns", "finish_end_ns")
+    for before, after in pairwise(order):
+        assert (batches[before] <= batches[after]).all(), (before, after)
+    ahead = batches[batches["ahead_ns"] > 0]
+    hidden = served.rows[np.isin(served.rows["batch_id"], ahead["batch_id"])]
+    # Collating took its time, but beside the batch before.
+    assert np.median(hidden["batch_ns"]) < 1e6 and np.median(hidden["queue_ns"]) > 4e6
+
+
+def test_a_request_that_the_model_cannot_take_fails_alone() -> None:
+    def refuse(rows: torch.Tensor) -> None:
+        if rows.shape[1] == 9:  # the requests 8, 17 and 26 are as long as that
+            raise ValueError("too long")
+
+    served = Served(32, model=Model(refuse), speeds=Speeds(operator=0.003))
+    failed = {slot for slot, outcome in served.outcomes.items() if outcome.status == Status.ERROR}
+    assert failed == {8, 17, 26}
+    assert set(served.wrong()) == failed
+    assert "too long" in served.outcomes[8].error
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_memory_of_a_batch_that_failed_is_free_when_its_members_run(overlap: bool) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def refuse(rows: torch.Tensor) -> None:
+        if len(rows) > 1:
+            activations = rows + 1
+            made.append(weakref.ref(activations))
+            raise MemoryError(f"no room beside {tuple(activations.shape)}")
+        alive.append(any(each() is not None for each in made))
+
+    served = Served(12, model=Model(refuse), overlap=overlap)
+    assert served.wrong() == [] and made and not any(alive)
+
+
+def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
+    """Its own would be left to the collector by the thousand, and ended in the middle of somebody's request."""
+    served = Served(40, speeds=Speeds(operator=0.0005))
+    (instance,) = served.instances
+    assert instance.lane is not None
+    pool = instance.lane.events(size=6, ready=1, blocking=False)
+    flights = served.engine.workers[0]._flights
+    assert flights is not None and flights._events is pool
+    assert len(pool._free) == 256, "what its last batches had is back, too"
+    assert instance.lane.events(size=6, ready=1, blocking=True) is not pool
+
+
+def test_a_model_may_have_facts_of_its_own() -> None:
+    """As a captured one has."""
+
+    class Informed(Model):
+        facts = ("of whatever it is about",)
+
+    assert Served(8, model=Informed()).wrong() == []
+
+
+def test_a_device_that_fails_is_told_in_every_request() -> None:
+    class Faulty(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.reshape(-1, _WIDTH)[torch.tensor([10**6])]
+
+    served = Served(6, model=Faulty())
+    assert {outcome.status for outcome in served.outcomes.values()} == {Status.ERROR}
+    assert "device" in served.outcomes[0].error
+
+
+def test_buffers_and_events_are_there_before_and_used_again() -> None:
+    served = Served(200, adapter=Adapter(longest=1), speeds=Speeds(operator=0.0005))
+    assert served.staging is not None
+    # Two batches under way at most; answers are held until they are finished.
+    assert served.staging.misses <= 3 and served.staging.hits >= 40
+    flights = served.engine.workers[0]._flights
+    assert flights is not None and flights.events_added == 0
+
+
+def test_events_come_back_where_nobody_writes_the_record() -> None:
+    """As in the measurement of accuracy: thousands of batches, and no rows are ever asked for before the end."""
+    served = Served(700, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
+    flights = served.engine.workers[0]._flights
+    assert flights is not None and flights.events_added == 0 and len(served.batches) == 700
+    assert 0 < flights.longest_read_ns == served.engine.workers[0].longest_read_ns
+    assert (served.batches["device_ns"] > 0).all()
+
+
+def test_a_batch_that_lands_has_few_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all that had gathered would hold up the answers of one batch in a hundred."""
+    counts: list[int] = []
+    reading = Flights._read
+
+    def read(flights: Flights, count: int) -> None:
+        counts.append(count)
+        reading(flights, count)
+
+    monkeypatch.setattr(Flights, "_read", read)
+    Served(500, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
+    # What is left at the end is read when the thread has ended; the record's writer finds nothing more.
+    assert sum(counts) == 500 and counts[-2:] == [0, 0] and max(counts[:-3]) == 2 and len(counts) > 100
+
+
+def test_a_model_that_waits_for_the_device_is_not_ahead_of_it() -> None:
+    """It was taken early, but its operators were issued only when the batch before was done: nothing was hidden."""
+
+    class Peeks(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+            total = rows.sum(dim=(1, 2))
+            assert float(total[0].item()) >= 0
+            return {"sum": total / _WIDTH, "rows": rows * 2}
+
+    served = Served(24, model=Peeks(), speeds=Speeds(operator=0.004))
+    assert served.wrong() == [] and (served.batches["ahead_ns"] < 1_000_000).all()
+
+
+def test_a_pinned_batch_of_one_is_not_copied_on_the_host() -> None:
+    class Pinned(Workload):
+        device: SimulatedAccelerator
+
+        def prepare(self, request: Request) -> Any:
+            flat = self.device.pinned(3 * _WIDTH, torch.float32)
+            return flat.view(3, _WIDTH).fill_(float(request.id))
+
+    class Plain(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows + 1
+
+    adapter = Pinned()
+    Pinned.device = SimulatedAccelerator()
+    staging = Staging(Pinned.device)
+    batch = staging.collate([adapter.prepare(Request(id="4", arrival_s=0.0))])
+    assert batch.shape == (1, 3, _WIDTH) and staging.direct == 1 and staging.hits + staging.misses == 0
+    assert Pinned.device.is_pinned(batch)
+    two = staging.collate([adapter.prepare(Request(id=name, arrival_s=0.0)) for name in "45"])
+    assert two.shape == (2, 3, _WIDTH) and staging.direct == 1 and staging.misses == 1
+
+
+def test_a_collate_of_the_workloads_own_is_staged_once_more() -> None:
+    class Own(Adapter):
+        def collate(self, inputs: Any) -> Any:
+            return {"rows": torch.nn.utils.rnn.pad_sequence([each["rows"] for each in inputs], batch_first=True)}
+
+    device = SimulatedAccelerator()
+    staging = Staging(device)
+    tensor = torch.ones(2, 3)
+    staged = staging.stage(tensor, ("rows",))
+    assert device.is_pinned(staged) and torch.equal(staged, tensor) and staging.copied == 1
+    assert staging.stage(staged, ("rows",)) is staged and staging.copied == 1
+
+
+def test_the_clock_is_shared_by_the_workers_of_a_device() -> None:
+    served = Served(24, workers=2, speeds=Speeds(operator=0.002))
+    assert list(served.engine.clocks) == ["simulated:0"]
+    clock = served.engine.clocks["simulated:0"]
+    assert isinstance(clock, DeviceClock) and clock.observed == len(served.batches)

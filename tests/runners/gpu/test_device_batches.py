@@ -1,0 +1,101 @@
+"""The service writes what the allocator did into the row of each batch; the device is one that is none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+
+from latfix import Request, Workload
+from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance
+from latfix.settings import RunnerSettings
+
+_MIB = 1 << 20
+
+
+class _Plain(Workload):
+    def prepare(self, request: Request) -> torch.Tensor:
+        return torch.full((2,), float(request.id))
+
+
+class _Allocating(torch.nn.Module):
+    """Each request takes a piece of the device that grows with its number; the fourth fails."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        self.device = device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number = int(x[0, 0])
+        held = self.device.allocate((20 + 20 * number) * _MIB)
+        if number == 3:
+            raise RuntimeError("no answer")
+        del held
+        return x
+
+
+def _serve(device: Any, requests: int, workers: int = 1, model: torch.nn.Module | None = None) -> StageRecorder:
+    recorder, adapter = StageRecorder(requests), _Plain()
+    made = (model or _Allocating(device)).eval()
+    instance = ModelInstance(adapter, made, "cpu", None, adapter.collate, set())
+    engine = Engine(
+        adapter=adapter,
+        instances=[instance] * workers,
+        settings=RunnerSettings(workers=workers, reserve_mb=4),
+        recorder=recorder,
+        events=EventLog(),
+        request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
+    )
+    assert engine.device_memory is None, "the model is on the host"
+    engine.device_memory = BatchCounters.of(lambda: from_nested(device.stats()))
+    engine.start()
+    for slot in range(requests):
+        recorder.scheduled_ns[slot] = time.perf_counter_ns()
+        engine.submit(slot)
+        if workers == 1:
+            engine.drain()
+            time.sleep(0.03)  # a rest after the reading is over
+    engine.drain()
+    engine.shutdown()
+    assert all(worker.reserved is None for worker in engine.workers), "there is no device to reserve on"
+    return recorder
+
+
+def test_each_batch_has_its_own_calls(fake_cuda: Any) -> None:
+    rows = _serve(fake_cuda(70 * _MIB), 3).drain_batches()
+    assert rows["device_read"].tolist() == [1, 1, 1]
+    assert rows["device_allocs"].tolist() == [1, 1, 1]
+    # Twenty MiB, forty beside them, and then sixty, for which both are given back first.
+    assert rows["device_taken_bytes"].tolist() == [20 * _MIB, 40 * _MIB, 60 * _MIB]
+    assert rows["alloc_retries"].tolist() == [0, 0, 1] and rows["device_frees"].tolist() == [0, 0, 2]
+    assert rows["device_reserved_bytes"].tolist() == [20 * _MIB, 60 * _MIB, 60 * _MIB]
+
+
+def test_what_a_failed_batch_did_is_in_the_next_reading(fake_cuda: Any) -> None:
+    rows = _serve(fake_cuda(1 << 30), 5).drain_batches()
+    assert rows["device_read"].tolist() == [1, 1, 1, 0, 1]
+    assert rows["device_allocs"].tolist() == [1, 1, 1, 0, 2]
+
+
+class _Meeting(torch.nn.Module):
+    """Two at a time, so that there is always another batch in progress; the last one is alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if int(x[0, 0]) < 8:
+            self.barrier.wait(timeout=20)
+        return x
+
+
+def test_workers_that_overlap_are_not_read(fake_cuda: Any) -> None:
+    """Of two that meet, only the one that ends last may be read: nobody else is inside by then."""
+    rows = _serve(fake_cuda(), 8, workers=2, model=_Meeting()).drain_batches()
+    assert len(rows) == 8 and rows["device_read"].sum() <= 4

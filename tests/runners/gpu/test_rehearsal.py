@@ -1,0 +1,148 @@
+"""Warming up on a device goes the way that requests go, and leaves nothing for the first of them to pay."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.adapter_api import Workload
+from latfix.errors import RunnerError
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.request import Request
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.gpu.pinned_staging import Staging
+from latfix.runners.service.loaded_service import Service
+from latfix.runners.service.warm_up import rehearsal
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
+
+
+class _Rows(Workload):
+    def prepare(self, request: Request) -> Any:
+        return torch.full((3, 4), float(request.id))
+
+
+class _Doubling(torch.nn.Module):
+    """Keeps what it answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Any] = []
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.answers.append(rows * 2)
+        answer: torch.Tensor = self.answers[-1]
+        return answer
+
+
+def _instance(device: SimulatedAccelerator) -> ModelInstance:
+    adapter = _Rows()
+    instance = ModelInstance(adapter, _Doubling(), device.device, None, adapter.collate, set())
+    instance.place_on(device)
+    instance.staging = Staging(device)
+    instance.collate = instance.staging.collate
+    return instance
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_buffer_is_used_again_before_its_copy_is_done(overlap: bool) -> None:
+    """Copies read their memory when the device comes to them: what is dropped too early is another's by then."""
+    instance = _instance(SimulatedAccelerator(speeds=Speeds(operator=0.002, byte=2e-5)))
+    once = rehearsal(instance, RunnerSettings(overlap=overlap, pinned_staging=True))
+    ran = [once(torch.full((3, 4), float(k)), 2) for k in range(6)]
+    assert ran == [1 + overlap] * 6
+    found = [float(answer.slot.value.mean()) for answer in instance.model.answers]
+    assert found == [2.0 * k for k in range(6) for _ in range(1 + overlap)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> None:
+    device = SimulatedAccelerator(speeds=Speeds(operator=0.001))
+    instance = _instance(device)
+    settings = RunnerSettings(max_batch_size=4, overlap=overlap, pinned_staging=True, device="cuda:0")
+    once = rehearsal(instance, settings)
+    for size in (1, 2, 4):
+        once(torch.ones(3, 4), size)
+    staging, streams = instance.staging, len(device.streams)
+    assert staging is not None and staging.answer_misses
+    before = (staging.misses, staging.answer_misses)
+    for _ in range(3):  # each replay has an engine of its own
+        recorder, answers = StageRecorder(24), dict[int, float]()
+
+        # Whoever holds an answer holds its buffer: here nobody does.
+        def answered(slot: int, outcome: Outcome, answers: dict[int, float] = answers) -> None:
+            answers[slot] = float(outcome.output[0, 0])
+
+        engine = Engine(
+            adapter=instance.adapter,
+            instances=[instance],
+            settings=settings,
+            recorder=recorder,
+            events=EventLog(),
+            request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
+            on_done=answered,
+        )
+        engine.start()
+        for slot in range(24):
+            recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+        assert engine.drain(timeout_s=60)
+        engine.shutdown()
+        assert answers == {slot: 2.0 * slot for slot in range(24)}
+    assert len(device.streams) == streams, "memory that was warmed up belongs to the streams of then"
+    # An answer may be held by its request while the next batch lands.
+    assert staging.misses == before[0] and staging.answer_misses <= before[1] + 1
+
+
+def test_workers_that_share_a_model_are_warmed_up_each(tmp_path: Path) -> None:
+    """Streams, and the memory that belongs to them, are a worker's own."""
+    device = SimulatedAccelerator()
+    (tmp_path / "adapter.py").write_text(
+        "import torch\nfrom latfix import Workload\n"
+        "class Plain(Workload):\n"
+        "    def load(self, device):\n        return torch.nn.ReLU()\n"
+        "    def prepare(self, request):\n        return torch.ones(3, 4)\n"
+    )
+    settings = RunnerSettings(device="cpu", workers=2, shared_model=True, warmup_shapes=2, max_batch_size=2)
+    service = Service(tmp_path, "adapter:Plain", settings)
+    service.load()
+    instances = service.models.instances
+    assert len(instances) == 2 and len(service.models.distinct()) == 1
+    stagings = [Staging(device) for _ in instances]
+    for instance, staging in zip(instances, stagings, strict=True):
+        instance.place_on(device)
+        instance.staging, instance.collate = staging, staging.collate
+    service.warm_shapes(Traffic.plain(np.zeros(3, np.int64)))
+    assert [staging.misses > 0 and staging.answer_misses > 0 for staging in stagings] == [True, True]
+    assert device.forgotten == 0
+    service.predict([Request(id="0", arrival_s=0.0)])
+    assert device.forgotten == 1, "threads that come later take other handles, with workspaces of their own"
+    service.release()
+
+
+def test_what_an_instance_runs_beside_requests_is_done_when_it_ends() -> None:
+    instance = _instance(SimulatedAccelerator(speeds=Speeds(operator=0.02)))
+    with instance.working() as stream:
+        instance.model(instance.on_device(torch.ones(2, 3, 4)))
+        assert instance.lane is not None and stream is instance.lane.compute
+        assert [answer.slot.value for answer in instance.model.answers] == [None], "the device is slow"
+    (answer,) = instance.model.answers
+    assert float(answer.slot.value.mean()) == 2.0
+
+
+def test_a_batch_that_fails_is_told() -> None:
+    class Refuses(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            raise ValueError(f"no rows of {rows.shape[0]}")
+
+    instance = _instance(SimulatedAccelerator())
+    instance.model = Refuses()
+    with pytest.raises(RunnerError, match="batch of 3 raised ValueError: no rows of 3"):
+        rehearsal(instance, RunnerSettings())(torch.ones(3, 4), 3)

@@ -1,0 +1,85 @@
+"""Allocators to preload: found where they are, and not believed before they are mapped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from latfix.runners.host.malloc_libraries import JEMALLOC, TCMALLOC, loaded_allocator, preload_name
+
+ELF = b"\x7fELF\x02rest"
+
+
+@pytest.fixture(autouse=True)
+def linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+def library(folder: Path, name: str, head: bytes = ELF) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(head)
+    return folder / name
+
+
+def test_what_the_loader_knows_is_named_without_a_path(tmp_path: Path) -> None:
+    """So that the plan works on a machine that has it elsewhere."""
+    file = library(tmp_path / "lib", "libjemalloc.so.2")
+    cache = tmp_path / "ld.so.cache"
+    cache.write_bytes(b"glibc-ld.so.cache1.1\0libjemalloc.so.2\0" + str(file).encode() + b"\0")
+    assert preload_name(JEMALLOC, [], cache) == "libjemalloc.so.2"
+
+
+def test_what_the_loader_remembers_but_is_gone_is_not_named(tmp_path: Path) -> None:
+    cache = tmp_path / "ld.so.cache"
+    cache.write_bytes(b"libjemalloc.so.2\0/gone/libjemalloc.so.2\0")
+    assert preload_name(JEMALLOC, [tmp_path], cache) == ""
+
+
+def test_elsewhere_its_path_is_needed(tmp_path: Path) -> None:
+    file = library(tmp_path / "lib", "libtcmalloc.so.4")
+    assert preload_name(TCMALLOC, [tmp_path / "none", tmp_path / "lib"], tmp_path / "no-cache") == str(file)
+    assert preload_name(JEMALLOC, [tmp_path / "lib"], tmp_path / "no-cache") == ""
+
+
+@pytest.mark.parametrize("head", [b"", b"INPUT(libjemalloc.so.2)", b"\x7fELF\x01"])
+def test_what_is_no_library_of_this_machine_is_passed_over(tmp_path: Path, head: bytes) -> None:
+    library(tmp_path / "lib", "libjemalloc.so.2", head)
+    assert preload_name(JEMALLOC, [tmp_path / "lib"], tmp_path / "no-cache") == ""
+
+
+def test_elsewhere_nothing_is_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(tmp_path / "lib", "libjemalloc.so.2")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert preload_name(JEMALLOC, [tmp_path / "lib"], tmp_path / "no-cache") == ""
+
+
+@pytest.mark.parametrize(
+    ("malloc", "name"),
+    [(0x7F00, "jemalloc"), (0x7F15, "tcmalloc"), (0x7F2F, "libc"), (0x9000, "libc"), (0x8000, "libc")],
+)
+def test_the_allocator_is_told_by_where_malloc_is(malloc: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of other allocators are mapped as well, and serve only the package that brought them."""
+    monkeypatch.setattr("platform.libc_ver", lambda: ("libc", "1"))
+    line = "{} r-xp 00000000 fe:00 12  /usr/lib/x86_64-linux-gnu/{}"
+    maps = [
+        line.format("7f00-7f10", "libjemalloc.so.2"),
+        line.format("7f10-7f20", "libtcmalloc_minimal.so.4.5.9"),
+        line.format("7f20-7f30", "libc.so.6"),
+        "8000-8001 rw-p 00000000 00:00 0",
+    ]
+    assert loaded_allocator(maps, malloc) == name
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is of Linux only")
+def test_this_process_runs_on_its_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("the C library", "1"))
+    assert loaded_allocator() == "the C library"
+
+
+def test_defaults_that_give_memory_back_are_changed() -> None:
+    """With its own defaults jemalloc was seen to change nothing."""
+    assert "oversize_threshold:0" in JEMALLOC.environment["MALLOC_CONF"]
+    assert "dirty_decay_ms:-1" in JEMALLOC.environment["MALLOC_CONF"]
+    assert TCMALLOC.environment["TCMALLOC_RELEASE_RATE"] == "0"

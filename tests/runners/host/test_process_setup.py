@@ -1,0 +1,291 @@
+"""What settings ask of a whole process: its environment, prefaulted and locked memory, huge pages, and refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.runners.host import process_setup
+from latfix.runners.host.privileges import (
+    CAP_SYS_NICE,
+    available_bytes,
+    has_capability,
+    least_nice,
+    lockable_bytes,
+    mib,
+    status_bytes,
+    status_field,
+)
+from latfix.runners.host.process_setup import (
+    ProcessSetup,
+    huge_page_mode,
+    process_environment,
+    read_tunables,
+)
+from latfix.settings import RunnerSettings
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux only")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc only")
+
+
+def settings(**values: Any) -> RunnerSettings:
+    return RunnerSettings(**values)
+
+
+def test_without_settings_the_environment_is_the_inherited_one() -> None:
+    assert process_environment(settings(), {"PATH": "/bin", "A": "1"}) == {"PATH": "/bin", "A": "1"}
+
+
+def test_the_settings_own_variables_come_first() -> None:
+    assert process_environment(settings(env={"A": "2", "B": "3"}), {"A": "1"}) == {"A": "2", "B": "3"}
+
+
+def test_tunables_are_merged_one_by_one() -> None:
+    inherited = {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.arena_max=8:glibc.malloc.mmap_max=9"}
+    wanted = settings(prefault_mb=64, env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"})
+    found = read_tunables(process_environment(wanted, inherited)["GLIBC_TUNABLES"])
+    assert found["glibc.malloc.check"] == "1", "what nobody else sets is kept"
+    assert found["glibc.malloc.arena_max"] == "1", "what prefaulting rests on goes before what was inherited"
+    assert found["glibc.malloc.mmap_max"] == "7", "and the settings' own word before all"
+    assert found["glibc.malloc.trim_threshold"] == "8589934592"
+
+
+def test_huge_pages_are_asked_of_the_heap_and_of_the_framework() -> None:
+    found = process_environment(settings(huge_pages="always"), {"THP_MEM_ALLOC_ENABLE": "0"})
+    assert found == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "THP_MEM_ALLOC_ENABLE": "1"}
+    assert process_environment(settings(huge_pages="never"), {}) == {}
+
+
+def test_preloads_are_added_to_those_that_are_there() -> None:
+    wanted = settings(env={"LD_PRELOAD": "libjemalloc.so.2"})
+    assert process_environment(wanted, {"LD_PRELOAD": "/opt/a.so libjemalloc.so.2"})["LD_PRELOAD"] == (
+        "libjemalloc.so.2:/opt/a.so"
+    )
+
+
+Run = Callable[..., dict[str, Any]]
+
+CHILD = """
+import json, os, sys
+from latfix.runners.host.process_setup import ProcessSetup, memory_facts
+from latfix.runners.host.privileges import status_bytes
+from latfix.settings import RunnerSettings
+
+setup = ProcessSetup(RunnerSettings(**json.loads(sys.argv[1])))
+setup.before_load()
+BODY
+setup.before_requests()
+AFTER
+print(json.dumps({"kept": setup.kept_bytes, "touched": setup.prefaulted_bytes, "locked": setup.locked,
+                  "notes": setup.notes, **memory_facts(), **locals().get("more", {})}))
+"""
+
+
+@pytest.fixture
+def run() -> Run:
+    """Sets a process of its own up by the settings and returns what it says."""
+
+    def start(body: str = "", after: str = "", **values: Any) -> dict[str, Any]:
+        wanted = settings(**values)
+        code = CHILD.replace("BODY", body).replace("AFTER", after)
+        ended = subprocess.run(
+            [sys.executable, "-c", code, json.dumps(values)],
+            env=process_environment(wanted),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            start_new_session=True,
+        )
+        found: dict[str, Any] = json.loads(ended.stdout)
+        return found
+
+    return start
+
+
+BLOCKS = """
+import ctypes, resource
+c = ctypes.CDLL(None)
+c.malloc.restype, c.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    blocks = [c.malloc(4 << 20) for _ in range(6)]
+    for block in blocks:
+        ctypes.memset(block, 1, 4 << 20)
+    for block in blocks:
+        c.free(block)
+more = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
+"""
+
+
+@linux
+@glibc
+def test_what_was_prefaulted_stays_and_needs_no_fault_later(run: Run) -> None:
+    with_it, without = run(after=BLOCKS, prefault_mb=32), run(after=BLOCKS)
+    assert with_it["notes"] == []
+    assert with_it["touched"] == 32 << 20
+    assert with_it["kept"] > 0.9 * with_it["touched"]
+    assert without["touched"] == without["kept"] == 0
+    # Three times 24 MiB: without, each block is mapped anew.
+    assert without["faults"] > 3000
+    assert with_it["faults"] < 0.1 * without["faults"]
+
+
+@linux
+@glibc
+def test_other_threads_use_what_was_prefaulted(run: Run) -> None:
+    in_a_thread = "import threading\ndef work():\n    global more\n" + "".join(
+        f"    {line}\n" for line in BLOCKS.strip().splitlines()
+    )
+    found = run(after=in_a_thread + "t = threading.Thread(target=work); t.start(); t.join()", prefault_mb=32)
+    assert found["faults"] < 1000
+
+
+def test_more_than_there_is_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_setup, "available_bytes", lambda: 100 << 20)
+    setup = ProcessSetup(settings(prefault_mb=90))
+    setup.before_requests()
+    assert setup.prefaulted_bytes == setup.kept_bytes == 0
+    assert setup.notes == ["prefault_mb: 90 MiB asked for and 100 MiB available; nothing was touched"]
+
+
+def test_it_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    setup = ProcessSetup(settings(prefault_mb=7))
+    monkeypatch.setattr(ProcessSetup, "_prefault", lambda _, size: asked.append(size))
+    setup.before_requests()
+    setup.before_requests()
+    assert asked == [7 << 20]
+
+
+@linux
+@pytest.mark.skipif(huge_page_mode() not in ("madvise", "always"), reason="the kernel gives no huge pages")
+def test_huge_pages_are_made_of_what_is_there_and_of_what_comes(run: Run) -> None:
+    hold = "import ctypes\nc = ctypes.CDLL(None)\nc.malloc.restype = ctypes.c_void_p\n"
+    hold += "blocks = [c.malloc(16 << 20)]\nctypes.memset(blocks[0], 1, 16 << 20)\n"
+    later = "blocks.append(c.malloc(16 << 20))\nctypes.memset(blocks[1], 1, 16 << 20)\n"
+    with_it = run(hold, later, huge_pages="always")
+    never = run(hold, later, huge_pages="never")
+    assert with_it["notes"] == [] and never["notes"] == []
+    assert never["huge_bytes"] == 0
+    assert with_it["huge_bytes"] >= 16 << 20
+
+
+@linux
+def test_memory_is_locked_where_it_may_be(run: Run) -> None:
+    found = run(lock_memory=True)
+    limit = lockable_bytes()
+    if limit is None:
+        assert found["locked"] and found["locked_bytes"] > 0 and found["notes"] == []
+    else:
+        assert found["locked"] or f"RLIMIT_MEMLOCK is {mib(limit)}" in found["notes"][0]
+    assert run()["locked_bytes"] == 0
+
+
+@linux
+def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it every later allocation would fail, the model's among them."""
+    monkeypatch.setattr(process_setup, "lockable_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(ProcessSetup, "_call", lambda *_, **__: pytest.fail("locked"))
+    setup = ProcessSetup(settings(lock_memory=True))
+    setup.before_requests()
+    assert not setup.locked and "RLIMIT_MEMLOCK is 1.0 MiB" in setup.notes[0]
+
+
+@linux
+def test_a_refusal_of_the_system_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __getattr__(self, name: str) -> Callable[..., int]:
+            return lambda *_: -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Refusing())
+    monkeypatch.setattr(process_setup, "lockable_bytes", lambda: None)
+    setup = ProcessSetup(settings(lock_memory=True, huge_pages="never"))
+    setup.before_load()
+    setup.before_requests()
+    assert not setup.locked
+    assert [note.partition(" was refused")[0] for note in setup.notes] == [
+        "huge_pages = never: prctl",
+        "lock_memory: mlockall",
+    ]
+
+
+@linux
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
+def test_the_group_of_a_process_that_leads_its_session_gets_the_priority(run: Run) -> None:
+    """Lowering the own priority is always permitted."""
+    after = "from latfix.runners.host.process_setup import autogroup_nice\nmore = {'group': autogroup_nice()}"
+    found = run(after=after, nice=5)
+    assert found["group"] == 5 and found["notes"] == []
+    assert run(after=after)["group"] == 0
+
+
+def test_the_session_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "autogroup"
+    file.write_text("/autogroup-1 nice 0\n")
+    monkeypatch.setattr(process_setup, "_AUTOGROUP", file)
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid() + 1)
+    setup = ProcessSetup(settings(nice=-5))
+    setup.before_load()
+    assert file.read_text() == "/autogroup-1 nice 0\n"
+    assert "does not lead its session" in setup.notes[0]
+
+
+def test_elsewhere_it_says_that_there_is_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(process_setup, "lockable_bytes", lambda: None)
+    setup = ProcessSetup(settings(lock_memory=True, huge_pages="always"))
+    setup.before_load()
+    setup.before_requests()
+    assert setup.notes == [
+        "huge_pages = always: this system has no transparent huge pages",
+        "lock_memory: this system has no mlockall",
+    ]
+
+
+def test_the_kernels_mode_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "enabled"
+    file.write_text("always [madvise] never\n")
+    assert huge_page_mode(file) == "madvise"
+    assert huge_page_mode(tmp_path / "nothing") == ""
+
+
+def test_capabilities_and_fields_are_read(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nVmRSS:\t  12 kB\nCapEff:\t0000000000800000\n")
+    assert has_capability(CAP_SYS_NICE, status) and not has_capability(14, status)
+    assert status_field("VmRSS", status) == "12 kB"
+    assert status_field("VmRSS", tmp_path / "nothing") == ""
+    assert not has_capability(CAP_SYS_NICE, tmp_path / "nothing")
+
+
+@linux
+def test_without_the_capability_the_limit_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    from latfix.runners.host import privileges as permissions
+
+    monkeypatch.setattr(permissions, "has_capability", lambda *_: False)
+    monkeypatch.setattr(permissions, "current_nice", lambda: 0)
+    for soft, lowest in ((0, 0), (20, 0), (30, -10), (40, -20), (resource.RLIM_INFINITY, -20)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        assert least_nice() == lowest, soft
+    monkeypatch.setattr(permissions, "has_capability", lambda *_: True)
+    assert least_nice() == -20
+    assert lockable_bytes() is None
+
+
+@linux
+def test_what_is_available_is_less_than_what_there_is() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < available_bytes() < total
+    assert 0 < status_bytes("VmRSS") <= status_bytes("VmHWM")

@@ -1,0 +1,237 @@
+"""When two outputs say the same, and what a service's accuracy is against the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, agree, evaluate, flatten, sample_requests, save_outputs
+from latfix.runners.measure.accuracy_guard import judge
+from latfix.runners.measure.output_agreement import Reference, difference
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+WriteWorkload = Callable[..., Path]
+
+#: The class is that of the largest of three products; evaluate knows the right one of each request.
+LABELLED = """
+import torch
+from latfix import Request, Workload
+
+class Labelled(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 3)
+        model.weight.data += NOISE * torch.randn(3, 6, generator=torch.Generator().manual_seed(7))
+        return model
+
+    def prepare(self, request):
+        return torch.randn(6, generator=torch.Generator().manual_seed(int(request.features["value"])))
+
+    def finish(self, output, request):
+        return {"class": int(output.argmax()), "scores": output}
+
+    def evaluate(self, predict):
+        requests = [Request(id=str(k), arrival_s=0.0, features={"value": k}) for k in range(CASES)]
+        answers = predict(requests)
+        return sum(answer["class"] == k % 3 for k, answer in enumerate(answers)) / len(answers)
+"""
+
+
+def traffic(n: int) -> Traffic:
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Service]:
+    def make(noise: float = 0.0, cases: int = 120, *, scored: bool = True) -> Service:
+        source = LABELLED.replace("NOISE", repr(noise)).replace("CASES", repr(cases))
+        if not scored:
+            source = source[: source.index("    def evaluate")]
+        folder = tmp_path / f"w{noise}-{cases}-{scored}"
+        if not folder.exists():
+            write_workload(folder, adapter=source)
+        service = Service(folder, "adapter:Labelled", RunnerSettings(device="cpu", max_batch_size=16))
+        service.load()
+        return service
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.7]), True),
+        (torch.tensor([0.1, 0.9]), torch.tensor([0.9, 0.1]), False),
+        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[0.3, 0.5], [0.6, 0.1]]), True),
+        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[0.3, 0.5], [0.1, 0.6]]), False),
+        (torch.tensor(1.0), torch.tensor(1.015), True),
+        (torch.tensor(1.0), torch.tensor(1.05), False),
+        (torch.tensor([2.0]), torch.tensor([2.5]), False),
+        (1.0, 1.0, True),
+        (3, 3, True),
+        (3, 4, False),
+        ("cat", "cat", True),
+        ("cat", "dog", False),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
+        (torch.tensor([1, 2]), torch.tensor([2, 1]), False),
+        (torch.ones(2), torch.ones(3), False),
+        ({"label": "a", "score": 0.5}, {"score": 0.501, "label": "a"}, True),
+        ({"label": "a", "score": 0.5}, {"score": 0.501, "label": "b"}, False),
+        ([1, 2], [1], False),
+        (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
+        (torch.tensor(float("nan")), torch.tensor(1.0), False),
+        (torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0], dtype=torch.bfloat16), True),
+    ],
+)
+def test_agreement(a: Any, b: Any, same: bool) -> None:
+    assert agree(flatten(a), flatten(b)) is same
+    assert agree(flatten(b), flatten(a)) is same
+
+
+def test_flattening_keeps_the_order_of_keys() -> None:
+    leaves = flatten({"b": (1, torch.tensor([2.0])), "a": "x"})
+    assert [leaf.tolist() for leaf in leaves] == ["x", 1, [2.0]]
+    assert all(isinstance(leaf, np.ndarray) for leaf in leaves)
+
+
+def test_how_far_apart_numbers_are() -> None:
+    first = [flatten(torch.tensor([1.0, -4.0])), flatten("a"), None, flatten(torch.zeros(2))]
+    second = [flatten(torch.tensor([1.0, -3.9])), flatten("b"), flatten(1), flatten(torch.zeros(2))]
+    found = difference(first, second)
+    assert (found.compared, found.agreeing, found.broken) == (3, 2, 0)
+    assert found.deviation == pytest.approx(0.025)
+
+
+def test_a_number_next_to_zero_is_measured_by_the_others_at_its_place() -> None:
+    first, second = ([flatten(2.0), flatten(1e-9)], [flatten(2.0), flatten(0.01)])
+    assert difference(first, second).deviation == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("answer", [None, flatten(torch.tensor([float("nan"), 1.0]))])
+def test_an_answer_that_broke_is_counted(answer: Any) -> None:
+    found = difference([flatten(torch.tensor([2.0, 1.0]))], [answer])
+    assert (found.agreeing if answer is None else 0, found.broken, found.deviation) == (0, 1, None)
+
+
+def test_a_reference_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    sample: tuple[list[Any] | None, ...] = ([np.array([1.0, 2.0]), np.array("x")], None, [])
+    whole = Reference(sample=sample, ids=("a", "b"), answers=({"class": 1}, torch.ones(2)), score=0.5)
+    whole.save(tmp_path / "r.npz")
+    read = Reference.load(tmp_path / "r.npz")
+    assert read.ids == ("a", "b") and read.score == 0.5 and read.answers[0] == {"class": 1}
+    assert [None if leaves is None else [leaf.tolist() for leaf in leaves] for leaves in read.sample] == [
+        [[1.0, 2.0], "x"],
+        None,
+        [],
+    ]
+
+
+def test_answers_that_cannot_be_pickled_cost_the_pairing_only(tmp_path: Path) -> None:
+    whole = Reference(sample=([np.array(1)],), ids=("a",), answers=(lambda: 1,), score=0.5)
+    whole.save(tmp_path / "r.npz")
+    read = Reference.load(tmp_path / "r.npz")
+    assert len(read.sample) == 1 and read.ids == () and read.score is None
+
+
+def test_a_score_is_paired_with_the_originals(labelled: Callable[..., Service], tmp_path: Path) -> None:
+    original = labelled()
+    own = evaluate(original, traffic(20), None, save=tmp_path / "r.npz")
+    assert own.kind == "evaluate" and own.loss is None and own.lo is not None and own.hi is not None
+    assert own.lo < own.score < own.hi and own.samples == 120
+    same = evaluate(original, traffic(20), tmp_path / "r.npz")
+    assert (same.score, same.loss, same.agreement, same.deviation) == (own.score, 0.0, 1.0, 0.0)
+    assert same.loss_hi is not None and 0 < same.loss_hi < 0.05
+    other = labelled(noise=1.5)
+    changed = evaluate(other, traffic(20), tmp_path / "r.npz")
+    assert changed.loss == pytest.approx(own.score - changed.score)
+    assert changed.loss_lo is not None and changed.loss_hi is not None and changed.loss is not None
+    assert changed.loss_lo < changed.loss < changed.loss_hi
+    assert changed.agreement is not None and changed.agreement < 0.9
+    assert changed.deviation is not None and changed.deviation > 0.05
+
+
+def test_a_score_of_other_requests_is_not_paired(labelled: Callable[..., Service], tmp_path: Path) -> None:
+    evaluate(labelled(), traffic(20), None, save=tmp_path / "r.npz")
+    assert evaluate(labelled(cases=90), traffic(20), tmp_path / "r.npz").loss is None
+
+
+def test_more_requests_are_compared_where_the_first_do_not_decide(
+    labelled: Callable[..., Service], tmp_path: Path
+) -> None:
+    many = traffic(2 * 2 * AGREEMENT_SAMPLE)
+    assert save_outputs(labelled(scored=False), many, tmp_path / "r.npz") == 2 * AGREEMENT_SAMPLE
+    same = evaluate(labelled(scored=False), many, tmp_path / "r.npz", max_drop=0.01)
+    assert same.samples == AGREEMENT_SAMPLE and same.agreement == 1.0
+    near = labelled(noise=0.01, scored=False)
+    assert evaluate(near, many, tmp_path / "r.npz").samples == AGREEMENT_SAMPLE
+    unclear = evaluate(near, many, tmp_path / "r.npz", max_drop=0.01)
+    assert unclear.samples == 2 * AGREEMENT_SAMPLE and unclear.agreement is not None
+    far = evaluate(labelled(noise=3.0, scored=False), many, tmp_path / "r.npz", max_drop=0.01)
+    assert far.samples == AGREEMENT_SAMPLE, "no further request can save it"
+
+
+def test_choices_are_made_on_other_requests_than_they_are_judged_by() -> None:
+    judged, chosen = (
+        {request.id for request in sample_requests(traffic(400), spare=spare)} for spare in (False, True)
+    )
+    assert len(judged) == len(chosen) == 200 and not judged & chosen
+    few = [{request.id for request in sample_requests(traffic(40), spare=spare)} for spare in (False, True)]
+    assert few[0] == few[1] and len(few[0]) == 40
+    assert sample_requests(traffic(0)) == []
+
+
+#: Its answer hangs on how much padding a request got: its mean is over the padding, too.
+READS_PADDING = """
+import torch
+from latfix import Workload
+
+class Padded(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Embedding(90, 32), torch.nn.Linear(32, 32), torch.nn.ReLU())
+
+    def prepare(self, request):
+        value = int(request.features["value"])
+        return (torch.arange(2 + value * 7 % 40) * (value + 1)) % 89 + 1
+
+    def finish(self, output, request):
+        return output.mean(0)[:5]
+"""
+
+
+def test_a_larger_batch_is_seen_to_change_the_answers_of_a_model_that_reads_its_padding(
+    tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
+
+    def service(size: int) -> Service:
+        made = Service(folder, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size))
+        made.load()
+        return made
+
+    save_outputs(service(1), traffic(120), tmp_path / "r.npz")
+    alone = evaluate(service(1), traffic(120), tmp_path / "r.npz")
+    assert alone.agreement == 1.0 and alone.deviation == 0.0
+    shared = evaluate(service(8), traffic(120), tmp_path / "r.npz")
+    assert shared.agreement is not None and shared.agreement < 0.9
+    assert shared.deviation is not None and shared.deviation > 0.1
+
+
+def test_no_disagreement_in_a_small_sample_is_not_certainty(labelled: Callable[..., Service], tmp_path: Path) -> None:
+    """Of n answers that all agree, one in 3.84 / (n + 3.84) may still not, by Wilson's interval."""
+    few = traffic(100)
+    save_outputs(labelled(scored=False), few, tmp_path / "r.npz")
+    found = evaluate(labelled(scored=False), few, tmp_path / "r.npz")
+    assert found.agreement == 1.0 and found.loss == 0.0
+    assert found.loss_hi == pytest.approx(3.84 / 103.84, rel=0.01)
+    numbers = {"score": 1.0, "samples": 100, "loss": 0.0, "loss_lo": 0.0, "loss_hi": found.loss_hi, "agreement": 1.0}
+    allowed, said = judge({**numbers, "deviation": 0.05}, 1.0, 0.01)
+    assert not allowed and said.startswith("100 requests are too few to exclude a loss of 0.02")
+    assert judge({**numbers, "deviation": found.deviation}, 1.0, 0.01)[0], "the very same numbers"

@@ -1,0 +1,158 @@
+"""How fast a loaded service computes, and what a change of it does to a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.runners.measure.compute_pace import blend, compute_change, measure_pace, offered, typical_batches
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+MS = 1_000_000
+
+ADAPTER = """
+import time
+
+import torch
+
+from latfix import Workload
+
+
+class Sleeping(torch.nn.Module):
+    def forward(self, x):
+        if bool((x < 0).any()):
+            raise RuntimeError("below zero")
+        time.sleep(float(x.max()) / 1e3)
+        return x
+
+
+class Holding(torch.nn.Module):
+    def forward(self, x):
+        until = time.thread_time() + float(x.max()) / 1e3
+        while time.thread_time() < until:
+            pass
+        return x
+
+
+class Sleeper(Workload):
+    def load(self, device):
+        return Sleeping()
+
+    def prepare(self, request):
+        return torch.tensor([float(request.features["ms"])])
+
+
+class Holder(Sleeper):
+    def load(self, device):
+        return Holding()
+"""
+
+
+def schedule(values: Sequence[float]) -> Traffic:
+    n = len(values)
+    return Traffic.plain(np.arange(n) * 10 * MS, features={"ms": np.asarray(values, dtype=np.float64)})
+
+
+def record(sizes: Sequence[int], compute_ms: Sequence[float], spacing_ms: float = 100.0) -> RunRecord:
+    """Batches one after the other, each with so many requests that arrived as it closed."""
+    n = sum(sizes)
+    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    batches = {name: np.zeros(len(sizes), dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    rows["index"], rows["batch_id"] = np.arange(n), owner
+    rows["arrival_ns"] = (owner * spacing_ms * MS).astype(np.int64)
+    batches["batch_id"] = np.arange(len(sizes))
+    batches["size"] = np.asarray(sizes, dtype=np.int64)
+    batches["close_ns"] = batches["h2d_end_ns"] = (np.arange(len(sizes)) * spacing_ms * MS).astype(np.int64)
+    batches["compute_end_ns"] = batches["d2h_end_ns"] = batches["close_ns"] + (np.asarray(compute_ms) * MS).astype(
+        int
+    )
+    return RunRecord(
+        folder=Path("run"),
+        meta={},
+        requests=rows,
+        batches=batches,
+        events={name: np.zeros(0) for name in EVENT_FIELDS},
+        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
+        traffic=schedule([0.0] * n),
+    )
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Any:
+    (tmp_path / "adapter.py").write_text(ADAPTER)
+
+    def service(entry: str, **settings: Any) -> Service:
+        made = Service(tmp_path, f"adapter:{entry}", RunnerSettings(device="cpu", **settings))
+        made.load()
+        return made
+
+    return service
+
+
+def test_batches_stand_for_a_run_from_its_quickest_to_its_slowest() -> None:
+    run = record([1, 2] * 20, np.linspace(1, 40, 40).tolist())
+    picked = typical_batches(run)
+    assert len(picked) == 10 and picked[0] == [0] and len(picked[-1]) == 2
+    assert [min(batch) for batch in picked] == sorted(min(batch) for batch in picked)
+    assert typical_batches(record([], [])) == []
+
+
+def test_the_pace_is_the_time_of_each_batch(serve: Any) -> None:
+    service = serve("Sleeper", max_batch_size=2)
+    found = measure_pace(service, schedule([2.0, 20.0, -1.0]), [[0], [0, 1], [2]], 0.2, workers=1)
+    assert 2 * MS <= found[0] < found[1] and found[1] >= 20 * MS
+    assert np.isnan(found[2]), "it fails, as its request does"
+
+
+def test_workers_that_hold_the_interpreter_are_slower_together(serve: Any) -> None:
+    """Sleepers are not; each of these computes for 10 ms of its own CPU time with the interpreter's lock."""
+    holders, sleepers = serve("Holder", workers=2), serve("Sleeper", workers=2)
+    work = schedule([10.0])
+    ratio = []
+    for service in (holders, sleepers):
+        alone, together = (measure_pace(service, work, [[0]], 0.3, workers=count)[0] for count in (1, 2))
+        ratio.append(together / alone)
+    assert ratio[0] > 1.3 * ratio[1]
+
+
+def test_work_that_is_offered_is_batches_over_time() -> None:
+    run = record([1] * 50, [40.0] * 50)
+    assert offered(run) == pytest.approx(0.4, rel=0.05)
+    busy = record([1] * 50, [10.0] * 25 + [90.0] * 25)
+    assert offered(busy, [(2500 * MS, 5000 * MS)]) == pytest.approx(0.9)
+    assert offered(busy, [(0, 2500 * MS)]) == pytest.approx(0.1)
+    assert offered(record([], [])) == 0.0
+
+
+@pytest.mark.parametrize(("load", "wanted"), [(0.0, 10.0), (1.0, 15.0), (2.0, 20.0), (9.0, 20.0)])
+def test_the_pace_lies_between_alone_and_together_by_the_load(load: float, wanted: float) -> None:
+    assert blend([10.0], [20.0], load, 2) == [wanted]
+
+
+@pytest.mark.parametrize(("offset", "slope"), [(0.0, 0.5), (3.0, 0.4), (2.0, 1.5)])
+def test_a_change_of_compute_is_an_offset_and_a_slope(offset: float, slope: float) -> None:
+    before = np.array([5.0, 10.0, 20.0, 40.0, 80.0])
+    found = compute_change(before.tolist(), (offset + slope * before).tolist())
+    assert found is not None
+    assert found[0] == pytest.approx(offset, abs=1e-6) and found[1] == pytest.approx(slope)
+
+
+def test_a_change_that_would_leave_less_than_nothing_is_a_slope() -> None:
+    before = [5.0, 10.0, 20.0, 40.0]
+    found = compute_change(before, [each * 0.6 - 1.0 for each in before])
+    assert found is not None and found[0] == 0.0 and 0.4 < found[1] < 0.6
+
+
+def test_batches_that_failed_are_left_out() -> None:
+    nan = float("nan")
+    assert compute_change([10.0, nan, 20.0], [5.0, 3.0, nan]) == (0.0, 0.5)
+    assert compute_change([nan], [1.0]) is None

@@ -1,0 +1,195 @@
+"""A model file as a workload: tensors of requests, batches of them, and the module around the file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from latfix.adapter_api import Workload
+from latfix.config.model_input_rules import parse_inputs
+from latfix.errors import InputError
+from latfix.request import Request
+from latfix.runners.calls.model_call import split_output
+from latfix.runners.model_files.file_workload import FileWorkload, PaddedFileWorkload, _default_collate_pads
+from latfix.runners.model_files.input_layout import lay_out
+from latfix.runners.model_files.input_values import value_range
+from latfix.runners.model_files.opened_model import Axis, OpenedModel
+from latfix.runners.service.adapter_file import check_batch_size
+from latfix.runners.service.load import pool_applies
+from latfix.traffic.schedule import Traffic
+
+Opened = Callable[..., OpenedModel]
+MakeRequest = Callable[..., Request]
+
+
+def adapter(model: OpenedModel, text: str = "") -> FileWorkload:
+    text = f"[inputs]\n{text}\n"
+    rules = parse_inputs(tomllib.loads(text)["inputs"], file=Path("workload.toml"), text=text)
+    layout = lay_out(model, rules)
+    return (FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload)(model, layout)
+
+
+def test_the_same_request_gives_the_same_tensor(opened: Opened, request_of: MakeRequest) -> None:
+    model = opened({"x": ("batch", "length", 4)})
+    first, again = (adapter(model).prepare(request_of(length=5)) for _ in range(2))
+    assert first.shape == (5, 4) and torch.equal(first, again)
+    others = [request_of(length=6), request_of("b", length=5)]
+    others += [request_of(length=5, user="u"), request_of(payload=3, length=5)]
+    for other in others:
+        assert not torch.equal(adapter(model).prepare(other)[:5], first)
+
+
+def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: MakeRequest) -> None:
+    names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+    ids = opened(dict.fromkeys(names, ("batch", "length")), dtype="int64", rows=7)
+    tokens, mask, segments, positions = adapter(ids).prepare(request_of(length=200))
+    assert set(tokens.tolist()) == {1, 2, 3, 4, 5, 6}, "all rows but that of padding"
+    assert mask.tolist() == [1] * 200 and segments.tolist() == [0] * 200 and positions.tolist() == list(range(200))
+    floats = adapter(opened({"x": ("batch", "length")})).prepare(request_of(length=4000))
+    assert abs(float(floats.mean())) < 0.1 and 0.9 < float(floats.std()) < 1.1
+    for dtype, least, most in (("uint8", 0, 255), ("int8", -128, 127), ("int64", 0, 1), ("bool", 0, 1)):
+        drawn = adapter(opened({"x": ("batch", "length")}, dtype=dtype)).prepare(request_of(length=9000))
+        assert drawn.dtype == getattr(torch, dtype)
+        assert (int(drawn.min()), int(drawn.max())) == (least, most)
+    assert value_range(adapter(ids).layout.inputs[0]) == (1, 7)
+
+
+def test_rules_give_the_range(opened: Opened, request_of: MakeRequest) -> None:
+    whole = adapter(opened({"ids": ("batch", "length")}, dtype="int64", rows=7), "ids = { low = 3, high = 5 }")
+    assert set(whole.prepare(request_of(length=50)).tolist()) == {3, 4}
+    even = adapter(opened({"x": ("batch", "length")}), "x = { low = -2, high = 2 }")
+    drawn = even.prepare(request_of(length=2000))
+    assert -2 <= float(drawn.min()) < -1.9 and 1.9 < float(drawn.max()) <= 2
+
+
+def test_sizes_come_from_expressions_rounded_up(opened: Opened, request_of: MakeRequest) -> None:
+    model = adapter(opened({"x": ("batch", "s1")}), 'x = { shape = ["batch", "tokens / 16"] }')
+    assert model.prepare(request_of(tokens=17)).shape == (2,)
+    assert model.prepare(request_of(tokens=0)).shape == (1,), "nothing has no length"
+    with pytest.raises(InputError, match="no numeric feature 'tokens'"):
+        model.prepare(request_of(length=3))
+
+
+def test_a_size_that_the_model_does_not_take_fails_the_request(opened: Opened, request_of: MakeRequest) -> None:
+    model = adapter(opened({"x": ("batch", Axis(symbol="length", least=4, most=9))}))
+    assert model.prepare(request_of(length=9)).shape == (9,)
+    for length in (3, 10):
+        with pytest.raises(ValueError, match=f"length is {length}; the model takes"):
+            model.prepare(request_of(length=length))
+
+
+def test_what_the_payload_carries_is_taken(opened: Opened, request_of: MakeRequest) -> None:
+    model = adapter(opened({"x": ("batch", "s1"), "mask": ("batch", "s1"), "wide": ("batch", "2*s1")}))
+    x, mask, wide = model.prepare(request_of(payload={"x": [1, 2, 3]}))
+    assert x.tolist() == [1.0, 2.0, 3.0] and x.dtype == torch.float32
+    assert mask.tolist() == [1.0] * 3, "as long as what the payload brought"
+    assert wide.shape == (6,)
+    whole = {"x": [1], "mask": [0], "wide": [5, 6]}
+    assert [tensor.tolist() for tensor in model.prepare(request_of(payload=whole))] == [[1.0], [0.0], [5.0, 6.0]]
+    alone = adapter(opened({"x": None}, dtype=None))
+    assert alone.prepare(request_of(payload={"x": [[1, 2], [3, 4]]})).tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(ValueError, match="neither shape nor dtype"):
+        alone.prepare(request_of())
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([[1, 2], [3]], "payload 'x'"),
+        ("text", "payload 'x'"),
+        (None, "payload 'x'"),
+        ({"a": 1}, "payload 'x'"),
+        (3, "has 0 dimensions; expected 1"),
+        ([[1.0]], "has 2 dimensions; expected 1"),
+        ([1.0] * 10, "is 10 long in dimension 0; the model takes 1 to 9"),
+        ([], "is 0 long"),
+        (["a"], "payload 'x'"),
+        ([10**400], "payload 'x'"),
+    ],
+    ids=range(10),
+)
+def test_a_payload_that_is_no_tensor_fails_the_request(
+    opened: Opened, request_of: MakeRequest, value: Any, says: str
+) -> None:
+    model = adapter(opened({"x": ("batch", Axis(symbol="length", most=9))}))
+    with pytest.raises(ValueError, match=says):
+        model.prepare(request_of(payload={"x": value}))
+
+
+def test_batches_are_padded_with_zeros_and_so_are_masks(opened: Opened, request_of: MakeRequest) -> None:
+    model = adapter(opened({"x": ("batch", "length"), "mask": ("batch", "length")}))
+    assert type(model).collate is Workload.collate and pool_applies(model)
+    x, mask = model.collate([model.prepare(request_of(length=length)) for length in (2, 5)])
+    assert x.shape == (2, 5) and mask.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]
+    assert x[0, 2:].tolist() == [0, 0, 0]
+
+
+def test_several_dimensions_and_other_values_are_padded_too(opened: Opened, request_of: MakeRequest) -> None:
+    model = adapter(opened({"x": ("batch", "height", "width"), "y": ("batch", "width")}), "y = { pad = -1 }")
+    assert isinstance(model, PaddedFileWorkload) and not pool_applies(model)
+    inputs = [model.prepare(request_of(height=h, width=w)) for h, w in ((2, 3), (4, 1))]
+    x, y = model.collate(inputs)
+    assert x.shape == (2, 4, 3) and y[1].tolist()[1:] == [-1, -1]
+    assert torch.equal(x[0, :2, :3], inputs[0][0]) and torch.equal(x[1, :4, :1], inputs[1][0])
+    assert float(x[0, 2:].abs().sum()) == float(x[1, :, 1:].abs().sum()) == 0
+    alone = adapter(opened({"x": ("batch", "length")}), "x = { pad = 9 }")
+    assert alone.collate([torch.zeros(1), torch.zeros(2)]).tolist() == [[0, 9], [0, 0]]
+
+
+def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: MakeRequest) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def run(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen.append(tuple(x.shape))
+        return {"sum": x.sum(1), "x": x}
+
+    model = adapter(opened({"x": (4, 3)}, run=run), 'x = { shape = ["batch", 3] }')
+    inputs = [model.prepare(request_of(name)) for name in "abc"]
+    output = model.load("cpu")(model.collate(inputs))
+    assert seen == [(4, 3)]
+    parts = split_output(output, 3)
+    assert [torch.equal(part["x"], given) for part, given in zip(parts, inputs, strict=True)] == [True] * 3
+
+
+def test_inputs_without_a_batch_are_given_as_they_are(opened: Opened, request_of: MakeRequest) -> None:
+    def run(x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        assert x.shape == (1, 4) and rate.shape == ()
+        return x * rate
+
+    model = adapter(opened({"x": ("batch", 4), "rate": ()}, run=run))
+    assert model.load("cpu")(*model.collate([model.prepare(request_of())])).shape == (1, 4)
+    unbatched = adapter(opened({"x": ("length", 4)}, run=lambda x: (x.sum(0), x)))
+    total, same = unbatched.load("cpu")(unbatched.collate([unbatched.prepare(request_of(length=3))]))
+    assert total.shape == (1, 4) and same.shape == (1, 3, 4)
+    second = adapter(opened({"x": ("length", "batch", 4)}, run=lambda x: x.sum(0)))
+    values = [second.prepare(request_of(name, length=3)) for name in "ab"]
+    assert torch.allclose(second.load("cpu")(second.collate(values))[1], values[1].sum(0))
+
+
+def test_inputs_are_told_in_one_line_each(opened: Opened, traffic_of: Callable[..., Traffic]) -> None:
+    names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "flags")
+    model = adapter(opened(dict.fromkeys(names, ("batch", "s1", 4)), dtype="int64", rows=7), "flags = { high = 3 }")
+    told = model.describe_inputs(traffic_of(length=[3]))
+    drawn = ("values from 1 to 6", "ones", "zeros", "0, 1, 2, …", "values from 0 to below 3")
+    assert told == [f"{name}: int64 (batch, length, 4), {what}" for name, what in zip(names, drawn, strict=True)]
+    assert model.describe_inputs(traffic_of(width=[3], length=[3]))[0].startswith("input_ids: int64 (batch, s1, 4)")
+    one = adapter(opened({"x": (1, 3), "rate": ()}))
+    told = one.describe_inputs(traffic_of())
+    assert told == ["x: float32 (1, 3), normal values", "rate: float32 (), normal values"]
+    assert adapter(opened({"x": None}, dtype=None)).describe_inputs(traffic_of()) == ["x: as the payload brings it"]
+
+
+def test_batches_larger_than_the_file_takes_are_refused(opened: Opened) -> None:
+    fixed = adapter(opened({"x": (1, 4)}))
+    check_batch_size(fixed, 1)
+    with pytest.raises(InputError, match=r"max_batch_size = 8, but the file's batch dimension is fixed at 1"):
+        check_batch_size(fixed, 8)
+    with pytest.raises(InputError, match="an input of the file has no batch dimension"):
+        check_batch_size(adapter(opened({"x": ("batch", 4), "rate": ()})), 2)
+    check_batch_size(adapter(opened({"x": ("batch", 4)})), 4096)
+    check_batch_size(Workload(), 4096)

@@ -1,0 +1,246 @@
+"""Compiled models: graphs count themselves, and what runs uncompiled is not taken for compiled.
+
+The compiler behind dynamo takes many seconds and is left out; that dynamo calls what it was given is what matters.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import Applied
+from latfix.runners.fixes.fuse import compile as fuse_compile
+from latfix.runners.fixes.quantize import bf16 as quantize_bf16
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+WriteWorkload = Callable[..., Path]
+
+SMALL = """
+import torch
+from latfix import Workload
+
+class Small(Workload):
+    def load(self, device):
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+    def prepare(self, request):
+        return torch.ones(int(request.features["value"]), 8)
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the framework's own, about itself
+        from torch._dynamo import config as dynamo
+        from torch._inductor import compile_fx, config
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    threads = torch.get_num_threads()
+    with config.patch(freezing=False), dynamo.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        yield
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    torch.compiler.set_stance("default")
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def traffic(values: list[int]) -> Traffic:
+    n = len(values)
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.array(values)})
+
+
+WARM = [2, 3, 5, 9]
+
+
+def loaded(folder: Path, **values: Any) -> Service:
+    settings = RunnerSettings(device="cpu", intra_op_threads=1, compile="dynamic", **values)
+    service = Service(folder, "adapter:Small", settings)
+    service.load()
+    service.warm_shapes(traffic(WARM))
+    service.protect()
+    return service
+
+
+def served(service: Service, values: list[int]) -> dict[str, Any]:
+    requests = [traffic(values).request(k) for k in range(len(values))]
+    assert [outcome.error for outcome in service.predict(requests)] == [""] * len(values)
+    return service.evidence(traffic(WARM))
+
+
+def verified(service: Service, evidence: dict[str, Any], in_run: int = 0) -> Any:
+    record = RunRecord(
+        folder=Path("run"),
+        meta={"settings": service.settings.as_dict(), "compilations_in_run": in_run},
+        requests={},
+        batches={},
+        events={},
+        samples={},
+        traffic=traffic(WARM),
+    )
+    return fuse_compile.FIX.verify(Applied(evidence=evidence, record=record, without=record))
+
+
+@pytest.fixture
+def small(tmp_path: Path, write_workload: WriteWorkload) -> Path:
+    return write_workload(tmp_path / "small", adapter=SMALL)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_graphs_compiled_at_warm_up_run_in_requests(small: Path, inference: bool) -> None:
+    """In whatever mode: what was warmed up in another one would be compiled again."""
+    service = loaded(small, inference_mode=inference)
+    warm = service.compiles.count
+    seen = served(service, [2, 4, 7, 9])
+    assert warm > 0 and service.compiles.count == warm
+    assert (seen["batches_run"], seen["batches_replaced"]) == (4, 4)
+    assert seen["graphs"] >= 1 and seen["graph_dtypes"].get("float32", 0) >= 3
+    found = verified(service, seen | {"replaced_share": 0.9})
+    assert found.effective, found.evidence
+    assert not verified(service, seen | {"replaced_share": 0.9}, in_run=1).effective
+    assert not verified(service, seen | {"replaced_share": 0.2}).effective, "most of the time was elsewhere"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_workers_model_runs_compiled(small: Path, shared: bool) -> None:
+    seen = served(loaded(small, workers=2, shared_model=shared), [2, 4, 7, 9] * 4)
+    assert seen["batches_run"] == seen["batches_replaced"] == 16
+
+
+def test_shapes_that_run_uncompiled_are_told(small: Path) -> None:
+    """A length of one is a graph of its own, which warm-up did not see."""
+    service = loaded(small)
+    seen = served(service, [1, 1, 4, 1])
+    assert (seen["batches_run"], seen["batches_replaced"]) == (4, 1)
+    found = verified(service, seen | {"replaced_share": 0.9})
+    assert not found.effective and "1 of 4 batches" in found.evidence
+
+
+def test_without_a_number_of_shapes_it_is_warmed_up_all_the_same(small: Path) -> None:
+    assert loaded(small, warmup_shapes=0).warmup.batches > 0
+
+
+def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
+    seen = {name: served(loaded(small, precision=name), [2]) for name in ("bf16", "default")}
+    record = RunRecord(
+        folder=Path("run"), meta={}, requests={}, batches={}, events={}, samples={}, traffic=traffic(WARM)
+    )
+    found = {
+        name: quantize_bf16.FIX.verify(Applied(evidence=evidence, record=record, without=record)).effective
+        for name, evidence in seen.items()
+    }
+    assert found == {"bf16": True, "default": False}
+
+
+def test_the_cache_is_the_users(small: Path, tmp_path: Path) -> None:
+    seen = served(loaded(small), [2])
+    assert seen["compile_cache"] == str(tmp_path / "latfix" / "inductor")
+    assert Path(seen["compile_cache"]).is_dir()
+
+
+def test_more_versions_than_are_allowed_are_an_error_and_no_fallback(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from latfix.errors import RunnerError
+    from latfix.runners.model_transforms import torch_compile as compiled
+
+    branching = SMALL.replace(
+        "return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))",
+        "return Branching()",
+    ).replace(
+        "class Small",
+        "class Branching(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x * 2 if x.shape[1] == 2 else x * 3 if x.shape[1] == 3 else x * 4 if x.shape[1] == 5 else x\n"
+        "\nclass Small",
+    )
+    (small / "adapter.py").write_text(branching)
+    monkeypatch.setattr(compiled, "_VERSIONS", 1)
+    with pytest.raises(RunnerError, match=r"warming up.*(FailOnRecompileLimitHit|recompile_limit)"):
+        loaded(small)
+
+
+def adapter(forward: str) -> str:
+    """The workload with a model of another ``forward``."""
+    net = f"""
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 64), torch.nn.Linear(64, 4)
+
+    def forward(self, x):
+{forward}
+
+class Small"""
+    head, _, tail = SMALL.replace("return torch.nn.Sequential", "return Net() or torch.nn.Sequential").partition(
+        "\nclass Small"
+    )
+    return head + net + tail
+
+
+def test_a_compiler_that_is_switched_off_is_told(small: Path) -> None:
+    """As by an adapter that prefers the debugger: everything runs, and nothing is compiled."""
+    torch.compiler.set_stance("force_eager")
+    service = loaded(small)
+    found = verified(service, served(service, [2, 4, 7]))
+    assert not found.effective and found.evidence.startswith("0 compilations"), found.evidence
+    assert "0 of 3 batches" in found.evidence
+
+
+def test_a_model_that_the_compiler_steps_around_is_told(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    """Every part of it is behind a graph break, so that no graph holds anything."""
+    forward = """
+        return torch.compiler.disable(self.whole)(x)
+
+    def whole(self, x):
+        return self.last(torch.relu(self.first(x)))"""
+    service = loaded(write_workload(tmp_path / "w", adapter=adapter(forward)))
+    found = verified(service, served(service, [2, 4, 7]))
+    assert not found.effective and "0 of 3 batches" in found.evidence, found.evidence
+
+
+def test_a_graph_that_holds_next_to_nothing_of_the_time_is_told(
+    tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    """One addition is compiled; what takes the time is a call that no graph can hold."""
+    forward = """
+        return torch.compiler.disable(self.whole)(x + 1)
+
+    def whole(self, x):
+        for _ in range(300):
+            y = self.last(torch.relu(self.first(x)))
+        return y"""
+    service = loaded(write_workload(tmp_path / "w", adapter=adapter(forward)))
+    seen = served(service, [2, 4, 7])
+    assert seen["batches_replaced"] == 3 and seen["graph_breaks"] >= 1
+    found = verified(service, seen)
+    assert not found.effective and "in 3 of 3 batches" in found.evidence, found.evidence
+
+
+def test_a_graph_that_the_compiler_cannot_take_is_an_error_and_no_fallback(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import compile_fx
+
+    from latfix.errors import RunnerError
+
+    def refuse(graph: Any, inputs: Any) -> Any:
+        raise NotImplementedError("no kernel for this")
+
+    monkeypatch.setattr(compile_fx, "compile_fx", refuse)
+    with pytest.raises(RunnerError, match=r"warming up .*no kernel for this") as raised:
+        loaded(small)
+    assert "\n" not in raised.value.message

@@ -1,0 +1,428 @@
+"""The search on simulated services and simulated time: no process starts, and a minute takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import RunnerError
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
+from latfix.results.optimization_step import Step
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.runners.fixes import Applied, Context, Fix, Verified
+from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
+from latfix.runners.replay.run_session import schedule_digest
+from latfix.settings import Objective, RunnerSettings
+from latfix.statistics.latency_summary import LATENCY_KEYS
+from latfix.traffic.schedule import Traffic
+
+LOAD_S = 2.0
+#: What a profile leaves in its process, as a factor of all that is timed there afterwards.
+PROFILED = 1.15
+#: What a service on a device takes as long where it finds too little memory there for its work.
+STALLING = 1.6
+
+
+@dataclass
+class Device:
+    """A device of limited memory, in GiB. A process keeps what it holds until it ends, whether it is stopped or not.
+
+    :param model: of a loaded service; ``work`` what it takes beside that in its first replay, and keeps.
+    :param more: by variable, what a service with it takes beside that from the start.
+    :ivar most: services that were on it at once, at most; ``starts`` of processes by arm.
+    """
+
+    total: float = 80.0
+    model: float = 10.0
+    work: float = 5.0
+    more: dict[str, float] = field(default_factory=dict)
+    most: int = 0
+    starts: list[str] = field(default_factory=list)
+
+    def left(self, arms: list[FakeArm]) -> float:
+        """What no process holds."""
+        return self.total - sum(arm.holds for arm in arms)
+
+    def told(self, arms: list[FakeArm], arm: FakeArm, stalls: int) -> dict[str, Any]:
+        """``device_memory`` of a run."""
+        gib = 1 << 30
+        return {
+            "total_bytes": int(self.total * gib),
+            "left_bytes": int(self.left(arms) * gib),
+            "reserved_end_bytes": int(arm.holds * gib),
+            "reserved_peak_bytes": int(arm.holds * gib),
+            "retries": stalls,
+            "allocs": 8 * stalls,
+            "frees": 8 * stalls,
+            "share": 1.0,
+            "backend": "native",
+            "settings": {},
+        }
+
+
+@dataclass
+class World:
+    """The services, by what ``settings.env`` says: each variable is a factor of the latency.
+
+    :param scores: accuracy of a service with that variable.
+    :param broken: variables with which the service does not start.
+    :param silent: variables that take no effect.
+    :param on_replay: called before every replay, with the arm.
+    :param first_load_s: seconds that the first process takes to load; all others take ``LOAD_S``.
+    :param warm_s: seconds that a process takes before its first replay, beside loading.
+    :param paces: by variable, what is left of a batch's compute.
+    :param eclipsed: variables that take no effect beside another one.
+    :param keep: layers that must keep their precision.
+    :param first_use: factor of the latency of a request that a process has not served before.
+    :param device: what the services run on.
+    """
+
+    scores: dict[str, float] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    on_replay: Callable[[FakeArm, str], None] = lambda *_: None
+    evaluates: bool = True
+    noise: float = 0.002
+    warm_s: float = 0.0
+    first_load_s: float = LOAD_S
+    now: float = 0.0
+    paces: dict[str, float] = field(default_factory=dict)
+    eclipsed: dict[str, str] = field(default_factory=dict)
+    keep: dict[str, float] = field(default_factory=dict)
+    first_use: float = 1.0
+    device: Device | None = None
+    records: dict[Path, RunRecord] = field(default_factory=dict)
+    replays: list[tuple[str, str, bool]] = field(default_factory=list)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    paced: list[tuple[str, list[list[int]]]] = field(default_factory=list)
+    arms: list[FakeArm] = field(default_factory=list)
+
+    @property
+    def arm_class(self) -> type[FakeArm]:
+        """For tests that change what an arm does."""
+        return FakeArm
+
+    @property
+    def windows(self) -> list[str]:
+        """Folders of the search's timed replays, in order."""
+        return [name for _, name, _ in self.replays if name[0].isdigit() and "-settling-" not in name]
+
+    def on_device(self, total: float = 80.0, **more: Any) -> Device:
+        """Have the services run on a device from now on, whose memory holds each of them twice by default."""
+        self.device = Device(total=total, **more)
+        return self.device
+
+    @staticmethod
+    def traffic(seconds: float = 60.0) -> Traffic:
+        """A schedule of twenty requests a second."""
+        return traffic_of(seconds)
+
+    def simulated(
+        self, folder: Path, traffic: Traffic, factor: float, number: int, settings: RunnerSettings
+    ) -> RunRecord:
+        """A replay whose latencies are ``factor`` times what they are with the first settings."""
+        return simulated(self, folder, traffic, factor, number, settings)
+
+    @staticmethod
+    def fix(name: str, factor: float = 1.0, **more: Any) -> Fix:
+        """A fix ``a.NAME``; see :func:`make_fix`."""
+        return make_fix(name, factor, **more)
+
+    @staticmethod
+    def statuses(outcome: Outcome) -> dict[str, str]:
+        """What became of each fix."""
+        assert len({step.fix for step in outcome.steps}) == len(outcome.steps), "each fix once"
+        return {step.fix: step.status for step in outcome.steps}
+
+    @staticmethod
+    def step(outcome: Outcome, name: str) -> Step:
+        """The step of ``a.NAME``."""
+        return next(step for step in outcome.steps if step.fix == f"a.{name}")
+
+
+class FakeArm:
+    """As :class:`latfix.runners.replay.arm.Arm`, without a process."""
+
+    world: World
+
+    def __init__(
+        self,
+        label: str,
+        spec: WorkloadSpec,
+        settings: RunnerSettings,
+        fixes: tuple[str, ...],
+        log: Path,
+        accuracy: float | None = None,
+    ) -> None:
+        self.label, self.spec, self.settings, self.fixes, self.log = label, spec, settings, fixes, log
+        self.accuracy, self.primed, self.settled, self.failed, self.alive = accuracy, False, False, False, False
+        self.latest: RunRecord | None = None
+        self.load = self.start_s = 0.0
+        self.served: set[int] = set()
+        self.told: Mapping[str, Any] = {}
+        self.alone, self.profiled, self.last, self.refused = "", False, "", False
+        self.holds = self.needs = 0.0
+        self.world.arms.append(self)
+
+    @property
+    def loaded(self) -> bool:
+        return self.alive
+
+    @property
+    def ready(self) -> Mapping[str, Any]:
+        self.running()
+        return self.told
+
+    def running(self) -> None:
+        if not self.alive:
+            device = self.world.device
+            if self.world.broken & set(self.settings.env):
+                self.failed = True
+                raise RunnerError("it does not load")
+            if device is not None:
+                self.needs = device.model + sum(device.more.get(name, 0.0) for name in self.settings.env)
+                if self.needs > device.left(self.world.arms):
+                    self.failed = self.refused = True
+                    raise RunnerError("CUDA out of memory")
+                self.holds = self.needs
+                device.starts.append(self.label)
+                device.most = max(device.most, 1 + sum(arm.alive for arm in self.world.arms))
+            self.alive, self.failed = True, False
+            self.told = {"evaluates": self.world.evaluates, "default_collate": True}
+            self.start_s = self.world.first_load_s if len(self.world.replays) == 0 else LOAD_S
+            self.world.now += self.start_s
+
+    def restart(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.alive = self.primed = self.settled = self.profiled = False
+        self.holds, self.last = 0.0, ""
+        self.served.clear()
+
+    def prime(self, _folder: Path) -> None:
+        self.running()
+        self.primed = True
+
+    def profile(self, record: RunRecord) -> dict[str, Any]:
+        del record  # what is profiled on a device is asked for elsewhere
+        self.profiled = self.world.device is not None
+        return {}
+
+    def ask(self, do: str, **_more: Any) -> Any:
+        self.running()
+        self.world.asked.append((self.label, do))
+        if do in ("evidence", "facts"):
+            self.profiled = self.world.device is not None
+        if do == "pace":
+            self.world.paced.append((self.label, _more["batches"]))
+            pace = float(np.prod([self.world.paces.get(name, 1.0) for name in self.settings.env]))
+            pace *= PROFILED if self.profiled else 1.0
+            each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
+            return {"alone": each, "together": each}
+        if do == "evaluate":
+            score = min([1.0, *(self.world.scores.get(name, 1.0) for name in self.settings.env)])
+            return {"score": score, "kind": "evaluate" if self.world.evaluates else "agreement", "samples": 256}
+        if do == "facts":
+            return {"facts": {}}
+        if do == "sensitivity":
+            return {"sensitivity": {"keep": dict(self.world.keep)}}
+        return {"evidence": {"env": dict(self.settings.env), "of": self.last}}
+
+    def replay(self, folder: Path, traffic: Traffic, _watch: Any, **_seed: int) -> RunRecord:
+        cold = not self.alive
+        self.running()
+        self.world.on_replay(self, folder.name)
+        self.world.replays.append((self.label, folder.name, cold))
+        self.world.now += traffic.duration_s + (self.world.warm_s if cold else 0.0)
+        env = self.settings.env
+        seen = [k for k in env if k not in self.world.silent and self.world.eclipsed.get(k) not in env]
+        factor = float(np.prod([float(env[k]) for k in seen])) * (PROFILED if self.profiled else 1.0)
+        stalls = self._work()
+        factor *= STALLING if stalls else 1.0
+        record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings)
+        if self.world.device is not None:
+            told = self.world.device.told(self.world.arms, self, stalls)
+            record = replace(record, meta={**record.meta, "device": "cuda:0", "device_memory": told})
+        self.last = folder.name
+        numbers = traffic.features["number"].astype(int)
+        new = [number not in self.served for number in numbers.tolist()]
+        record.requests["latency_ns"][new] = (record.requests["latency_ns"][new] * self.world.first_use).astype(int)
+        self.served.update(numbers.tolist())
+        folder.mkdir(parents=True, exist_ok=True)
+        self.world.records[folder] = record
+        return record
+
+    def _work(self) -> int:
+        """Take the memory that requests need, if there is as much; how often the service stalls."""
+        device = self.world.device
+        if device is None:
+            return 0
+        wanted, left = self.needs + device.work - self.holds, device.left(self.world.arms)
+        self.holds += min(wanted, left)
+        return 5 if wanted > left else 0
+
+
+def simulated(
+    world: World, folder: Path, traffic: Traffic, factor: float, number: int, settings: RunnerSettings
+) -> RunRecord:
+    n = len(traffic)
+    own = np.random.default_rng(3).gamma(9.0, 2e6, 10_000)[traffic.features["number"]]
+    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows["index"], rows["arrival_ns"] = np.arange(n), traffic.arrival_ns.copy()
+    chance = np.random.default_rng(number).normal(1.0, world.noise, n)
+    rows["latency_ns"] = (own * factor * chance).astype(np.int64)
+    batches = {name: np.zeros(n, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    batches["batch_id"] = rows["batch_id"] = np.arange(n)
+    return RunRecord(
+        folder=folder,
+        meta={
+            "traffic_sha256": schedule_digest(traffic),
+            "scheduled": n,
+            "machine": {"cores": 2},
+            "settings": settings.as_dict(),
+        },
+        requests=rows,
+        batches=batches,
+        events={name: np.zeros(0) for name in EVENT_FIELDS},
+        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
+        traffic=traffic,
+    )
+
+
+def traffic_of(seconds: float = 60.0, rate: float = 20.0) -> Traffic:
+    n = int(seconds * rate)
+    return Traffic.plain((np.arange(n) / rate * 1e9).astype(np.int64), features={"number": np.arange(n)})
+
+
+def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str = "", **more: Any) -> Fix:
+    """A fix ``a.NAME`` that multiplies the latency; verified by whether the service saw its variable."""
+    world = FakeArm.world
+
+    def verify(applied: Applied) -> Verified:
+        return Verified(name in applied.evidence["env"] and name not in world.silent, f"{name} was looked for")
+
+    def change(context: Context) -> dict[str, Any]:
+        assert name not in context.settings.env
+        return {"env": {name: str(factor)}}
+
+    options = {"relief": 0.5, "risk": "none", "title": name, **more}
+    return Fix(id=f"a.{name}", treats=(treats,), obstacle=lambda _: obstacle, change=change, verify=verify, **options)
+
+
+def diagnosed(tail: Mapping[str, float]) -> Diagnosis:
+    none = np.zeros((0, 0), dtype=np.int64)
+    empty = np.zeros(0, dtype=np.int64)
+    causes = tuple(
+        CauseSummary(
+            cause=cause,
+            tail_ms=milliseconds,
+            tail_share=milliseconds / 100,
+            own_ms=milliseconds,
+            propagated_ms=0.0,
+            ci95_ms=(0.0, milliseconds),
+            named=True,
+            evidence_class="measured",
+            requests=1,
+            evidence="",
+            whatif_ms={"p50": 1.0, "p95": 1.0, "p99": 5.0},
+            fixes=(),
+        )
+        for cause, milliseconds in tail.items()
+    )
+    return Diagnosis(
+        workload="w",
+        device="cpu",
+        requests={"ok": 1200, "error": 0, "timeout": 0, "shed": 0},
+        latency_ms=dict.fromkeys(LATENCY_KEYS, 10.0),
+        latency_ci95_ms={},
+        stages_ms={},
+        verdict="steady",
+        sentence="",
+        percentile=99.0,
+        excess_ms=1.0,
+        reference_ms=1.0,
+        unexplained_ms=0.0,
+        causes=causes,
+        dispatch_ms={},
+        throughput_rps=20.0,
+        overhead={},
+        ledger=Ledger(
+            request=empty,
+            latency_ns=empty,
+            reference_ns=0,
+            causes=(),
+            own_ns=none,
+            propagated_ns=none,
+            classes=(),
+        ),
+    )
+
+
+Search = Callable[..., Outcome]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A new world that the optimizer's arms and clock belong to."""
+    made = World()
+    monkeypatch.setattr(FakeArm, "world", made, raising=False)
+    monkeypatch.setattr("latfix.runners.optimize.measurement.Arm", FakeArm)
+    monkeypatch.setattr("latfix.runners.optimize.optimizer.Forecast", lambda _: None)
+    for module in ("optimizer", "journal"):
+        disk = SimpleNamespace(load=lambda folder: made.records[folder])
+        monkeypatch.setattr(f"latfix.runners.{module}.RunRecord", disk)
+    for module in ("optimizer", "bench", "proof"):
+        monkeypatch.setattr(f"latfix.runners.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+@pytest.fixture
+def search(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Search:
+    """Runs the optimizer with the given fixes on a diagnosis of the given tail."""
+
+    def run(
+        *fixes: Fix,
+        tail: Mapping[str, float] | None = None,
+        budget_s: float = 3600.0,
+        traffic: Traffic | None = None,
+        settings: RunnerSettings | None = None,
+        folder: str = "out",
+        resume: bool = False,
+        **options: Any,
+    ) -> Outcome:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.setattr("latfix.runners.optimize.optimizer.FIXES", fixes)
+        monkeypatch.setattr("latfix.runners.optimize.optimizer.diagnose", lambda *_, **__: diagnosed(tail or {}))
+        spec = WorkloadSpec(
+            name="w",
+            folder=tmp_path,
+            entry="adapter:W",
+            traffic=tmp_path / "t",
+            objective=Objective(max_accuracy_drop=0.01),
+        )
+        optimizer = Optimizer(
+            spec,
+            traffic or traffic_of(),
+            settings or RunnerSettings(),
+            tmp_path / folder,
+            Options(budget_s=budget_s, **options),
+            watch=lambda *_: nullcontext(lambda *_: None),
+            say=lambda *_: None,
+            show=lambda _: None,
+            resume=resume,
+        )
+        outcome = optimizer.run()
+        assert not any(arm.alive for arm in world.arms), "every process is gone at the end"
+        return outcome
+
+    return run

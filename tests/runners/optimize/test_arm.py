@@ -1,0 +1,107 @@
+"""An arm and the process behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import RunnerError
+from latfix.runners.replay.arm import Arm
+from latfix.settings import RunnerSettings
+
+
+class FakeProcess:
+    """As :class:`RunnerProcess`: dies of the command ``die`` and answers nothing after it."""
+
+    made: ClassVar[list[FakeProcess]] = []
+    device: ClassVar[str] = "cpu"
+
+    def __init__(self, *_: object) -> None:
+        self.said: list[str] = []
+        self.ready: dict[str, Any] = {"device": self.device}
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.said.append("start")
+
+    def command(self, do: str, **_: object) -> Any:
+        self.said.append(do)
+        if "die" in self.said:
+            raise RunnerError("the runner was killed")
+        return {}
+
+    def resume(self) -> None:
+        self.said.append("resume")
+
+    def pause(self) -> None:
+        self.said.append("pause")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+@pytest.fixture
+def arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Arm:
+    monkeypatch.setattr("latfix.runners.replay.arm.RunnerProcess", FakeProcess)
+    monkeypatch.setattr(FakeProcess, "made", [])
+    spec = WorkloadSpec(name="w", folder=tmp_path, entry="a:W", traffic=tmp_path / "t")
+    return Arm("x", spec, RunnerSettings(), (), tmp_path / "log")
+
+
+def test_an_arm_whose_process_died_starts_another(arm: Arm, tmp_path: Path) -> None:
+    arm.prime(tmp_path)
+    assert arm.primed and not arm.failed
+    with pytest.raises(RunnerError, match="killed"):
+        arm.ask("die")
+    assert arm.failed and not arm.primed
+    arm.ask("evidence")
+    assert not arm.failed
+    first, second = FakeProcess.made
+    assert first.said[:7] == ["start", "resume", "prime", "pause", "resume", "die", "close"]
+    # Stopped whenever it is not at work, so that it takes nothing from the other arm.
+    assert second.said == ["start", "resume", "evidence", "pause"]
+
+
+@pytest.mark.parametrize(
+    ("found", "goes_on"),
+    [
+        ({"device_profile": [], "device_profile_failure": "CUPTI refused"}, True),
+        ({"device_profile_failure": "the runner has said nothing for 120 s"}, False),
+    ],
+)
+def test_a_profile_that_never_came_ends_the_process(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], goes_on: bool
+) -> None:
+    """It hangs in the profiler, or is gone: whoever asks it next would wait for nothing."""
+    monkeypatch.setattr(FakeProcess, "device", "cuda:0")
+    monkeypatch.setattr("latfix.runners.replay.arm.device_profile", lambda *_: found)
+    record: Any = SimpleNamespace(meta={"device": "cuda:0"})
+    assert arm.profile(record) == found
+    assert arm.loaded == goes_on
+    arm.ask("evaluate")
+    assert len(FakeProcess.made) == (1 if goes_on else 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("how", ["evidence", "profile"])
+def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, device: str, how: str
+) -> None:
+    monkeypatch.setattr(FakeProcess, "device", device)
+    monkeypatch.setattr("latfix.runners.replay.arm.device_profile", lambda *_: {"device_profile": []})
+    arm.ask("pace")
+    arm.ask("evaluate")
+    assert arm.loaded and not arm.profiled
+    if how == "profile":
+        record: Any = SimpleNamespace(meta={"device": device})
+        arm.profile(record)
+    else:
+        arm.ask(how)
+    assert arm.profiled == (device != "cpu")
+    arm.restart()
+    assert not arm.profiled and not arm.loaded
+    assert arm.told == {"device": device}, "what it said of itself is known without starting it again"

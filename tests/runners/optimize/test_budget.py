@@ -1,0 +1,72 @@
+"""Everything within the budget."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from latfix.runners.fixes.fuse import compile as fuse_compile
+from latfix.runners.fixes.quantize import bf16 as quantize_bf16
+from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
+from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_excluded
+from latfix.runners.optimize.measurement import Bench
+
+
+def test_what_does_not_fit_the_budget_is_skipped_and_says_so(search: Any, world: Any) -> None:
+    outcome = search(*(world.fix(name, 0.9) for name in "ABCDEFGH"), budget_s=280.0)
+    found = world.statuses(outcome)
+    assert found["a.A"] == "kept" and found["a.H"] == "skipped"
+    assert world.step(outcome, "H").reason.startswith("budget: ")
+    assert world.now <= 280.0 * 1.05
+    assert outcome.final is not None
+
+
+@pytest.mark.parametrize("budget_s", [150.0, 400.0, 900.0])
+def test_time_is_kept_for_the_final_replay(search: Any, world: Any, budget_s: float) -> None:
+    """Many fixes that never get anywhere cannot use up what proves the one that does."""
+    world.noise = 0.3
+    outcome = search(world.fix("HALF", 0.5), *(world.fix(f"N{k}", 0.999) for k in range(40)), budget_s=budget_s)
+    assert outcome.kept or budget_s < 200
+    if outcome.kept:
+        assert outcome.final is not None and outcome.final.rounds >= (1 if budget_s < 800 else 3)
+    assert world.now <= budget_s * 1.1 or not outcome.kept
+
+
+def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> None:
+    outcome = search(world.fix("A", 0.5), budget_s=10.0)
+    assert world.statuses(outcome) == {"a.A": "skipped"}
+    assert [name for _, name, _ in world.replays] == ["baseline"]
+    assert outcome.verdict == "inconclusive" and "1 fix more there was no time left" in outcome.notes[-1]
+
+
+def test_a_first_start_that_was_slow_is_not_held_against_every_step(search: Any, world: Any) -> None:
+    """It reads all packages from the disk; the ones after it find them in memory."""
+    fixes = [world.fix(f"N{k}", 1.1) for k in range(12)]
+    tried = []
+    for slower in (0.0, 25.0):
+        world.first_load_s += slower
+        world.replays.clear()
+        world.now = 0.0
+        outcome = search(*fixes, budget_s=420.0 + slower)
+        tried.append(sum(status != "skipped" for status in world.statuses(outcome).values()))
+    assert tried[0] == tried[1] and 2 < tried[0] < 12
+
+
+def test_before_anything_is_kept_one_round_is_left_to_the_final_replay(search: Any, world: Any) -> None:
+    """Time for two rounds that nothing would be replayed in might be that of the step that has something to prove."""
+    outcome = search(*(world.fix(f"N{k}", 1.1) for k in range(12)), budget_s=420.0)
+    assert not outcome.kept
+    # One round takes 2 * (60 + 1.5 + 2) seconds, a step about a third of that.
+    assert 420.0 - 1.5 * 127 < world.now < 420.0 - 127 + 20
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.0), ("cuda:0", 90.0)])
+def test_what_comes_compiled_on_a_gpu_takes_its_time(device: str, seconds: float) -> None:
+    bench: Any = SimpleNamespace(_made_s={}, baseline=SimpleNamespace(meta={"device": device}))
+    for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
+        assert Bench._making_s(bench, fix) == seconds
+    assert Bench._making_s(bench, fuse_compile.FIX) == 90.0 and Bench._making_s(bench, quantize_bf16.FIX) == 0.0
+    bench._made_s[quantize_int8_dynamic.FIX.id] = 7.0
+    assert Bench._making_s(bench, quantize_int8_dynamic.FIX) == 7.0, "seen is better than expected"

@@ -1,0 +1,74 @@
+"""The replay that proves the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.run_record.run_record import RunRecord
+from latfix.settings import RunnerSettings
+
+
+def test_the_final_replay_starts_both_afresh_each_round_in_turns(search: Any, world: Any) -> None:
+    outcome = search(world.fix("HALF", 0.5))
+    final = [(name, cold) for _, name, cold in world.replays if name.startswith(("before-", "after-"))]
+    assert [name for name, _ in final[:6]] == ["before-1", "after-1", "after-2", "before-2", "before-3", "after-3"]
+    assert all(cold for _, cold in final)
+    assert outcome.final is not None and outcome.final.rounds == len(final) // 2 == 5, "decided at the first look"
+
+
+@pytest.mark.parametrize(
+    ("late", "rounds", "verdict"), [({2}, 5, "improved"), (set(range(1, 100)), 5, "inconclusive")]
+)
+def test_a_final_round_with_a_late_replayer_is_left_out(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch, late: set[int], rounds: int, verdict: str
+) -> None:
+    """Where all are late, it is no accident, and nothing is proved."""
+    replay = world.arm_class.replay
+
+    def held_up(arm: Any, folder: Path, *arguments: Any, **options: Any) -> RunRecord:
+        record: RunRecord = replay(arm, folder, *arguments, **options)
+        if folder.name in {f"before-{number}" for number in late}:
+            record.requests["dispatch_ns"][:] = record.requests["latency_ns"] // 2
+        return record
+
+    monkeypatch.setattr(world.arm_class, "replay", held_up)
+    outcome = search(world.fix("HALF", 0.5))
+    assert outcome.final is not None
+    assert (outcome.final.rounds, outcome.verdict) == (rounds, verdict)
+    assert any("1 of 6 final rounds" in note for note in outcome.notes) is (late == {2})
+
+
+def test_nothing_kept_means_no_final_replay(search: Any, world: Any) -> None:
+    outcome = search(world.fix("A", 1.0), world.fix("B", 1.3))
+    assert outcome.verdict == "no_gain"
+    assert outcome.final is None and outcome.before is None and outcome.after is None
+    assert outcome.kept == outcome.planned == []
+    assert outcome.settings == RunnerSettings()
+    assert not any(name.startswith(("before-", "after-")) for _, name, _ in world.replays)
+
+
+def test_a_final_replay_that_is_worse_leaves_no_plan(search: Any, world: Any) -> None:
+    """Screening was lucky: with fresh processes the fix costs."""
+    fix = world.fix("LUCKY", 0.5)
+
+    def turn(arm: Any, _name: str) -> None:
+        if arm.label == "after":
+            arm.settings = arm.settings.with_overrides({"env": {"LUCKY": "1.5"}})
+
+    world.on_replay = turn
+    outcome = search(fix)
+    assert world.statuses(outcome) == {"a.LUCKY": "kept"}
+    assert outcome.final is not None and outcome.final.verdict == "worse"
+    assert outcome.verdict == "no_gain"
+    assert outcome.planned == []
+
+
+def test_rounds_that_take_longer_than_thought_are_not_begun(search: Any, world: Any) -> None:
+    """Compiling at each start is in no estimate; the rounds themselves tell."""
+    world.warm_s = 200.0
+    outcome = search(world.fix("HALF", 0.5), budget_s=1500.0)
+    assert outcome.final is not None
+    assert world.now <= 1500.0

@@ -1,0 +1,117 @@
+"""A run's folder belongs to one command: two that start at once never write into the same one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.config.workload_toml import load_spec
+from latfix.errors import InputError
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay import folder_lock as claims
+from latfix.runners.replay.run_session import Replay, default_folder, new_folder, open_folder, prepare_folder
+from latfix.traffic.schedule import Traffic
+
+AT_ONCE = 8
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    yield
+    claims.release_all()
+
+
+def _at_once(what: object, *arguments: object) -> list[object]:
+    """What so many calls at the same moment answer; a refusal is its message."""
+    start = threading.Barrier(AT_ONCE)
+
+    def call() -> object:
+        start.wait()
+        try:
+            return what(*arguments)  # type: ignore[operator]
+        except InputError as error:
+            return error.message
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [found.result() for found in [pool.submit(call) for _ in range(AT_ONCE)]]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["empty", "new"])
+def test_of_all_who_want_a_folder_one_gets_it(tmp_path: Path, there: bool) -> None:
+    for k in range(20):
+        folder = tmp_path / str(k)
+        if there:
+            folder.mkdir()
+        answers = _at_once(open_folder, folder)
+        assert answers.count(folder) == 1
+        refused = f"{folder}: found a folder that is not empty; name another with --out, nothing is overwritten"
+        assert answers.count(refused) == AT_ONCE - 1
+
+
+def test_a_folder_that_was_filled_since_it_was_looked_at_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN another process that has written and ended between the look and the claim
+    (tmp_path / "run.json").write_text("{}")
+    looks = iter([[], [tmp_path / "run.json", tmp_path / claims.CLAIM]])
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(next(looks)))
+
+    with pytest.raises(InputError, match="not empty"):
+        open_folder(tmp_path)
+
+    monkeypatch.undo()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_nothing_of_a_claim_is_left_when_the_command_ends(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path / "run")
+    assert any(folder.iterdir())
+    claims.release_all()
+    assert not any(folder.iterdir())
+    assert open_folder(folder) == folder
+
+
+def test_releasing_ends_no_claim_of_another_process(tmp_path: Path) -> None:
+    (tmp_path / claims.CLAIM).write_bytes(b"")
+    assert not claims.claim(tmp_path)
+    claims.release_all()
+    assert (tmp_path / claims.CLAIM).exists()
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = _at_once(default_folder, "w", "diagnose")
+    assert len(set(found)) == AT_ONCE
+    assert all(isinstance(folder, Path) and folder.is_dir() for folder in found)
+
+
+def test_a_default_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latfix-runs").write_text("in the way")
+    with pytest.raises(InputError, match=r"latfix-runs.*cannot write there"):
+        default_folder("w", "diagnose")
+
+
+def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: object) -> None:
+    spec = load_spec(str(write_workload(tmp_path / "w")))  # type: ignore[operator]
+    replay = Replay(spec=spec, traffic=Traffic.plain(np.arange(3, dtype=np.int64)), settings=spec.settings)
+    folder = tmp_path / "run"
+    prepare_folder(folder, replay)
+    (folder / "segments" / "samples.jsonl").write_text('[1, "a", 2.0]\n')
+
+    with pytest.raises(InputError, match="not empty"):
+        prepare_folder(folder, replay)
+
+    assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
+
+
+def test_a_window_of_a_search_that_was_killed_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "000-base").mkdir()
+    (tmp_path / "000-base-2").mkdir()
+    assert new_folder(tmp_path / "000-base") == tmp_path / "000-base-3"
+    assert new_folder(tmp_path / "001-base") == tmp_path / "001-base"

@@ -1,0 +1,225 @@
+"""Messages between latfix and its runner, and a runner process that starts, answers and goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latfix.cli.shared.options import TrafficOptions, load_traffic
+from latfix.config.workload_toml import load_spec
+from latfix.errors import RunnerError
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
+from latfix.runners.replay.run_session import Replay, prepare_folder, run
+from latfix.runners.replay.runner_process import RunnerProcess
+from latfix.settings import RunnerSettings
+
+WriteWorkload = Callable[..., Path]
+Pipe = tuple[int, int]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        try:
+            os.close(end)
+        except OSError:  # the test closed it
+            continue
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    messages=st.lists(st.dictionaries(st.text(max_size=8), _JSON, max_size=4), max_size=5), chunk=st.integers(1, 40)
+)
+def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, object]], chunk: int) -> None:
+    read, write = os.pipe()
+    whole_read, whole_write = os.pipe()
+    try:
+        writer, reader = LineWriter(whole_write), LineReader(read)
+        for message in messages:
+            writer.send(message)
+        os.close(whole_write)
+        data = b""
+        while part := os.read(whole_read, 1 << 16):
+            data += part
+        got = []
+        for start in range(0, len(data), chunk):
+            os.write(write, data[start : start + chunk])
+            got += reader.read()
+        assert got == messages
+        assert not reader.ended
+    finally:
+        os.close(write)
+        os.close(whole_read)
+    assert reader.read() == [] and reader.ended
+    os.close(read)
+
+
+def test_a_writer_without_a_reader_is_silent(pipe: Pipe) -> None:
+    read, write = pipe
+    os.close(read)
+    LineWriter(write).send({"event": "status"})
+
+
+def _process(workload: Path, log: Path, **settings: object) -> RunnerProcess:
+    return RunnerProcess(workload, "adapter:Plain", RunnerSettings(device="cpu", **settings), log)  # type: ignore[arg-type]
+
+
+@pytest.mark.e2e
+def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    workload = write_workload(tmp_path / "w")
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
+        ready = process.start()
+        assert process._process is not None
+        pid = process._process.pid
+        assert ready["device"] == "cpu"
+        assert ready["machine"]["cores"] >= 1
+        assert ready["default_collate"] is True and ready["evaluates"] is False
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"LATFIX_TEST=1" in environment
+        # Nothing is timed after a profile, and tearing CUPTI down may crash beside captured graphs.
+        assert not any(variable.startswith(b"TEARDOWN_CUPTI") for variable in environment)
+        # Stopped it does nothing, and continued it still answers.
+        process.pause()
+        process.resume()
+        process.close()
+        process.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+
+
+@pytest.mark.e2e
+def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    spec = load_spec(str(write_workload(tmp_path / "w")))
+    replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
+    first, second = (run(tmp_path / name, replay) for name in ("first", "second"))
+    # The machine's costs are measured once, and are in both records.
+    assert first.meta["calibration"]["cached"] == 0
+    assert len(list((tmp_path / "cache" / "latfix").glob("calibration-*.json"))) == 1
+    names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "timer_floor_ns", "unmapping_mib_ns"}
+    for record in (first, second):
+        calibration, overhead = record.meta["calibration"], record.meta["overhead"]
+        assert names <= set(calibration)
+        series = set(record.samples["series"])
+        assert {"gil.wait_ns", "gil.switch_interval_ns", "thread.latfix-worker-0.cpu_ns"} <= series
+        assert {f"cost.{name}" for name in names} <= series
+        assert overhead["process_counters_us_per_request"] > 0
+        assert overhead["lock_probe_core_share"] > 0
+        assert overhead["memory_readings"] >= 2 * len(record.batches["batch_id"])
+        assert overhead["per_request_us"] > overhead["process_counters_us_per_request"]
+        assert (record.requests["prepare_process_cpu_ns"] > 0).all()
+
+
+@pytest.mark.e2e
+@pytest.mark.e2e
+def test_what_user_code_left_behind_ends_with_it(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    """It would take its time from the service that is measured next."""
+    adapter = """
+        import os
+        import time
+        import torch
+        from latfix import Workload
+
+        class Plain(Workload):
+            def load(self, device):
+                if not (child := os.fork()):
+                    time.sleep(600)
+                (self.folder / "child").write_text(str(child))
+                return torch.nn.Identity()
+
+            def prepare(self, request):
+                return torch.ones(1)
+    """
+    workload = write_workload(tmp_path / "w", adapter=adapter)
+    with _process(workload, tmp_path / "log") as process:
+        process.start()
+        child = int((workload / "child").read_text())
+        assert Path(f"/proc/{child}").exists()
+    state = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 10
+    while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not state.exists() or " Z " in state.read_text()
+
+
+def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Path) -> None:
+    """A profile that took too long ends while the next command is waited for."""
+    process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
+    process._reader, process._process = mock.Mock(ended=False), mock.Mock()
+    process._writer = mock.Mock()
+    process._heard.extend(
+        [
+            {"event": "done", "do": "device_profile", "profile": {}},
+            {"event": "status", "done": 1},
+            {"event": "done", "do": "evaluate", "score": 0.5},
+        ]
+    )
+    told: list[Any] = []
+    assert process.command("evaluate", on_event=told.append)["score"] == 0.5
+    assert [event["event"] for event in told] == ["status"]
+
+
+def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    # GIVEN a replay of a quarter of an hour
+    rows = [{"arrival_s": k * 90.0} for k in range(10)]
+    workload = write_workload(tmp_path / "w", traffic=rows)
+    spec = load_spec(str(workload))
+    replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
+    folder = prepare_folder(tmp_path / "run", replay)
+    with RunnerProcess(spec.folder, spec.entry, spec.settings, folder.path / "runner.log") as process:
+        process.start()
+        assert process._writer is not None
+        for _ in range(2):  # the second one finds the process as ready as the first
+            # WHEN it is interrupted before it can have begun
+            process._writer.send({"do": "replay", "folder": str(folder.path), "first": True})
+            process.interrupt()
+            # THEN it ends all the same
+            assert process.wait_for_end(timeout_s=60)["state"] == "interrupted"
+
+
+def test_an_interpreter_that_does_not_start(
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no such python"))
+    with (
+        _process(write_workload(tmp_path / "w"), tmp_path / "log") as process,
+        pytest.raises(RunnerError, match="could not be started"),
+    ):
+        process.start()
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    with (
+        _process(write_workload(tmp_path / "w"), tmp_path / "no folder" / "log") as process,
+        pytest.raises(RunnerError, match="No such file or directory"),
+    ):
+        process.start()
+
+
+def test_what_a_runner_imports_has_no_part_in_deciding() -> None:
+    """It starts in half a second, and everything that it loads lies in the measured process's memory."""
+    look = "import sys, latfix.runners.replay.runner_main; print([n for n in sys.modules if n.startswith('latfix')])"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    for part in ("forecast", "attribution", "profilers.causes", "runners.fixes", "runners.optimize", "reports"):
+        assert part not in done.stdout, part

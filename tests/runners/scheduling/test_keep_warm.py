@@ -1,0 +1,330 @@
+"""Idle workers that stay warm: they run an input of their own, and never instead of a request."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from latfix.adapter_api import Workload
+from latfix.profilers.gpu.allocator_counters import Inside
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.request import Request
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.model_transforms.embedding_rows import HotRows
+from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
+from latfix.runners.scheduling.keep_warm import IDLE, IdleGate, Keeper, Residence, Resident, summed
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
+
+SOON_S = 0.01
+NEVER_S = 60.0
+
+
+def a_queue() -> BatchQueue:
+    return BatchQueue(max_batch_size=4, window_ns=0)
+
+
+def put(queue: BatchQueue, slot: int = 0) -> None:
+    queue.put(rank=1, slot=slot, enqueued_ns=time.perf_counter_ns(), inputs=torch.ones(2))
+
+
+def members(formed: object) -> list[int]:
+    assert isinstance(formed, Formed)
+    return [member.slot for member in formed.members]
+
+
+def test_without_a_request_a_worker_is_told_that_it_is_idle() -> None:
+    assert IdleGate(a_queue()).take(0, SOON_S) is IDLE
+
+
+def test_a_request_that_waits_is_taken_at_once() -> None:
+    queue = a_queue()
+    put(queue, 3)
+    assert members(IdleGate(queue).take(0, NEVER_S)) == [3]
+
+
+def test_a_request_that_comes_wakes_the_worker() -> None:
+    queue = a_queue()
+    gate = IdleGate(queue)
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.append(gate.take(0, NEVER_S)))
+    waiting.start()
+    put(queue, 5)
+    gate.work_came()
+    waiting.join(10)
+    assert members(got[0]) == [5]
+
+
+def test_one_who_waits_for_its_turn_is_idle_too() -> None:
+    """Only one worker stands before the queue; the other would otherwise go cold behind it."""
+    queue = a_queue()
+    gate = IdleGate(queue)
+    first = threading.Thread(target=gate.take, args=(0, NEVER_S))
+    first.start()
+    while not gate._turn.locked():
+        time.sleep(0.001)
+    assert gate.take(0, SOON_S) is IDLE
+    queue.close()
+    gate.close()
+    first.join(10)
+    assert not first.is_alive()
+
+
+def test_closed_it_gives_what_is_left_and_then_nothing() -> None:
+    queue = a_queue()
+    gate = IdleGate(queue)
+    put(queue, 1)
+    queue.close()
+    gate.close()
+    assert members(gate.take(0, NEVER_S)) == [1]
+    assert gate.take(0, NEVER_S) is None
+
+
+def test_the_smallest_input_is_kept_and_is_a_copy() -> None:
+    resident = Resident(lambda _: None)
+    for size in (5, 3, 4):
+        value = torch.full((size,), float(size))
+        resident.learn({"x": value, "y": (value,)})
+        value.fill_(99.0)
+    assert resident.elements == 6
+    assert resident.inputs["x"].tolist() == [3.0] * 3 and resident.inputs["y"][0].tolist() == [3.0] * 3
+
+
+def test_what_has_no_elements_is_no_input() -> None:
+    resident = Resident(lambda _: None)
+    resident.learn(torch.zeros(0))
+    resident.learn("text")
+    assert resident.inputs is None
+    resident.once()
+    assert resident.done == Residence()
+
+
+def test_runs_are_counted_and_timed() -> None:
+    ran: list[Any] = []
+    resident = Resident(ran.append)
+    resident.learn(torch.ones(7))
+    resident.once()
+    resident.once()
+    assert [len(batch) for batch in ran] == [1, 1]
+    assert resident.done.runs == 2 and resident.done.elements == 7
+    assert 0 < resident.done.longest_ns <= resident.done.total_ns
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), MemoryError()], ids=lambda e: type(e).__name__)
+def test_an_input_that_fails_is_never_run_again(error: BaseException) -> None:
+    calls: list[int] = []
+
+    def fail(_: object) -> None:
+        calls.append(1)
+        raise error
+
+    resident = Resident(fail)
+    resident.learn(torch.ones(1))
+    resident.once()
+    resident.once()
+    assert calls == [1]
+    assert resident.done.runs == 0 and resident.done.failure.startswith(type(error).__name__)
+
+
+def test_what_all_workers_did_is_added_up() -> None:
+    first = Residence(runs=2, total_ns=30, longest_ns=20, elements=4, delayed=1, rows=5)
+    second = Residence(runs=1, total_ns=50, longest_ns=50, elements=3, failure="ValueError: no")
+    assert summed([first, second]) == Residence(
+        runs=3, total_ns=80, longest_ns=50, elements=4, delayed=1, rows=5, failure="ValueError: no"
+    )
+    assert summed([]) == Residence()
+
+
+class Doubling(Workload):
+    def prepare(self, request: Request) -> torch.Tensor:
+        return torch.full((int(request.features["size"]),), 1.0)
+
+
+Start = Callable[..., tuple[Engine, StageRecorder, dict[int, Outcome]]]
+
+
+@pytest.fixture
+def start() -> Any:
+    """Starts an engine over a model; ends it with the test."""
+    engines: list[Engine] = []
+
+    def begin(model: Any, sizes: list[int], **values: Any) -> tuple[Engine, StageRecorder, dict[int, Outcome]]:
+        adapter = Doubling()
+        settings = RunnerSettings(**{"max_batch_size": 4, **values})
+        instances = [
+            ModelInstance(adapter, model, "cpu", None, adapter.collate, set()) for _ in range(settings.workers)
+        ]
+        requests = [Request(id=str(k), arrival_s=0.0, features={"size": size}) for k, size in enumerate(sizes)]
+        recorder, outcomes = StageRecorder(len(requests)), dict[int, Outcome]()
+        engine = Engine(
+            adapter=adapter,
+            instances=instances,
+            settings=settings,
+            recorder=recorder,
+            events=EventLog(),
+            request_of=requests.__getitem__,
+            on_done=outcomes.__setitem__,
+        )
+        engine.start()
+        engines.append(engine)
+        return engine, recorder, outcomes
+
+    yield begin
+    for engine in engines:
+        engine.shutdown()
+
+
+def serve(engine: Engine, recorder: StageRecorder, slot: int) -> None:
+    recorder.scheduled_ns[slot] = time.perf_counter_ns()
+    engine.submit(slot)
+    assert engine.drain(timeout_s=20)
+
+
+def runs(engine: Engine) -> int:
+    return summed([worker.keeper.resident.done for worker in engine.workers]).runs
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def until_more(engine: Engine) -> None:
+    before = runs(engine)
+    until(lambda: runs(engine) > before)
+
+
+def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_ever(start: Start) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(x.shape))
+        return x * 2
+
+    engine, recorder, outcomes = start(model, [5, 2, 7], keep_warm_ms=5.0)
+    time.sleep(0.05)
+    assert runs(engine) == 0, "before the first request it knows no input"
+    for slot in range(3):
+        serve(engine, recorder, slot)
+        until_more(engine)
+    assert [outcomes[k].status for k in range(3)] == [Status.OK] * 3
+    assert [outcomes[k].output.tolist() for k in range(3)] == [[2.0] * 5, [2.0] * 2, [2.0] * 7]
+    served = [shape for shape in shapes if shape[1] in (5, 7)]
+    assert (1, 2) in shapes and (1, 7) in served
+    assert shapes.count((1, 7)) == 1, "an input larger than the smallest is not run again"
+    assert len(recorder.drain_batches()) == 3, "what nobody asked for is in no record"
+
+
+def test_all_workers_stay_warm(start: Start) -> None:
+    engine, recorder, _ = start(lambda x: x, [2] * 8, keep_warm_ms=4.0, workers=3)
+    for worker in engine.workers:
+        worker.keeper.resident.learn(torch.ones(1))
+    until(lambda: all(worker.keeper.resident.done.runs > 1 for worker in engine.workers))
+    serve(engine, recorder, 0)
+
+
+def test_nothing_is_run_beside_a_request(start: Start) -> None:
+    """It would take a core, or the interpreter, from the one that is computed."""
+    slow, ran = threading.Event(), list[int]()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        ran.append(x.shape[1])
+        if x.shape[1] == 9:
+            assert slow.wait(20)
+        return x
+
+    engine, recorder, _ = start(model, [2, 9], keep_warm_ms=2.0, workers=2)
+    serve(engine, recorder, 0)
+    until(lambda: runs(engine) > 0)
+    recorder.scheduled_ns[1] = time.perf_counter_ns()
+    engine.submit(1)
+    until(lambda: 9 in ran)
+    time.sleep(0.01)  # one that had begun before may end
+    before = runs(engine)
+    time.sleep(0.05)
+    assert runs(engine) == before
+    slow.set()
+    assert engine.drain(timeout_s=20)
+    until(lambda: runs(engine) > before)
+
+
+def test_without_the_setting_nothing_runs_while_idle(start: Start) -> None:
+    engine, recorder, _ = start(lambda x: x, [2])
+    assert engine.gate is None
+    serve(engine, recorder, 0)
+    time.sleep(0.03)
+    assert runs(engine) == 0
+
+
+def test_a_model_that_fails_on_it_still_serves(start: Start) -> None:
+    calls: list[int] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise ValueError("not again")
+        return x
+
+    engine, recorder, outcomes = start(model, [2, 2], keep_warm_ms=3.0)
+    serve(engine, recorder, 0)
+    until(lambda: bool(engine.workers[0].keeper.resident.done.failure))
+    serve(engine, recorder, 1)
+    assert [outcomes[k].status for k in range(2)] == [Status.OK] * 2
+    assert engine.workers[0].keeper.resident.done.failure == "ValueError: not again"
+
+
+def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
+    """Pool threads and heaps belong to a thread; warm-up ran on another."""
+    threads: list[int] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        threads.append(threading.get_ident())
+        return x
+
+    adapter = Doubling()
+    instance = ModelInstance(adapter, model, "cpu", None, adapter.collate, set(), resident=torch.ones(3))
+    for settings, expected in ((RunnerSettings(warmup_shapes=2), 1), (RunnerSettings(), 0)):
+        threads.clear()
+        keeper = Keeper(settings, instance, 0)
+        keeper.settle(ThreadCounters())
+        assert len(threads) == expected
+        assert keeper.resident.done.runs == 0, "that is not what is done while idle"
+
+
+def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
+    """A sampler that read the allocator meanwhile would wait for the driver with the interpreter's lock."""
+    asides: list[int] = []
+
+    class Memory(Inside):
+        @contextlib.contextmanager
+        def aside(self) -> Iterator[None]:
+            with super().aside():
+                asides.append(self._inside)
+                yield
+
+    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
+    engine.workers[0].keeper._memory = Memory()
+    serve(engine, recorder, 0)
+    until(lambda: engine.workers[0].keeper.resident.done.runs >= 3)
+    assert asides[:3] == [1, 1, 1]
+
+
+def test_hot_rows_are_touched_while_idle(start: Start) -> None:
+    table = torch.nn.Embedding(50, 4)
+    hot = HotRows(table, 10)
+    with torch.no_grad(), hot.learning():
+        table(torch.tensor([3, 3, 7]))
+    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
+    engine.workers[0].keeper._instance.hot = hot
+    serve(engine, recorder, 0)
+    until(lambda: engine.workers[0].keeper.resident.done.rows >= 4)

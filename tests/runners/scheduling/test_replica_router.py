@@ -1,0 +1,357 @@
+"""Routing by weight on simulated time: who takes what, who is left alone, and who recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latfix.queueing.backlog import Backlog, Waiting
+from latfix.queueing.simulator import Offered
+from latfix.runners.scheduling.replica_router import PROBE_EVERY, Router, Shift, left_to_faster
+from latfix.runners.scheduling.replica_speed import ALIKE, Pace, ReplicaSpeed, weights_of
+from latfix.runners.scheduling.simulated_routing import Routed, SimulatedRouting
+
+MS = 1_000_000
+BASE = 10 * MS
+Factor = Callable[[int], float]
+
+
+def _traffic(load: float, n: int, seed: int, capacity: float, **more: Any) -> list[Offered]:
+    """Memoryless arrivals at ``load`` times ``capacity`` fast workers' worth of work, of varying size."""
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.exponential(BASE / (load * capacity), n)).astype(np.int64)
+    size = rng.lognormal(-0.02, 0.2, n)
+    return [
+        Offered(arrival_ns=int(when), length=max(int(100 * one), 1), **more)
+        for when, one in zip(at, size, strict=True)
+    ]
+
+
+def _serve(traffic: Sequence[Offered], factors: Sequence[Factor], *, weighted: bool, **more: Any) -> Routed:
+    """Workers that take ``factor(now)`` times as long as the first would."""
+    noise = np.random.default_rng(1)
+
+    def service(worker: int, members: Sequence[Offered], now: int) -> int:
+        longest = max(member.length for member in members)
+        batch = 0.4 + 0.6 * len(members)
+        return max(int(BASE * factors[worker](now) * batch * longest / 100 * noise.lognormal(0, 0.1)), 1)
+
+    return SimulatedRouting(workers=len(factors), service=service, weighted=weighted, **more).run(traffic)
+
+
+def _always(factor: float) -> Factor:
+    return lambda _now: factor
+
+
+def _p99(run: Routed) -> float:
+    return float(np.percentile(run.latency_ns(), 99)) / MS
+
+
+FAST, SLOW = _always(1.0), _always(3.0)
+
+
+@pytest.mark.parametrize(
+    ("factors", "gain"), [((FAST, FAST, FAST, SLOW), 0.85), ((FAST, _always(8.0)), 0.85), ((FAST, SLOW), 1.0)]
+)
+def test_a_slow_replica_is_routed_around_and_p99_falls(factors: tuple[Factor, ...], gain: float) -> None:
+    """Of six seeds, the geometric mean of weighted p99 over pull's, at 0.6 of what the workers can do together."""
+    capacity = sum(1.0 / factor(0) for factor in factors)
+    ratios = []
+    for seed in range(6):
+        traffic = _traffic(0.6, 3000, seed, capacity)
+        pull, weighted = (_serve(traffic, factors, weighted=which) for which in (False, True))
+        assert len(pull.latency_ns()) == len(weighted.latency_ns()) == len(traffic)
+        assert weighted.shares(len(factors))[-1] < pull.shares(len(factors))[-1]
+        ratios.append(_p99(weighted) / _p99(pull))
+    assert np.exp(np.mean(np.log(ratios))) < gain, ratios
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_equal_replicas_are_served_as_by_pulling(load: float, workers: int) -> None:
+    traffic = _traffic(load, 3000, 7, workers)
+    runs = [_serve(traffic, [FAST] * workers, weighted=which) for which in (False, True)]
+    assert _p99(runs[1]) <= 1.02 * _p99(runs[0])
+    assert max(runs[1].shares(workers)) < 1.1 / workers
+
+
+def test_near_capacity_it_does_no_worse() -> None:
+    """A slow worker that is left idle is capacity lost: under load it takes nearly all that it did."""
+    ratios = []
+    for seed in range(5):
+        traffic = _traffic(0.92, 4000, seed, 4 / 3)
+        pull, weighted = (_serve(traffic, (FAST, SLOW), weighted=which) for which in (False, True))
+        ratios.append(float(weighted.latency_ns().mean() / pull.latency_ns().mean()))
+    assert np.exp(np.mean(np.log(ratios))) < 1.03, ratios
+
+
+def test_a_replica_that_recovers_is_used_again() -> None:
+    # GIVEN a worker that is slow for a part of the run, under a light load, where there is little need of it
+    n = 6000
+    traffic = _traffic(0.3, n, 3, 2.0)
+    begin, end = traffic[n // 6].arrival_ns, traffic[n // 2].arrival_ns
+    run = _serve(traffic, (FAST, lambda now: 5.0 if begin <= now < end else 1.0), weighted=True)
+    at = np.array([one.arrival_ns for one in traffic])
+    own = run.worker == 1
+    # THEN it is seen to be slow after a few batches, and has its share again some hundred batches after it is not
+    slow_for = at[(at >= begin) & own]
+    assert len(slow_for)
+    middle = (at > (begin + end) / 2) & (at < end)
+    assert own[middle].mean() < 0.06
+    assert own[: n // 6].mean() > 0.4
+    again = at[-1] - (at[-1] - end) // 3
+    assert own[at > again].mean() > 0.4, "recovered"
+    weights = np.array([weight[1] for weight in run.weights])
+    assert weights.max() == pytest.approx(5.0, rel=0.3) and weights[-1] == 1.0
+
+
+def test_trials_of_a_slow_replica_are_few() -> None:
+    """One request in two hundred, where nothing else brings it any: below what shows in a p99."""
+    traffic = _traffic(0.2, 8000, 5, 1.0)
+    run = _serve(traffic, (FAST, _always(10.0)), weighted=True)
+    assert 0 < run.shares(2)[1] < 0.0085
+    own = [batch for batch in run.batches if batch.worker == 1]
+    assert max(len(batch.members) for batch in own) == 1
+
+
+def test_the_death_of_the_only_fast_worker_leaves_nobody_waiting() -> None:
+    traffic = _traffic(0.5, 2000, 2, 1.0)
+    dead = traffic[1000].arrival_ns
+    run = _serve(traffic, (FAST, _always(1.5)), weighted=True, dead={0: dead})
+    lost = np.flatnonzero(run.end_ns < 0)
+    assert len(lost) <= 1, "what it held, and nothing else"
+    after = run.latency_ns()[-500:]
+    alone = _serve(traffic, (_always(1.5),), weighted=False).latency_ns()[-500:]
+    assert np.median(after) < 1.2 * np.median(alone)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gaps=st.lists(st.integers(0, 60), min_size=1, max_size=120),
+    factors=st.lists(st.sampled_from([1.0, 1.1, 2.0, 4.0, 20.0]), min_size=1, max_size=5),
+    most=st.integers(1, 4),
+    window=st.sampled_from([0, 3, 30]),
+    ranks=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+)
+def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_long(
+    gaps: list[int], factors: list[float], most: int, window: int, ranks: list[int]
+) -> None:
+    at = np.cumsum(np.array(gaps, dtype=np.int64) * MS // 2)
+    traffic = [
+        Offered(arrival_ns=int(when), length=100, rank=ranks[k % len(ranks)]) for k, when in enumerate(at.tolist())
+    ]
+    routed = SimulatedRouting(
+        workers=len(factors),
+        service=lambda worker, members, _now: int(BASE * factors[worker] * (0.5 + 0.5 * len(members))),
+        weighted=True,
+        max_batch_size=most,
+        window_ns=window * MS,
+    )
+    run = routed.run(traffic)
+    members = [slot for batch in run.batches for slot in batch.members]
+    assert sorted(members) == list(range(len(traffic))), "each once"
+    # No two batches of a worker at a time.
+    for worker in range(len(factors)):
+        own = [batch for batch in run.batches if batch.worker == worker]
+        assert all(a.end_ns <= b.formed.close_ns for a, b in pairwise(own))
+    # Whatever the queue looked like: in the end nobody was left to others for longer than all of the others' work.
+    slowest = BASE * max(factors) * (0.5 + 0.5 * most)
+    backlog = slowest * (len(traffic) / most + 2) + window * MS
+    assert run.latency_ns().max(initial=0) <= 2 * backlog
+
+
+def test_classes_keep_their_order_on_every_worker() -> None:
+    """What a slow worker takes comes from behind: the highest class is served by the fast one."""
+    rng = np.random.default_rng(0)
+    traffic = [
+        Offered(arrival_ns=one.arrival_ns, length=one.length, rank=int(rank))
+        for one, rank in zip(_traffic(0.8, 3000, 4, 4 / 3), rng.integers(0, 3, 3000), strict=True)
+    ]
+    run = _serve(traffic, (FAST, SLOW), weighted=True)
+    rank = np.array([one.rank for one in traffic])
+    slow = [float((run.worker[rank == one] == 1).mean()) for one in range(3)]
+    wait = [float((run.end_ns - run.arrival_ns)[rank == one].mean()) for one in range(3)]
+    assert slow[0] < slow[2] and wait[0] < wait[1] < wait[2]
+
+
+def test_a_trial_is_not_made_with_a_request_that_could_not_stand_it() -> None:
+    traffic = _traffic(0.2, 4000, 5, 1.0)
+    tight = [
+        Offered(arrival_ns=one.arrival_ns, length=one.length, expires_ns=one.arrival_ns + 150 * MS) for one in traffic
+    ]
+    factors = (FAST, _always(20.0))  # 200 ms
+    loose_run, tight_run = (_serve(some, factors, weighted=True) for some in (traffic, tight))
+    seen = [int((run.worker[200:] == 1).sum()) for run in (loose_run, tight_run)]
+    assert seen[0] > 0 and seen[1] == 0
+
+
+def test_what_is_doomed_is_dropped_on_a_slow_worker_too() -> None:
+    traffic = _traffic(0.9, 500, 5, 4 / 3)
+    dropped: list[int] = []
+
+    def doomed(item: Waiting, _now: int) -> bool:
+        if item.slot % 7 == 0:
+            dropped.append(item.slot)
+        return item.slot % 7 == 0
+
+    run = _serve(traffic, (FAST, SLOW), weighted=True, doomed=doomed)
+    assert sorted(dropped) == list(range(0, 500, 7))
+    assert (run.end_ns[[slot for slot in range(500) if slot % 7]] > 0).all()
+
+
+@given(
+    mine=st.integers(1, 100),
+    faster=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=4),
+    batches=st.integers(1, 12),
+)
+def test_what_is_left_to_faster_ones_is_what_they_end_sooner(
+    mine: int, faster: list[tuple[int, int]], batches: int
+) -> None:
+    """Against laying the batches out one by one."""
+    free = [list(one) for one in faster]
+    ends = []
+    for _ in range(batches):
+        if not free:
+            break
+        best = min(free, key=lambda one: one[0] + one[1])
+        best[0] += best[1]
+        ends.append(best[0])
+    ahead = next((k for k, end in enumerate(ends) if end >= mine), None if len(ends) == batches else len(ends))
+    assert left_to_faster(mine, faster, batches) == ahead
+
+
+def test_a_threshold_of_the_queue_length_is_what_it_comes_to() -> None:
+    """Lin and Kumar: the slow one of two is used above a length of the queue, and the longer the slower it is."""
+    thresholds = []
+    for slower in (2.0, 4.0, 8.0):
+        lengths = [n for n in range(1, 20) if left_to_faster(slower * 10, [(5.0, 10.0)], n) is not None]
+        thresholds.append(min(lengths))
+        assert lengths == list(range(min(lengths), 20))
+    assert thresholds == sorted(thresholds) and thresholds[0] >= 2 and thresholds[-1] > thresholds[0]
+
+
+def test_shifts_are_told_when_they_begin_and_when_they_end() -> None:
+    told: list[Shift] = []
+    router = Router(2, on_shift=told.append)
+    now = 0
+
+    def batch(worker: int, ms: int) -> None:
+        nonlocal now
+        ticket = router.took(worker, now, size=1, longest=10)
+        now += ms * MS
+        router.ended(worker, ticket, now, size=1, longest=10, total=10)
+
+    for _ in range(20):
+        batch(0, 10)
+        batch(1, 10)
+    assert told == []
+    for _ in range(12):
+        batch(0, 10)
+        batch(1, 40)
+    assert [(shift.worker, shift.until_ns) for shift in told] == [(1, 0)]
+    for _ in range(12):
+        batch(0, 10)
+        batch(1, 10)
+    assert len(told) == 2 and told[1].worker == 1
+    assert told[1].since_ns == told[0].since_ns < told[1].until_ns and 3.0 < told[1].weight < 5.0
+    assert router.series()["runner.worker_1.weight"] == 1.0
+    for _ in range(12):
+        batch(1, 40)
+        batch(0, 10)
+    router.close(now)
+    assert len(told) == 4 and told[3].until_ns == now, "slow to the end"
+
+
+def test_what_others_take_of_a_device_counts_until_batches_tell() -> None:
+    router = Router(2)
+    router.told(1, 0.5, 10)
+    assert (router.weight(0), router.weight(1)) == (1.0, 2.0)
+    ticket = router.took(1, 20, size=1, longest=1)
+    router.ended(1, ticket, 30, size=1, longest=1, total=1)
+    assert router.weight(1) == 1.0, "its own batch is newer"
+    router.told(1, 7.0, 40)
+    assert router.weight(1) == pytest.approx(10.0), "never all of it"
+
+
+def test_of_equals_the_one_that_stood_longest_is_woken() -> None:
+    router = Router(3)
+    for worker in (2, 0, 1):
+        router.stands(worker, 0)
+    assert router.best_standing() == 2
+    router.leaves(2, 1)
+    assert router.best_standing() == 0
+    router.told(0, 0.3, 5)
+    assert router.best_standing() == 1
+    for worker in (0, 1):
+        router.leaves(worker, 6)
+    assert router.best_standing() is None
+
+
+def test_lengths_do_not_make_a_replica_look_slow() -> None:
+    """One worker gets the long requests, the other the short ones; both are as fast."""
+    pace, rng = Pace(2), np.random.default_rng(0)
+    for _ in range(300):
+        for worker, mean in ((0, 50), (1, 200)):
+            length = int(rng.integers(mean // 2, 2 * mean))
+            pace.learn(worker, size=1, longest=length, total=length, took_ns=int(MS * (1 + length / 10)))
+    assert pace.weights == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+def test_noise_seldom_makes_a_replica_slow(spread: float) -> None:
+    rng, slow, seen = np.random.default_rng(0), 0, 0
+    speeds = [ReplicaSpeed() for _ in range(4)]
+    for _ in range(3000):
+        for speed in speeds:
+            speed.add(float(rng.lognormal(0, spread)))
+        weights = weights_of(speeds)
+        slow += sum(weight > 1.0 for weight in weights)
+        seen += len(weights)
+    assert slow / seen < (0.0005 if spread < 0.2 else 0.12)
+
+
+def test_weights_are_of_known_replicas_and_beyond_chance() -> None:
+    quick, slow, new = ReplicaSpeed(), ReplicaSpeed(), ReplicaSpeed()
+    assert weights_of([quick, slow]) == [1.0, 1.0]
+    for k in range(9):
+        quick.add(0.5)
+        slow.add(1.5 + 0.01 * k)
+    new.add(50.0)
+    assert weights_of([quick, slow, new]) == [1.0, pytest.approx(3.0, rel=0.05), 1.0]
+    slow.add(0.5 * ALIKE * 0.9)
+    assert weights_of([quick, slow])[1] > 1.0, "one quick batch changes nothing"
+
+
+def test_waiting_ones_that_are_left_keep_their_places() -> None:
+    backlog = Backlog()
+    for slot in range(6):
+        backlog.push(rank=1, slot=slot, enqueued_ns=slot)
+    members, _ = backlog.pop_behind(2, 2)
+    assert [one.slot for one in members] == [2, 3] and backlog.last().slot == 5
+    assert [one.slot for one in backlog.pop(9)[0]] == [0, 1, 4, 5]
+    assert backlog.pop_behind(3, 2) == ([], [])
+
+
+def test_probing_waits_for_its_turn() -> None:
+    router = Router(2)
+    for _ in range(20):
+        for worker, ms in ((0, 10), (1, 40)):
+            ticket = router.took(worker, 0, size=1, longest=10)
+            router.ended(worker, ticket, ms * MS, size=1, longest=10, total=10)
+    router.stands(0, 0)
+    router.stands(1, 0)
+    assert router.best_standing() == 0
+    for _ in range(PROBE_EVERY):
+        ticket = router.took(0, 0, size=1, longest=10)
+        router.ended(0, ticket, 10 * MS, size=1, longest=10, total=10)
+    assert router.best_standing() == 1
+    choice = router.decide(1, waiting=3, most=8, due_ns=0, now_ns=0)
+    assert choice.probe and (choice.take, choice.skip) == (1, 2)
+    router.not_now(1)
+    assert router.best_standing() == 0 and not router.decide(1, waiting=1, most=8, due_ns=0, now_ns=0).take

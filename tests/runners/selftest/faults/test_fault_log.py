@@ -1,0 +1,75 @@
+"""The injectors' log."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from latfix.errors import InputError
+from latfix.runners.selftest.faults.fault_log import LOG_VARIABLE, Fault, FaultLog, read_faults
+
+
+def _fault(number: int, start: int) -> Fault:
+    return Fault(
+        cause="python.gc",
+        kind="gc",
+        where="model",
+        request=f"r{number:06d}",
+        start_ns=start,
+        end_ns=start + 7,
+        ns=1_234_567,
+    )
+
+
+def test_what_is_written_is_read_in_order_of_time(tmp_path: Path) -> None:
+    log = FaultLog(tmp_path / "f.jsonl")
+    log.add(_fault(2, 200))
+    log.add(_fault(1, 100))
+    log.close()
+    assert read_faults(tmp_path / "f.jsonl") == [_fault(1, 100), _fault(2, 200)]
+
+
+def test_lines_of_many_threads_do_not_mix(tmp_path: Path) -> None:
+    logs = [FaultLog(tmp_path / "f.jsonl") for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda log=log, k=k: [log.add(_fault(k, n)) for n in range(200)])
+        for k, log in enumerate(logs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read_faults(tmp_path / "f.jsonl")
+    assert len(found) == 800 and set(found) == {_fault(k, n) for k in range(4) for n in range(200)}
+    for log in logs:
+        log.close()
+
+
+def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    log = FaultLog(file)
+    log.add(_fault(1, 100))
+    log.add(_fault(2, 200))
+    log.close()
+    file.write_text(file.read_text()[:-20])
+    assert read_faults(file) == [_fault(1, 100)]
+
+
+@pytest.mark.parametrize("line", ['{"cause": "x"}\n', "nonsense\n", "[1]\n", '{"cause":"a","ms":"no"}\n'])
+def test_something_else_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text(line)
+    with pytest.raises(InputError, match=r"f\.jsonl:1: found no fault"):
+        read_faults(file)
+
+
+def test_without_a_file_nothing_is_logged(tmp_path: Path) -> None:
+    FaultLog.from_environment({}).add(_fault(1, 1))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_faults(tmp_path / "none")
+    named = FaultLog.from_environment({LOG_VARIABLE: str(tmp_path / "g.jsonl")})
+    named.add(_fault(3, 3))
+    named.close()
+    assert read_faults(tmp_path / "g.jsonl") == [_fault(3, 3)]

@@ -1,0 +1,247 @@
+"""Each injector does what it says, seen by counters that are not its own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from latfix.runners.selftest.faults import injectors, memory, stopwatch
+from latfix.runners.selftest.faults.fault_log import FaultLog, read_faults
+from latfix.runners.selftest.faults.growth import GROWTHS, Growth
+from latfix.runners.selftest.faults.injectors import Injectors, cause_of, supported
+from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
+from latfix.spans import SpanRecord, collect_spans
+
+glibc = pytest.mark.skipif(bool(supported("trim")), reason="needs the GNU C library")
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def _inside(done: Done) -> bool:
+    return 0 <= done.ns <= done.end_ns - done.start_ns
+
+
+def test_a_sleep_waits_and_uses_no_core() -> None:
+    before = time.thread_time_ns()
+    done = injectors.sleep(8.0)
+    assert done.end_ns - done.start_ns >= 8_000_000
+    assert (time.thread_time_ns() - before) < 0.5 * (done.end_ns - done.start_ns)
+
+
+def test_a_declared_sleep_is_one_span() -> None:
+    spans: list[SpanRecord] = []
+    collect_spans(spans)
+    try:
+        done = injectors.declared_sleep(5.0)
+    finally:
+        collect_spans(None)
+    assert len(spans) == 1
+    assert done.start_ns <= spans[0].start_ns <= spans[0].end_ns <= done.end_ns
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Operators on one thread, as in the service."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_extra_work_is_on_the_core_and_as_much_as_asked() -> None:
+    work = injectors.ExtraWork()
+    before = time.thread_time_ns()
+    done = work(6.0)
+    used = time.thread_time_ns() - before
+    assert 6_000_000 <= used < 2 * 6_000_000
+    assert _inside(done)
+
+
+@pytest.fixture
+def collector_put_back() -> Iterator[None]:
+    """The collector as it was, whatever an injector did to it."""
+    threshold = gc.get_threshold()
+    yield
+    gc.set_threshold(*threshold)
+    gc.unfreeze()
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collector_put_back")
+def test_a_collection_takes_longer_on_a_larger_heap_and_is_a_full_one() -> None:
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            seen.append(info["generation"])
+
+    small = injectors.Collections(3.0)
+    objects = len(small.heap)
+    large = injectors.Collections(18.0)
+    assert len(large.heap) > 1.5 * objects
+    gc.callbacks.append(note)
+    try:
+        done = large(18.0)
+    finally:
+        gc.callbacks.remove(note)
+    assert seen == [2] and _inside(done)
+
+
+def test_page_faults_are_counted_by_the_kernel_and_happen_again() -> None:
+    faults = memory.PageFaults()
+    faults.reserve(4.0, mappings=1)
+    for _ in range(3):
+        before = _faults()
+        done = faults(4.0)
+        wanted = 4.0e6 / faults.page_ns
+        assert _faults() - before >= 0.9 * wanted
+        assert _inside(done)
+
+
+_GROWTH = """
+import resource, threading
+from latfix.runners.selftest.faults.memory import PAGE, Heap, HeapGrowth
+
+Heap().one_arena(trim_bytes=1 << 30)
+growth = HeapGrowth()
+trim, given_back = growth._give_back, threading.Event()
+growth._give_back = lambda held: (trim(held), given_back.set())
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    done = growth(growth._block_ns * 2 / 1e6)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, growth._BLOCK * 2 // PAGE)
+    assert 0 < done.ns <= done.end_ns - done.start_ns
+    assert given_back.wait(10)
+    given_back.clear()
+"""
+
+
+@glibc
+def test_heap_growth_faults_its_pages_every_time() -> None:
+    # In a process of its own: what other tests left free in the heap would serve the blocks.
+    script = [sys.executable, "-c", _GROWTH]
+    lines = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        faults, pages = map(int, line.split())
+        assert faults >= 0.9 * pages
+
+
+_FRAGMENTS = """
+import ctypes
+from latfix.runners.selftest.faults.memory import Fragments, Heap
+
+heap = Heap()
+heap.one_arena(trim_bytes=4 << 20)
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+fragments = Fragments(holes_bytes=64 << 20)
+free_before, arena_before = libc.mallinfo2().fordblks, libc.mallinfo2().arena
+held = [heap.malloc(Fragments._LARGE) for _ in range(160)]
+grown = libc.mallinfo2().arena - arena_before
+for address in held:
+    heap.free(address)
+fragments(1.0)
+print(free_before, grown, 160 * Fragments._LARGE)
+"""
+
+
+@glibc
+def test_a_fragmented_heap_grows_although_enough_is_free() -> None:
+    """In a process of its own: a heap cannot be mended."""
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", _FRAGMENTS], capture_output=True, text=True, check=True)
+    free, grown, asked = map(int, done.stdout.split())
+    assert free > 1.5 * asked and grown > 0.7 * asked
+
+
+def test_a_held_lock_waits_without_a_core() -> None:
+    lock = injectors.HeldLock()
+    before = time.thread_time_ns()
+    first, second = lock(6.0), lock(6.0)
+    assert (time.thread_time_ns() - before) < 0.5 * (second.end_ns - first.start_ns)
+    for done in (first, second):
+        assert done.end_ns - done.start_ns >= 5_900_000
+
+
+def test_waiting_for_a_core_is_not_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter([1_000, 3_001_000])
+    monkeypatch.setattr(stopwatch, "run_delay_ns", lambda: next(delays))
+    watch = Stopwatch()
+    time.sleep(0.005)
+    done = watch.stop()
+    assert done.ns == done.end_ns - done.start_ns - 3_000_000
+
+
+def test_every_strike_is_logged_with_its_request_and_cause(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    struck = Injectors({"sleep": 2.0, "work": 2.0}, FaultLog(file))
+    struck.strike("prepare", "sleep", 2.0, "r000007")
+    struck.strike("model", "sleep", 2.0, "r000008")
+    struck.strike("model", "work", 2.0, "r000009")
+    found = [(fault.cause, fault.where, fault.request) for fault in read_faults(file)]
+    assert found == [
+        ("external.dependency", "prepare", "r000007"),
+        ("unexplained", "model", "r000008"),
+        ("host.slowdown", "model", "r000009"),
+    ]
+    assert all(fault.ns > 0 for fault in read_faults(file))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in injectors.KINDS if kind not in ("none", "sleep")])
+def test_every_kind_has_a_cause(kind: str) -> None:
+    assert cause_of(kind, "model") == cause_of(kind, "prepare")
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", GROWTHS)
+def test_growth_slows_later_requests_down(kind: str) -> None:
+    growth = Growth(kind, 4.0, 24)
+    before = time.thread_time_ns()
+    costs = []
+    for k in range(24):
+        done = growth(str(k // 2))
+        now = time.thread_time_ns()
+        costs.append(now - before)
+        before = now
+        assert _inside(done)
+    assert sum(costs[-6:]) > 1.3 * sum(costs[:6])
+    assert growth.cause == ("drift.unknown" if kind == "shift" else f"drift.{kind}")
+
+
+def test_touching_is_outside_the_interpreter_lock() -> None:
+    """While one thread touches many pages, another runs bytecode."""
+    size = 64 << 20
+    buffer = ctypes.create_string_buffer(size)
+    ticks, ended = [0], threading.Event()
+
+    def touch() -> None:
+        for _ in range(4):
+            memory.touch(ctypes.addressof(buffer), size)
+        ended.set()
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    while not ended.is_set():
+        ticks[0] += 1
+    thread.join()
+    assert ticks[0] > 0

@@ -1,0 +1,142 @@
+"""The oracle: what logged faults cost each request, by hand-made queues whose answer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.selftest.faults.fault_log import Fault
+from latfix.runners.selftest.fixed_queue import fixed_queue
+from latfix.runners.selftest.ground_truth import STEPS, Truth, find_truth
+
+Simulate = Callable[..., Any]
+MS = 1_000_000
+
+
+def _truth(run: Any, faults: list[Fault] | None = None) -> Truth:
+    return find_truth(run.record, run.faults if faults is None else faults, 99, least_ns=MS)
+
+
+def _part(truth: Truth, cause: str) -> tuple[list[float], list[float]]:
+    k = truth.causes.index(cause)
+    return (truth.own[k] / MS).tolist(), (truth.propagated[k] / MS).tolist()
+
+
+def _zeros(record: RunRecord) -> tuple[Any, Any, Any]:
+    queue = fixed_queue(record)
+    return np.zeros(len(queue.rows), np.int64), np.zeros(len(queue.rows), np.int64), np.zeros_like(queue.service)
+
+
+def test_the_recorded_waits_come_back(simulate: Simulate) -> None:
+    rng = np.random.default_rng(3)
+    run = simulate(np.cumsum(rng.exponential(6, 200)).tolist(), model_faults={20: ("a", 40), 90: ("b", 25)})
+    rows = run.record.requests
+    waits = fixed_queue(run.record).waits(*_zeros(run.record))
+    assert (waits == rows["prepare_wait_ns"] + rows["queue_ns"] + rows["batch_ns"]).all()
+    assert waits.max() > 30 * MS
+
+
+def test_a_fault_in_the_model_reaches_who_waits_behind(simulate: Simulate) -> None:
+    run = simulate([0, 10, 12, 100], model_faults={1: ("python.gc", 20)})
+    own, propagated = _part(_truth(run), "python.gc")
+    assert own == [0, 20, 0, 0]
+    # Request 2 is there at 13 and would wait until 15; with the fault the worker is free at 35.
+    assert propagated == [0, 0, 20, 0]
+
+
+def test_idle_time_absorbs_a_part_of_the_fault(simulate: Simulate) -> None:
+    run = simulate([0, 10, 20], model_faults={1: ("python.gc", 20)})
+    _, propagated = _part(_truth(run), "python.gc")
+    assert propagated[2] == pytest.approx(35 - 21)
+
+
+def test_a_fault_in_prepare_delays_the_next_prepare(simulate: Simulate) -> None:
+    run = simulate([0, 10, 11], prepare_faults={1: ("external.dependency", 30)})
+    own, propagated = _part(_truth(run), "external.dependency")
+    assert own == [0, 30, 0]
+    assert propagated[2] == pytest.approx(30, abs=1e-3)  # waits in prepare instead of for the worker
+
+
+def test_two_causes_share_a_wait_and_sum_to_it(simulate: Simulate) -> None:
+    run = simulate([0, 1, 2, 3, 4], model_faults={0: ("a", 10), 1: ("b", 30)})
+    truth = _truth(run)
+    a, b = _part(truth, "a")[1], _part(truth, "b")[1]
+    rows = run.record.requests
+    waited = rows["prepare_wait_ns"] + rows["queue_ns"]
+    clean = simulate([0, 1, 2, 3, 4]).record.requests
+    grown = waited - clean["prepare_wait_ns"] - clean["queue_ns"]
+    assert [x + y for x, y in zip(a, b, strict=True)] == pytest.approx((grown / MS).tolist(), abs=1e-9)
+    assert a[1:] == pytest.approx([10] * 4) and b[2:] == pytest.approx([30] * 3) and b[1] == 0
+
+
+def test_sharing_does_not_depend_on_the_causes_order(simulate: Simulate) -> None:
+    rng = np.random.default_rng(5)
+    arrivals = np.cumsum(rng.exponential(7, 150)).tolist()
+    strikes = {k: ("a" if k % 2 else "b", 25.0) for k in range(10, 150, 12)}
+    strikes |= {k: ("b" if k % 2 else "a", 9.0) for k in range(15, 150, 13)}
+    swapped = {k: ("b" if cause == "a" else "a", ms) for k, (cause, ms) in strikes.items()}
+    first, second = (_truth(simulate(arrivals, model_faults=each)) for each in (strikes, swapped))
+    assert _part(first, "a")[1] == pytest.approx(_part(second, "b")[1], abs=25 / STEPS)
+
+
+def test_a_batch_pays_once_and_every_member_does(simulate: Simulate) -> None:
+    run = simulate([0, 0.1, 0.2, 40], batches=[[0, 1, 2], [3]], model_faults={1: ("memory.page_faults", 15)})
+    own, _ = _part(_truth(run), "memory.page_faults")
+    assert own == [15, 15, 15, 0]
+
+
+def test_a_fault_in_finish_costs_those_finished_after_it(simulate: Simulate) -> None:
+    run = simulate([0, 0.1, 0.2, 1], batches=[[0, 1, 2], [3]], finish_faults={1: ("external.dependency", 8)})
+    own, propagated = _part(_truth(run), "external.dependency")
+    assert own == [0, 8, 8, 0]
+    assert propagated == pytest.approx([0, 0, 0, 8])
+
+
+def test_warm_up_and_small_faults_do_not_count(simulate: Simulate) -> None:
+    run = simulate([0, 50, 100], model_faults={1: ("python.gc", 20), 2: ("python.gc", 0.4)})
+    early = replace(run.faults[0], start_ns=run.faults[0].start_ns - 1000 * MS)
+    truth = _truth(run, [early, *run.faults])
+    assert truth.faults == {"python.gc": 2} and truth.kept == {"python.gc": 1}
+    assert _part(truth, "python.gc")[0] == [0, 20, 0.4]
+
+
+def test_a_collection_holds_up_other_threads(simulate: Simulate) -> None:
+    """It runs beside request 1's model for 3 of its 4 ms, and request 2 arrives in it."""
+    run = simulate([0, 20, 23.5])
+    rows = run.record.requests
+    start = int(run.record.meta["t0_ns"]) + 22 * MS
+    rows["dispatch_ns"][2] += MS
+    fault = Fault(
+        cause="python.gc", kind="gc", where="prepare", request="", start_ns=start, end_ns=start + 3 * MS, ns=3 * MS
+    )
+    truth = _truth(run, [fault])
+    own, _ = _part(truth, "python.gc")
+    operator = fixed_queue(run.record).operator_ns / MS
+    assert operator > 0
+    assert own == pytest.approx([0, 3 - operator, 1], abs=1e-6)
+
+
+def test_the_natural_wait_is_that_of_arrivals_alone(simulate: Simulate) -> None:
+    calm = simulate([0, 1, 2, 60, 120, 180])
+    struck = simulate([0, 1, 2, 60, 120, 180], model_faults={0: ("a", 50)})
+    truth = _truth(struck)
+    rows = calm.record.requests
+    assert (truth.natural == rows["prepare_wait_ns"] + rows["queue_ns"]).all()
+    assert truth.natural[2] > 0
+
+
+def test_the_tail_is_that_of_the_run(simulate: Simulate) -> None:
+    run = simulate([k * 20.0 for k in range(100)], model_faults={50: ("python.gc", 12)})
+    truth = _truth(run)
+    assert truth.tail.sum() == 1 and truth.tail_ms("python.gc") == pytest.approx(12)
+    assert truth.tail_ms("host.contention") == 0
+
+
+def test_a_run_without_faults_has_no_causes(simulate: Simulate) -> None:
+    truth = _truth(simulate([0, 10, 20]))
+    assert truth.causes == () and truth.own.shape == (0, 3) and truth.faults == {}

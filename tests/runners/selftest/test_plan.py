@@ -1,0 +1,153 @@
+"""Which cases there are, and what each one's traffic holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.causes import CAUSES
+from latfix.runners.selftest import plan as matrix
+from latfix.runners.selftest.case import CLEAN_START, FACTORS, INTENSITIES, Intensity
+from latfix.runners.selftest.plan import HELD_OUT, estimate_s, make_case, not_injectable, plan_cases
+from latfix.runners.selftest.recipes import NOT_INJECTABLE, RECIPES
+from latfix.runners.selftest.run_case import draft_case
+
+TYPICAL_MS = 5.0
+ON_PATH = [name for name, recipe in RECIPES.items() if name.partition("_")[2] in ("prepare", "model", "finish")]
+
+
+def test_every_cause_of_the_catalogue_is_injected_or_said_not_to_be() -> None:
+    injected = {recipe.cause for recipe in RECIPES.values()}
+    known = {cause.id for cause in CAUSES}
+    assert known <= injected | set(NOT_INJECTABLE)
+    assert not injected & set(NOT_INJECTABLE)
+
+
+def test_the_full_matrix_has_every_recipe_at_every_intensity(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {name: replace(recipe, obstacle=lambda: "") for name, recipe in RECIPES.items()}
+    monkeypatch.setattr(matrix, "RECIPES", free)
+    cases = plan_cases(quick=False)
+    alone = {(case.recipes[0], case.intensity) for case in cases if len(case.recipes) == 1}
+    assert alone == {(name, intensity) for name in RECIPES for intensity in INTENSITIES}
+    groups = Counter(case.group for case in cases)
+    assert set(groups) == {"single", "mixed", "unlisted", "quiet"}
+    assert {len(case.recipes) for case in cases if case.group == "mixed"} == {2, 3}
+    assert len({case.id for case in cases}) == len(cases)
+    assert {case.seed for case in cases} == {HELD_OUT}
+
+
+def test_quick_fits_into_three_minutes_and_has_every_group() -> None:
+    cases = plan_cases(quick=True)
+    assert estimate_s(cases) < 170
+    assert {case.group for case in cases} == {"single", "mixed", "unlisted", "quiet"}
+
+
+def test_repeats_have_seeds_of_their_own() -> None:
+    once, thrice = plan_cases(quick=True, seed=2000), plan_cases(quick=True, seed=2000, repeat=3)
+    assert len(thrice) == 3 * len(once)
+    assert {case.seed for case in thrice} == {2000, 2001, 2002}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_only_cases_of_the_causes_asked_for(quick: bool) -> None:
+    cases = plan_cases(quick=quick, causes=("python.gc", "batching.window"))
+    assert cases
+    for case in cases:
+        assert {RECIPES[name].cause for name in case.recipes} & {"python.gc", "batching.window"}
+    assert {"gc_background", "window"} <= {name for case in cases for name in case.recipes}
+
+
+def test_an_unknown_cause_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--cause: found 'python\.gx'; expected one of"):
+        plan_cases(quick=True, causes=("python.gx",))
+
+
+def test_what_cannot_be_injected_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = {
+        **RECIPES,
+        "quota": replace(RECIPES["quota"], obstacle=lambda: "no control group can be made (denied)"),
+    }
+    monkeypatch.setattr(matrix, "RECIPES", blocked)
+    assert not_injectable()["host.throttle"] == "no control group can be made (denied)"
+    assert not any("quota" in case.recipes for case in plan_cases(quick=False))
+    with pytest.raises(InputError, match="no control group can be made"):
+        plan_cases(quick=False, causes=("host.throttle",))
+    with pytest.raises(InputError, match="hypervisor"):
+        plan_cases(quick=True, causes=("host.steal",))
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("intensity", INTENSITIES)
+def test_a_case_is_decided_by_its_seed(name: str, intensity: Intensity) -> None:
+    case = make_case((name,), intensity, 7, 6.0)
+    first, again = (draft_case(case, TYPICAL_MS) for _ in range(2))
+    other = draft_case(replace(case, seed=8), TYPICAL_MS)
+    traffic = first.traffic()
+    assert traffic.payloads == again.traffic().payloads and first.env == again.env
+    assert (traffic.arrival_ns == again.traffic().arrival_ns).all()
+    assert traffic.arrival_ns.tolist() != other.traffic().arrival_ns.tolist()
+    assert (np.diff(traffic.arrival_ns) >= 0).all()
+    assert min(first.items) > 0
+    # Traffic of about the planned length; overload is shorter by design, and growth makes room for itself.
+    assert 1.5 < traffic.duration_s < 9.0
+
+
+@pytest.mark.parametrize("name", ON_PATH)
+def test_pauses_are_rare_apart_and_as_long_as_planned(name: str) -> None:
+    small, large = (draft_case(make_case((name,), level, 3, 20.0), TYPICAL_MS) for level in ("small", "large"))
+    for draft, level in ((small, "small"), (large, "large")):
+        struck = sorted(draft.faults)
+        assert struck[0] >= CLEAN_START
+        assert 0.009 <= len(struck) / len(draft) <= 0.04
+        assert min(np.diff(struck)) > 1
+        lengths = [ms for faults in draft.faults.values() for _, _, ms in faults]
+        assert np.median(lengths) == pytest.approx(
+            FACTORS["small" if level == "small" else "large"] * TYPICAL_MS, rel=0.3
+        )
+        assert max(lengths) <= max(draft.kinds.values()) + 1e-9
+    where, kind = next(iter(large.faults.values()))[0][:2]
+    assert where == name.rpartition("_")[2] and list(large.kinds) == [kind]
+
+
+def test_quiet_cases_carry_nothing() -> None:
+    for name in matrix.QUIET:
+        draft = draft_case(make_case((name,), "large", 1, 6.0), TYPICAL_MS)
+        assert not (draft.faults or draft.hogs or draft.quota or draft.env or draft.overrides)
+
+
+def test_mixed_causes_differ_in_intensity_and_strike_different_requests() -> None:
+    draft = draft_case(make_case(("sleep_prepare", "gc_model", "faults_prepare"), "small", 4, 20.0), TYPICAL_MS)
+    assert all(len(faults) == 1 for faults in draft.faults.values())
+    lengths: dict[str, list[float]] = {}
+    for faults in draft.faults.values():
+        lengths.setdefault(faults[0][1], []).append(faults[0][2])
+    medians = {kind: float(np.median(values)) for kind, values in lengths.items()}
+    assert medians["sleep"] < medians["gc"] < medians["faults"]
+
+
+def test_bursts_come_together_and_overload_outruns_the_worker() -> None:
+    burst = draft_case(make_case(("burst",), "large", 5, 20.0), TYPICAL_MS).traffic()
+    together = np.diff(burst.arrival_ns) < 1_000_000
+    assert 0.05 < together.mean() < 0.5
+    over = draft_case(make_case(("overload",), "small", 5, 20.0), TYPICAL_MS)
+    late = over.gaps[len(over) // 3 :]
+    assert late.mean() * 1e3 < TYPICAL_MS < over.gaps[: len(over) // 3].mean() * 1e3
+
+
+def test_groups_and_padding_batch_unlike_inputs() -> None:
+    groups = draft_case(make_case(("groups",), "medium", 5, 20.0), TYPICAL_MS)
+    padding = draft_case(make_case(("padding",), "medium", 5, 20.0), TYPICAL_MS)
+    assert groups.overrides["max_batch_size"] > 1 and padding.overrides["max_batch_size"] > 1
+    assert padding.items.max() >= 3 * np.median(padding.items)
+    assert groups.items.max() < 2 * np.median(groups.items)
+
+
+def test_priorities_and_sessions_are_in_the_traffic() -> None:
+    urgent = draft_case(make_case(("priority",), "large", 5, 6.0), TYPICAL_MS).traffic()
+    assert set(urgent.priority.tolist()) == {0, 1} and (urgent.priority == 0).mean() > 0.8
+    talk = draft_case(make_case(("growth_sessions",), "large", 5, 20.0), TYPICAL_MS).traffic()
+    assert None not in talk.sessions and 10 < len(set(talk.sessions)) < len(talk)

@@ -1,0 +1,74 @@
+"""Numbers for people: three significant digits, and a dash where there is no number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latfix import formatting as figures
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0412, "0.0412"),
+        (0.00310, "0.00310"),
+        (4.126, "4.13"),
+        (9.999, "10.0"),
+        (99.96, "100"),
+        (412.4, "412"),
+        (999.7, "1,000"),
+        (41_234, "41,200"),
+        (-260.4, "-260"),
+        (1.23456e12, "1.23e+12"),
+        (4.5e-7, "4.50e-07"),
+        (float("nan"), "–"),
+        (float("inf"), "–"),
+        (None, "–"),
+        ("412", "–"),
+        (True, "–"),
+        (10**400, "–"),
+    ],
+)
+def test_three_significant_digits(value: object, text: str) -> None:
+    assert figures.significant(value) == text
+
+
+@given(st.floats(min_value=1e-4, max_value=9e8))
+def test_the_text_is_within_half_a_unit_of_the_third_digit(value: float) -> None:
+    shown = float(figures.significant(value).replace(",", ""))
+    assert math.isclose(shown, value, rel_tol=0.0051)
+
+
+def test_units_are_always_there_except_with_the_dash() -> None:
+    assert figures.milliseconds(412.4) == "412 ms"
+    assert figures.milliseconds(None) == "–"
+    assert figures.rate(48.12) == "48.1/s"
+    assert figures.share(0.5714) == "57.1 %"
+    assert figures.ratio(0.2379) == "x0.238"
+    assert figures.interval((180.2, 240.1)) == "[180, 240]"
+
+
+@pytest.mark.parametrize("bounds", [None, (1,), (1, float("nan")), "ab", [1, None], 3])
+def test_an_interval_without_two_numbers_is_a_dash(bounds: object) -> None:
+    assert figures.interval(bounds) == "–"
+
+
+def test_counts_are_exact() -> None:
+    assert figures.count(1_234_567) == "1,234,567"
+
+
+def test_labels() -> None:
+    assert figures.key_label("p99_9") == "p99.9"
+    assert figures.key_label("mean") == "mean"
+    assert figures.tail_words(99.0) == "slowest 1 %"
+    assert figures.tail_words(99.9) == "slowest 0.1 %"
+    assert figures.tick(20.0) == "20"
+    assert figures.tick(0.1 + 0.2) == "0.3"
+    assert figures.sentence("most paused") == "Most paused."
+    assert figures.sentence("31 pauses.") == "31 pauses."
+    assert figures.sentence("") == ""
