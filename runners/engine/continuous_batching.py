@@ -102,7 +102,7 @@ class SteppingWorker(Worker):
         self._free = [0] * self._most
         self._rows: list[_Row] = []
         self._state: Any = None
-        self._door, _ = engine.door(number)
+        self._door = engine.door(number)
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Serve a batch and all that join it, until none is left."""

@@ -201,12 +201,12 @@ class Worker:
             return
         finally:
             self._ready.set()
-        queue, gate = self._engine.door(self.number)
+        queue, turn = self._engine.door(self.number), self._engine.idle_turn
         memory = self._engine.device_memory
         free = time.perf_counter_ns()
         with self._instance.guard():
             while True:
-                formed, free = self.keeper.next(queue, gate, free)
+                formed, free = self.keeper.next(queue, turn, free)
                 if formed is None:
                     break
                 if memory is not None:
@@ -214,7 +214,7 @@ class Worker:
                 free = self._serve(formed, free)
                 if memory is not None:
                     memory.leave()
-                if gate is not None:
+                if turn is not None:
                     self.keeper.learn(formed.members, self._engine.recorder.input_elements)
                 self._engine.between_batches()
         self._counters.close()
