@@ -24,14 +24,14 @@ from latfix.profilers.probes.thread_counters import (
     difference,
 )
 from latfix.request import PRIORITIES, Request
-from latfix.runners.calls.model_call import USER_ERRORS, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.engine.overlapping_worker import OverlappingWorker
 from latfix.runners.engine.worker import ModelInstance, Outcome, Worker
 from latfix.runners.gpu.device_clock import DeviceClock
-from latfix.runners.host.cpu_placement import Places
-from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 from latfix.runners.scheduling.batch_queue import BatchQueue, Waiting, bucket_length
 from latfix.runners.scheduling.control import Steering, ordering_of
 from latfix.runners.scheduling.keep_warm import IdleTurn

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.gpu.allocator_counters import Inside
 from latfix.profilers.probes.thread_counters import ThreadCounters
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import elements_of, map_tensors
 from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed, Waiting
 from latfix.settings import RunnerSettings
@@ -83,9 +84,11 @@ class Resident:
 
     def learn(self, inputs: Any) -> None:
         """Keep a copy of a request's inputs where they are the smallest so far."""
-        elements = _elements(inputs)
+        elements = elements_of(inputs)
         if elements and (self.inputs is None or elements < self.elements):
-            self.inputs, self.elements = _copied(inputs), elements
+            # A copy: what ``prepare`` returned may be overwritten by its owner.
+            self.inputs = map_tensors(inputs, lambda tensor, _: tensor.detach().clone())
+            self.elements = elements
 
     def once(self) -> None:
         """Run the input; one that fails is never run again."""
@@ -118,7 +121,7 @@ class Keeper:
         self._instance = instance
         self._memory = memory
         self._counters: ThreadCounters | None = None
-        self.resident = Resident(self._run, instance.resident, _elements(instance.resident))
+        self.resident = Resident(self._run, instance.resident, elements_of(instance.resident))
         self._period_s = settings.keep_warm_ms / 1000
         self._settles = settings.keep_warm_ms > 0 or settings.warmup_shapes > 0
         self._patience_s = self._period_s * (1 + number / settings.workers)
@@ -183,23 +186,6 @@ class Keeper:
         batch = instance.collate(list(inputs))  # held until the device is done with it
         with instance.working():
             call_model(instance.model, instance.on_device(batch))
-
-
-def _elements(inputs: Any) -> int:
-    return elements_and_length(tensors_of(inputs), 0)[0]
-
-
-def _copied(value: Any) -> Any:
-    """The same structure with tensors of its own: what ``prepare`` returned may be overwritten by its owner."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_copied(item) for item in value)
-    return value
 
 
 def summed(parts: Sequence[Residence]) -> Residence:
