@@ -334,9 +334,9 @@ def test_what_the_rest_of_the_process_did_stands_beside_each_unit() -> None:
         other.join()
     rows, batches = served.rows, served.batches
     for part in ("prepare", "finish"):
-        assert (rows[f"{part}_process_cpu_ns"] - rows[f"{part}_cpu_ns"]).sum() > 30_000_000, part
+        assert rows[f"{part}_process_cpu_ns"].sum() > 5 * rows[f"{part}_cpu_ns"].sum(), part
         assert (rows[f"{part}_vcsw"] >= 1).all()
-    assert (batches["process_cpu_ns"] - batches["compute_cpu_ns"]).sum() > 30_000_000
+    assert batches["process_cpu_ns"].sum() > 5 * batches["compute_cpu_ns"].sum()
     assert (batches["collate_process_cpu_ns"] >= 0).all()
 
 
