@@ -16,8 +16,8 @@ from latfix.runners.backends.openvino_graph import OpenVinoGraph
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
-from latfix.runners.calls.output_deviation import MOST_DEVIATION, as_called, deviation_of, in_order
-from latfix.runners.calls.tensor_tree import flatten, unflatten
+from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
+from latfix.runners.calls.tensor_tree import as_called, flatten, in_order, unflatten
 from latfix.settings import RunnerSettings
 
 Arrays = list[Any]

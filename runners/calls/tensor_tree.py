@@ -45,3 +45,15 @@ def _built(shape: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 def _joined(parts: Sequence[tuple[list[torch.Tensor], Any]]) -> list[torch.Tensor]:
     return [tensor for tensors, _ in parts for tensor in tensors]
+
+
+def as_called(batch: Any) -> Any:
+    """A batch as the model's ``forward`` gets it (:func:`latfix.runners.calls.model_call.call_model`)."""
+    if isinstance(batch, dict):
+        return batch
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def in_order(names: Any) -> str:
+    """A structure with the order of its names, which a comparison of dicts leaves out."""
+    return repr(names)

@@ -22,7 +22,7 @@ from latfix.runners.backends.tensorrt.tensorrt_model import TensorRtModel
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.fallback_counts import Outside
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, move
-from latfix.runners.calls.output_deviation import MOST_DEVIATION, deviation_of
+from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import RunnerSettings
 

@@ -11,8 +11,7 @@ from latfix.runners.backends.tensorrt.program import Run
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.fallback_counts import Outside
-from latfix.runners.calls.output_deviation import as_called, in_order
-from latfix.runners.calls.tensor_tree import flatten, unflatten
+from latfix.runners.calls.tensor_tree import as_called, flatten, in_order, unflatten
 
 
 class TensorRtModel(torch.nn.Module):

@@ -18,7 +18,6 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.backends import artifact_cache as cache
 from latfix.runners.backends import converted_model as converted
 from latfix.runners.backends.requirements import backend_missing
-from latfix.runners.calls.output_deviation import deviation_of
 from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
@@ -276,22 +275,3 @@ def test_a_backend_that_is_not_installed(padded: Path, monkeypatch: pytest.Monke
     assert backend_missing("onnxruntime").endswith("install latfix[onnx]")
     with pytest.raises(InputError, match=r"backend = 'openvino': needs openvino and onnx and onnxscript"):
         loaded(padded, backend="openvino")
-
-
-@pytest.mark.parametrize(
-    ("expected", "got", "deviation"),
-    [
-        ([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 2.01])], 0.005),
-        ([torch.tensor([1.0])], [torch.tensor([[1.0]])], float("inf")),
-        ([torch.tensor([1])], [torch.tensor([1])], 0.0),
-        ([torch.tensor([1])], [torch.tensor([2])], float("inf")),
-        ([torch.tensor([float("nan"), 1.0])], [torch.tensor([float("nan"), 1.0])], 0.0),
-        ([torch.tensor([float("nan"), 1.0])], [torch.tensor([0.0, 1.0])], float("inf")),
-        ([torch.tensor([float("inf")])], [torch.tensor([float("-inf")])], float("inf")),
-        ([torch.zeros(2)], [torch.tensor([0.0, 0.5])], 0.5),
-        ([torch.ones(1)], [], float("inf")),
-        ([], [], 0.0),
-    ],
-)
-def test_answers_are_compared(expected: Any, got: Any, deviation: float) -> None:
-    assert deviation_of(expected, got) == pytest.approx(deviation, rel=1e-4)
