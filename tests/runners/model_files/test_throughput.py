@@ -13,10 +13,11 @@ import torch
 
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError, RunnerError
-from latfix.runners.backend_comparison.candidates import BACKENDS, Candidate, candidates, example_of
+from latfix.runners.backend_comparison.candidates import BACKENDS, Candidate, candidates
 from latfix.runners.backend_comparison.cold_load import first_load_s
 from latfix.runners.backend_comparison.comparison import job_of, measure_backends, measure_here
 from latfix.runners.backend_comparison.throughput import Work, one_pass_s, rate, serve, speedup
+from latfix.runners.backends.onnx_export import example_of
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.traffic.io.reader import read_traffic
 
