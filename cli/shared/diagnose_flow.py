@@ -172,11 +172,11 @@ def conclude(
     :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
     :raises RunnerError: it was replayed just now, and no request ended ok.
     """
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
-    from latfix.run_record.run_record import write_json
 
     where = folder or record.folder
     document = diagnosis.to_json()

@@ -94,11 +94,11 @@ def _conclude(
     plan: str,
 ) -> int:
     """Judge the gates, write, show, record, and return the exit code."""
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_optimization_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_optimization
-    from latfix.run_record.run_record import write_json
 
     results, row = _judge(folder, gates, outcome, plan)
     document = _document(spec, outcome, results)
@@ -282,9 +282,9 @@ def _side(outcome: Outcome) -> dict[str, Any]:
 
 def _write_baseline_diagnosis(outcome: Outcome) -> None:
     """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
+    from latfix.files.atomic_write import write_json
     from latfix.profilers.diagnose import write_causes
     from latfix.reports.html.pages import write_run_report
-    from latfix.run_record.run_record import write_json
 
     pairs = [(outcome.baseline, outcome.diagnosis)]
     if outcome.after is not None and outcome.after_diagnosis is not None:

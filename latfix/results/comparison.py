@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.formatting import clipped
 from latfix.gates.evaluate import MOST_LOST, GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
@@ -343,8 +344,7 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = 
 
 
 def _short(value: Any) -> str:
-    text = "unset" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return "unset" if value is None else clipped(str(value))
 
 
 def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from latfix.errors import LatfixError, RunnerError
-from latfix.runners.calls.flat_model import FlatModel
-from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.calls.tensor_tree import as_called, flatten, in_order, unflatten
+from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe, in_order
+from latfix.runners.calls.tensor_tree import flatten, unflatten
 
 Tensors = Sequence[torch.Tensor]
 
@@ -67,6 +66,19 @@ class ReplacedModel(torch.nn.Module):
             return tensors
         self._missed(", ".join(str(tuple(tensor.shape)) for tensor in tensors))
         return None
+
+
+class FlatModel(torch.nn.Module):
+    """A model that takes and returns tensors in a row, which is all that an exported graph knows."""
+
+    def __init__(self, model: torch.nn.Module, shape: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._shape = shape
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The model's outputs, flattened."""
+        return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])
 
 
 @contextlib.contextmanager

@@ -19,11 +19,10 @@ from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
-from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.fallback_counts import Outside
-from latfix.runners.calls.model_call import call_model, move
+from latfix.runners.calls.call_counters import Outside, Tally
+from latfix.runners.calls.model_call import as_called, call_model
 from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
-from latfix.runners.calls.tensor_tree import as_called, flatten
+from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 
 #: The largest deviation where torch rounds inputs to TF32, as its convolutions do by default: 10 bits of mantissa.
