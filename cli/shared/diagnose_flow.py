@@ -66,7 +66,7 @@ class Gates:
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
         """The run and the baseline as ``latfix compare`` sees them; ``None`` where no gate asks, or one is large."""
-        from latfix.gates.percentile_ratios import with_percentile_ratios
+        from latfix.gates.subject import with_percentile_ratios
         from latfix.results.comparison import compare_records
         from latfix.run_record.run_record import RunRecord
 
@@ -222,7 +222,7 @@ def _judged(
     from latfix.statistics.percentiles import latencies_of, percentile_grid
 
     meta, recording = record.meta, gates.recording
-    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
+    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.subject, record)
     series = series_of(meta, command="diagnose", plan=str(meta.get("plan") or ""))
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
