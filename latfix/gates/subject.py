@@ -119,29 +119,6 @@ class GateSubject:
         )
 
     @classmethod
-    def from_parts(
-        cls,
-        *,
-        latency_ms: Mapping[str, float],
-        requests: Mapping[str, int],
-        latency_ci95_ms: Mapping[str, Bounds] | None = None,
-        ratio: Mapping[str, RatioEstimate] | None = None,
-        throughput_rps: float | None = None,
-        accuracy: float | None = None,
-        trustworthy: bool = True,
-    ) -> GateSubject:
-        """From figures at hand, without a diagnosis."""
-        return cls(
-            latency_ms=latency_ms,
-            requests=requests,
-            latency_ci95_ms=latency_ci95_ms or {},
-            ratio=ratio or {},
-            throughput_rps=throughput_rps,
-            accuracy=accuracy,
-            trustworthy=trustworthy,
-        )
-
-    @classmethod
     def from_diagnosis(cls, document: Mapping[str, Any]) -> GateSubject:
         """From the content of ``diagnosis.json``."""
         tail = document["tail"]
