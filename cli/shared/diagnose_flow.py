@@ -222,7 +222,7 @@ def _judged(
     from latfix.statistics.percentiles import latencies_of, percentile_grid
 
     meta, recording = record.meta, gates.recording
-    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.subject, record)
+    subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
     series = series_of(meta, command="diagnose", plan=str(meta.get("plan") or ""))
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
