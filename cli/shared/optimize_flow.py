@@ -192,7 +192,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
     """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
     round alone."""
     from latfix.gates.evaluate import GateSubject
-    from latfix.gates.percentile_ratios import with_percentile_ratios
+    from latfix.gates.subject import with_percentile_ratios
 
     if outcome.final is None:
         same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latfix.errors import InputError
-from latfix.formatting import clipped
-from latfix.statistics.latency_summary import LATENCY_KEYS
+from latfix.formatting import LATENCY_KEYS, clipped
 from latfix.statistics.percentiles import percentile_key, percentile_of
 
 Against = Literal["number", "baseline", "history"]

@@ -348,7 +348,7 @@ def _short(value: Any) -> str:
 
 
 def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:
-    return GateSubject.from_parts(
+    return GateSubject(
         latency_ms=summary.latency_ms,
         requests=summary.requests,
         latency_ci95_ms=summary.latency_ci95_ms,
