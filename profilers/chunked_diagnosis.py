@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.machine_noise_floor import above_noise
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
 from latfix.profilers.attribution.queueing_noise_floor import chance_wait_ns
@@ -23,7 +24,7 @@ from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, WhatI
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES
-from latfix.statistics.latency_summary import LATENCY_KEYS, QUANTILES
+from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.quantile_sketch import LogHistogram
 
 _PREDICTED = (50, 95, 99)

@@ -94,11 +94,11 @@ def _conclude(
     plan: str,
 ) -> int:
     """Judge the gates, write, show, record, and return the exit code."""
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_optimization_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_optimization
-    from latfix.run_record.run_record import write_json
 
     results, row = _judge(folder, gates, outcome, plan)
     document = _optimization(spec, outcome, results).to_json()
@@ -192,7 +192,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
     """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
     round alone."""
     from latfix.gates.evaluate import GateSubject
-    from latfix.gates.percentile_ratios import with_percentile_ratios
+    from latfix.gates.subject import with_percentile_ratios
 
     if outcome.final is None:
         same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
@@ -284,9 +284,9 @@ def _baseline(outcome: Outcome) -> Summary:
 
 def _write_baseline_diagnosis(outcome: Outcome) -> None:
     """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
+    from latfix.files.atomic_write import write_json
     from latfix.profilers.diagnose import write_causes
     from latfix.reports.html.pages import write_run_report
-    from latfix.run_record.run_record import write_json
 
     pairs = [(outcome.baseline, outcome.diagnosis)]
     if outcome.after is not None and outcome.after_diagnosis is not None:

@@ -162,7 +162,7 @@ def _value(hint: Any, value: Any, at: str, objects: tuple[str, ...] = ()) -> Any
     if origin in (Union, types.UnionType):
         return _one_of(get_args(hint), value, at)
     if origin is Literal:
-        hint = str
+        return _scalar(str, value, at)
     if origin is tuple:
         return _tuple(get_args(hint), value, at, objects)
     if origin is not None and issubclass(origin, Mapping):

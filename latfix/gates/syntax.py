@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from latfix.errors import InputError
-from latfix.statistics.latency_summary import LATENCY_KEYS
+from latfix.formatting import LATENCY_KEYS, clipped
 from latfix.statistics.percentiles import percentile_key, percentile_of
 
 Against = Literal["number", "baseline", "history"]
@@ -230,5 +230,5 @@ def _refused(option: str, text: str, found: str, expected: str) -> InputError:
 
 
 def _shown(text: str) -> str:
-    text = text if len(text) <= 60 else text[:57] + "..."
+    text = clipped(text)
     return text if text.isprintable() else repr(text)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
+from latfix.formatting import clipped
 from latfix.gates.evaluate import MOST_LOST, GateResult, GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
@@ -317,12 +318,11 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = 
 
 
 def _short(value: Any) -> str:
-    text = "unset" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return "unset" if value is None else clipped(str(value))
 
 
 def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:
-    return GateSubject.from_parts(
+    return GateSubject(
         latency_ms=summary.latency_ms,
         requests=summary.requests,
         latency_ci95_ms=summary.latency_ci95_ms,

@@ -16,8 +16,8 @@ from latfix.errors import RunnerError
 from latfix.runners.backend_comparison.candidates import Candidate
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, split_output
 from latfix.runners.measure.accuracy import agree, flatten
+from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import student_t
-from latfix.statistics.latency_summary import Interval
 
 #: Rounds below which there is no interval.
 _FEWEST_ROUNDS = 5

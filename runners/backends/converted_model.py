@@ -15,8 +15,8 @@ from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.openvino_graph import OpenVinoGraph
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
-from latfix.runners.calls.output_deviation import MOST_DEVIATION, as_called, deviation_of, in_order
+from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe, in_order
+from latfix.runners.calls.output_deviation import MOST_DEVIATION, deviation_of
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 from latfix.settings import RunnerSettings
 

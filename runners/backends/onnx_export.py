@@ -18,8 +18,8 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.backends.artifact_cache import cache_folder, keep, model_digest, used
-from latfix.runners.calls.flat_model import FlatModel
 from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.output_deviation import FlatModel
 from latfix.runners.calls.tensor_tree import flatten
 
 #: The file's name in its folder of the cache; large weights lie beside it.

@@ -1,4 +1,4 @@
-"""How far a converted model's answers are from the original's, and the order of what both are called with."""
+"""A model as exporters take it, and how far a converted model's answers are from the original's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from typing import Any
 
 import torch
 
+from latfix.runners.calls.model_call import call_model
+from latfix.runners.calls.tensor_tree import flatten, unflatten
+
 #: The largest deviation from the original's answers, as a share of the largest number among them: what another
 #: order of summation in float32 explains, and no more.
 MOST_DEVIATION = 1e-3
-
-
-def as_called(batch: Any) -> Any:
-    """A batch as the model's ``forward`` gets it (:func:`latfix.runners.calls.model_call.call_model`)."""
-    if isinstance(batch, dict):
-        return batch
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-
-
-def in_order(names: Any) -> str:
-    """A structure with the order of its names, which a comparison of dicts leaves out."""
-    return repr(names)
 
 
 def deviation_of(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> float:
@@ -47,3 +38,16 @@ def _deviation(a: torch.Tensor, b: torch.Tensor) -> float:
         return 0.0
     largest = float(first[finite].abs().max())
     return float((first[finite] - second[finite]).abs().max()) / largest if largest > 0 else float(second.abs().max())
+
+
+class FlatModel(torch.nn.Module):
+    """A model that takes and returns tensors in a row, which is all that an exported graph knows."""
+
+    def __init__(self, model: torch.nn.Module, shape: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._shape = shape
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The model's outputs, flattened."""
+        return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])

@@ -34,6 +34,10 @@ class Formed(NamedTuple):
     dropped: tuple[Waiting, ...] = ()
 
 
+#: What a worker gets that ran out of patience.
+IDLE = Formed([], 0, 0)
+
+
 class BatchQueue:
     """Requests wait here for a worker.
 
@@ -108,14 +112,27 @@ class BatchQueue:
             self._closed = True
             self._changed.notify_all()
 
-    def take(self, free_ns: int) -> Formed | None:
-        """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed."""
+    def take(self, free_ns: int, patience_s: float | None = None) -> Formed | None:
+        """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed.
+
+        :param patience_s: seconds to wait for its turn, and then for a request, before it gets :data:`IDLE`;
+            ``None`` for as long as it takes.
+        """
+        if not self._forming.acquire(timeout=-1 if patience_s is None else patience_s):
+            return IDLE
+        try:
+            return self._form_next(free_ns, patience_s)
+        finally:
+            self._forming.release()
+
+    def _form_next(self, free_ns: int, patience_s: float | None) -> Formed | None:
         backlog = self._backlog
-        with self._forming, self._changed:
+        with self._changed:
             while not len(backlog):
                 if self._closed:
                     return None
-                self._changed.wait()
+                if not self._changed.wait(patience_s) and not len(backlog):
+                    return IDLE
             most, window_ns = self._limits.size, self._limits.window_ns
             # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
             oldest = backlog.oldest_ns() if len(backlog) < most else backlog.head_ns()

@@ -14,13 +14,12 @@ import numpy as np
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.profilers.probes.stage_recorder import StageRecorder
-from latfix.runners.calls.host_compute import Collated
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import elements_of, tensors_of
 from latfix.runners.engine.worker import ModelInstance
-from latfix.runners.gpu.async_batches import Flights
+from latfix.runners.gpu.async_batches import Collated, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
-from latfix.runners.host.cpu_placement import Places
-from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
@@ -60,7 +59,7 @@ def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = Fal
     for pick in picks:
         try:
             value = adapter.prepare(traffic.request(int(pick)))
-            elements = elements_and_length(tensors_of(value), 0)[0]
+            elements = elements_of(value)
         except USER_ERRORS:  # a request that fails is reported when it is replayed
             continue
         prepared.append((elements, value))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step
@@ -18,7 +19,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold
 from latfix.stages import Status
-from latfix.statistics.latency_summary import LATENCY_KEYS, RatioEstimate
+from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
 
 Bounds = tuple[float, float, float]

@@ -19,11 +19,10 @@ from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
 from latfix.runners.backends.tensorrt.imports import torch_tensorrt
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
 from latfix.runners.backends.tensorrt.tensorrt_model import TensorRtModel
-from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.fallback_counts import Outside
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, move
+from latfix.runners.calls.call_counters import Outside, Tally
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.output_deviation import MOST_DEVIATION, deviation_of
-from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 
 #: The largest deviation where torch rounds inputs to TF32, as its convolutions do by default: 10 bits of mantissa.

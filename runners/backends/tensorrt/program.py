@@ -21,8 +21,8 @@ from latfix.errors import RunnerError
 from latfix.runners.backends.tensorrt.compile_options import compile_options
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
-from latfix.runners.calls.flat_model import FlatModel
 from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.output_deviation import FlatModel
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import Precision
 

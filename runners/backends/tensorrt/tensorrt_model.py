@@ -10,8 +10,8 @@ import torch
 from latfix.runners.backends.tensorrt.program import Run
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
-from latfix.runners.calls.fallback_counts import Outside
-from latfix.runners.calls.output_deviation import as_called, in_order
+from latfix.runners.calls.call_counters import Outside
+from latfix.runners.calls.model_call import as_called, in_order
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 
 

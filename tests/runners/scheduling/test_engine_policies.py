@@ -19,7 +19,7 @@ from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance, Outcome
-from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.host.cpu_placement import limit_operator_threads
 from latfix.runners.scheduling.control import check_key, check_policies
 from latfix.runners.scheduling.work_estimates import Batch
 from latfix.runners.service.loaded_service import Service as LoadedService

@@ -19,17 +19,15 @@ from latfix.request import Request
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance, Outcome
 from latfix.runners.model_transforms.embedding_rows import HotRows
-from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
-from latfix.runners.scheduling.keep_warm import IDLE, IdleGate, Keeper, Residence, Resident, summed
+from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
+from latfix.runners.scheduling.keep_warm import Keeper, Residence, Resident, summed
+from latfix.runners.scheduling.replica_router import Router
+from latfix.runners.scheduling.routed_queue import Door, RoutedQueue
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 
 SOON_S = 0.01
 NEVER_S = 60.0
-
-
-def a_queue() -> BatchQueue:
-    return BatchQueue(max_batch_size=4, window_ns=0)
 
 
 def put(queue: BatchQueue, slot: int = 0) -> None:
@@ -41,51 +39,47 @@ def members(formed: object) -> list[int]:
     return [member.slot for member in formed.members]
 
 
-def test_without_a_request_a_worker_is_told_that_it_is_idle() -> None:
-    assert IdleGate(a_queue()).take(0, SOON_S) is IDLE
+@pytest.fixture(params=["pull", "weighted"])
+def queue(request: pytest.FixtureRequest) -> BatchQueue:
+    if request.param == "pull":
+        return BatchQueue(max_batch_size=4, window_ns=0)
+    return RoutedQueue(router=Router(2), workers=2, max_batch_size=4, window_ns=0)
 
 
-def test_a_request_that_waits_is_taken_at_once() -> None:
-    queue = a_queue()
+def door(queue: BatchQueue, worker: int = 0) -> BatchQueue | Door:
+    return queue.door(worker) if isinstance(queue, RoutedQueue) else queue
+
+
+def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQueue) -> None:
+    started = time.monotonic()
+    assert door(queue).take(0, SOON_S) is IDLE
+    assert time.monotonic() - started >= SOON_S
     put(queue, 3)
-    assert members(IdleGate(queue).take(0, NEVER_S)) == [3]
-
-
-def test_a_request_that_comes_wakes_the_worker() -> None:
-    queue = a_queue()
-    gate = IdleGate(queue)
+    assert members(door(queue, 1).take(0, NEVER_S)) == [3]
+    # A request that comes wakes it, and the end ends it.
     got: list[object] = []
-    waiting = threading.Thread(target=lambda: got.append(gate.take(0, NEVER_S)))
+    waiting = threading.Thread(target=lambda: got.append(door(queue).take(0, NEVER_S)))
     waiting.start()
     put(queue, 5)
-    gate.work_came()
     waiting.join(10)
     assert members(got[0]) == [5]
+    put(queue, 1)
+    queue.close()
+    assert members(door(queue).take(0, NEVER_S)) == [1]
+    assert door(queue).take(0, NEVER_S) is None
 
 
 def test_one_who_waits_for_its_turn_is_idle_too() -> None:
     """Only one worker stands before the queue; the other would otherwise go cold behind it."""
-    queue = a_queue()
-    gate = IdleGate(queue)
-    first = threading.Thread(target=gate.take, args=(0, NEVER_S))
+    queue = BatchQueue(max_batch_size=4, window_ns=0)
+    first = threading.Thread(target=queue.take, args=(0, NEVER_S))
     first.start()
-    while not gate._turn.locked():
+    while not queue._forming.locked():
         time.sleep(0.001)
-    assert gate.take(0, SOON_S) is IDLE
+    assert queue.take(0, SOON_S) is IDLE
     queue.close()
-    gate.close()
     first.join(10)
     assert not first.is_alive()
-
-
-def test_closed_it_gives_what_is_left_and_then_nothing() -> None:
-    queue = a_queue()
-    gate = IdleGate(queue)
-    put(queue, 1)
-    queue.close()
-    gate.close()
-    assert members(gate.take(0, NEVER_S)) == [1]
-    assert gate.take(0, NEVER_S) is None
 
 
 def test_the_smallest_input_is_kept_and_is_a_copy() -> None:
@@ -260,7 +254,7 @@ def test_nothing_is_run_beside_a_request(start: Start) -> None:
 
 def test_without_the_setting_nothing_runs_while_idle(start: Start) -> None:
     engine, recorder, _ = start(lambda x: x, [2])
-    assert engine.gate is None
+    assert engine.idle_turn is None
     serve(engine, recorder, 0)
     time.sleep(0.03)
     assert runs(engine) == 0

@@ -17,7 +17,6 @@ from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance, Outcome
-from latfix.runners.scheduling.keep_warm import IDLE, Idle
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import RoutedQueue
 from latfix.settings import RunnerSettings
@@ -207,18 +206,6 @@ def test_places_of_a_slow_replica_are_left_free() -> None:
     later = batches[n // 3 :]
     assert (later["worker"] // 4 == 1).mean() < 0.15
     assert load["runner.worker_1.weight"] > 2.0
-
-
-def test_a_worker_with_patience_comes_back_with_nothing() -> None:
-    queue = RoutedQueue(router=Router(2), workers=2, max_batch_size=1, window_ns=0)
-    started = time.monotonic()
-    assert queue.door(0).take_patiently(0, 0.05) is IDLE
-    assert time.monotonic() - started >= 0.05
-    queue.put(rank=0, slot=3, enqueued_ns=time.perf_counter_ns())
-    formed = queue.door(1).take_patiently(0, 5.0)
-    assert formed is not None and not isinstance(formed, Idle) and formed.members[0].slot == 3
-    queue.close()
-    assert queue.door(0).take_patiently(0, 5.0) is None
 
 
 def test_a_worker_that_dies_before_the_queue_wakes_another() -> None:
