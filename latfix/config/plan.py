@@ -13,9 +13,8 @@ from latfix.errors import InputError, input_error
 from latfix.files.atomic_write import write_bytes
 from latfix.files.toml_reader import read_toml
 from latfix.files.toml_writer import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
-from latfix.formatting import shown
+from latfix.formatting import LATENCY_KEYS, shown
 from latfix.settings_rules import check_keys, find_line, validate_settings
-from latfix.statistics.latency_summary import LATENCY_KEYS
 
 PLAN_SCHEMA = "latfix.plan/1"
 PLAN_FILE = "plan.toml"
