@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from latfix.formatting import NONE, count, finite, key_label, sentence, share, significant
+from latfix.formatting import finite, interval_bounds, key_label, sentence, significant
 from latfix.reports.vocabulary import cause_words
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import UNEXPLAINED, Activity, CauseSummary, Diagnosis, Window
+from latfix.results.worker_summary import WorkerRow
 
 FAILED_STATUSES = ("error", "timeout", "shed")
 
@@ -179,100 +179,28 @@ def focus_key(diagnosis: Diagnosis) -> str:
     return f"p{diagnosis.percentile:g}".replace(".", "_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActiveCause:
-    """A named cause that was not active throughout.
-
-    :param intervals_s: from the run's start.
-    """
-
-    cause: str
-    text: str
-    intervals_s: tuple[tuple[float, float], ...]
-
-
-def read_windows(diagnosis: Diagnosis) -> list[Mapping[str, Any]]:
-    """``windows`` of the diagnosis' document; none where it has none."""
-    found = diagnosis.extra.get("windows")
-    return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list | tuple) else []
-
-
-def read_activity(diagnosis: Diagnosis) -> list[ActiveCause]:
+def active_causes(diagnosis: Diagnosis) -> list[tuple[str, Activity]]:
     """Named causes that were active in part of the run or in a rhythm, in the order of the diagnosis."""
-    result = []
-    for entry in diagnosis.causes:
-        text = str(entry.active.get("text", ""))
-        if not entry.named or text in ("", "throughout", "never"):
-            continue
-        spans = (tuple(map(finite, span)) for span in entry.active.get("intervals_s", ()))
-        known = tuple((a, b) for a, b in spans if a is not None and b is not None)
-        result.append(ActiveCause(cause=entry.cause, text=text, intervals_s=known))
-    return result
+    return [
+        (entry.cause, entry.active)
+        for entry in diagnosis.causes
+        if entry.named and entry.active is not None and entry.active.text not in ("", "throughout", "never")
+    ]
 
 
-def window_causes(window: Mapping[str, Any]) -> dict[str, float]:
-    """Mean milliseconds a request by cause in a window."""
-    found = window.get("causes_ms")
-    if not isinstance(found, Mapping):
-        return {}
-    return {str(cause): value for cause, given in found.items() if (value := finite(given)) is not None}
-
-
-def largest_window_causes(windows: list[Mapping[str, Any]], limit: int) -> list[str]:
+def largest_window_causes(windows: Sequence[Window], limit: int) -> list[str]:
     """The causes with the most milliseconds over all windows."""
     totals: dict[str, float] = {}
     for window in windows:
-        for cause, value in window_causes(window).items():
-            totals[cause] = totals.get(cause, 0.0) + abs(value) * (finite(window.get("requests")) or 0.0)
+        for cause, value in window.causes_ms.items():
+            totals[cause] = totals.get(cause, 0.0) + abs(value) * window.requests
     return sorted(totals, key=lambda cause: -totals[cause])[:limit]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
-    """One worker's figures as texts.
-
-    :param weight: between what its routing weight lay; empty where requests were not routed by weight.
-    """
-
-    worker: str
-    device: str
-    batches: str
-    requests: str
-    busy: str
-    compute_p50: str
-    compute_p99: str
-    tail: str
-    weight: str
-    slow: str
-
-
-def worker_rows(diagnosis: Diagnosis) -> list[WorkerRow]:
-    """A row a worker; none where the run had one worker."""
-    found = diagnosis.extra.get("workers")
-    entries = found if isinstance(found, list | tuple) else ()
-    return [_worker_row(entry) for entry in entries if isinstance(entry, Mapping)]
-
-
-def _worker_row(entry: Mapping[str, Any]) -> WorkerRow:
-    slow = finite(entry.get("slow_s"))
-    return WorkerRow(
-        worker=str(entry.get("worker", "")),
-        device=str(entry.get("device", "")),
-        batches=count(entry.get("batches", 0)),
-        requests=count(entry.get("requests", 0)),
-        busy=share(entry.get("busy_share")),
-        compute_p50=significant(entry.get("compute_p50_ms")),
-        compute_p99=significant(entry.get("compute_p99_ms")),
-        tail=share(entry.get("tail_share")),
-        weight=_weight_words(entry.get("weight")),
-        slow=significant(slow) if slow else NONE,
-    )
-
-
-def _weight_words(bounds: object) -> str:
-    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+def weight_words(row: WorkerRow) -> str:
+    """Between what a worker's routing weight lay; empty where requests were not routed by weight."""
+    bounds = interval_bounds(row.weight)
+    if bounds is None:
         return ""
-    low, high = (finite(value) for value in bounds)
-    if low is None or high is None:
-        return ""
+    low, high = bounds
     return significant(low) if high - low < 0.005 else f"{significant(low)} to {significant(high)}"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
-from latfix.formatting import finite, milliseconds, percentile_label, significant, tick, visible
+from latfix.formatting import milliseconds, percentile_label, significant, tick, visible
 from latfix.reports.charts.chart_data import Floats, Scatter, Windows
 from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis
 from latfix.reports.comparison_rows import Share, StepRow
-from latfix.reports.diagnosis_rows import ActiveCause, CauseRow, window_causes
+from latfix.reports.diagnosis_rows import CauseRow
+from latfix.results.diagnosis import Activity, Window
 from latfix.stages import STAGES
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def waterfall(name: str, shares: Sequence[Share]) -> Markup:
 
 
 def causes_over_time(
-    name: str, windows: Sequence[Mapping[str, Any]], causes: Sequence[str], active: Sequence[ActiveCause]
+    name: str, windows: Sequence[Window], causes: Sequence[str], active: Sequence[tuple[str, Activity]]
 ) -> Markup:
     """Mean milliseconds a request by cause in each window, and below it when causes were active.
 
@@ -285,10 +286,10 @@ def causes_over_time(
         _stack_causes(panels[0], windows, causes)
         if active:
             axes = panels[1]
-            for y, entry in enumerate(reversed(active)):
-                bars = [(begin, end - begin) for begin, end in entry.intervals_s]
+            for y, (_, activity) in enumerate(reversed(active)):
+                bars = [(begin, end - begin) for begin, end in activity.intervals_s]
                 axes.broken_barh(bars, (y - 0.3, 0.6), facecolors=INK["own"], edgecolors=INK["own"], linewidth=1)
-            named_rows(axes, range(len(active)), [entry.cause for entry in reversed(active)])
+            named_rows(axes, range(len(active)), [cause for cause, _ in reversed(active)])
             axes.set_ylim(-0.6, len(active) - 0.4)
         panels[-1].set_xlabel("scheduled arrival, s")
 
@@ -297,12 +298,12 @@ def causes_over_time(
     return draw(name, label, sum(ratios), len(ratios), plot, height_ratios=ratios)
 
 
-def _stack_causes(axes: Axes, windows: Sequence[Mapping[str, Any]], causes: Sequence[str]) -> None:
+def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) -> None:
     """Causes on top of each other; what shortens latency below zero."""
-    edges = np.array([finite(w.get("start_s")) or 0.0 for w in windows] + [finite(windows[-1].get("end_s")) or 0.0])
+    edges = np.array([*(window.start_s for window in windows), windows[-1].end_s])
     above, below = np.zeros(len(windows)), np.zeros(len(windows))
     for k, cause in enumerate(causes):
-        values = np.array([window_causes(window).get(cause, 0.0) for window in windows])
+        values = np.array([window.causes_ms.get(cause, 0.0) for window in windows])
         base = np.where(values >= 0, above, below)
         axes.bar(
             edges[:-1],
@@ -317,7 +318,7 @@ def _stack_causes(axes: Axes, windows: Sequence[Mapping[str, Any]], causes: Sequ
         above, below = above + np.maximum(values, 0.0), below + np.minimum(values, 0.0)
     axes.set_ylabel("ms a request")
     axes.axhline(0, color=INK["muted"], linewidth=0.8)
-    p50 = [finite(window.get("p50_ms")) for window in windows]
+    p50 = [window.p50_ms for window in windows]
     if causes:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, handlelength=0.9, borderaxespad=0.1)
     elif any(value is not None for value in p50):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from latfix import __version__, formatting
 from latfix.errors import InputError
+from latfix.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,18 +37,13 @@ def write_page(path: Path, template: str, **values: object) -> None:
     :raises InputError: the file cannot be written.
     """
     page = render(template, version=__version__, **values)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, page)
     except OSError as error:
         raise InputError(
             f"{path}: found that it cannot be written ({error.strerror or error}); expected a writable file; "
             "name another one"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def render(template: str, **values: object) -> str:

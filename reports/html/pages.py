@@ -42,16 +42,14 @@ from latfix.reports.comparison_rows import (
 )
 from latfix.reports.diagnosis_rows import (
     FAILED_STATUSES,
+    active_causes,
     cause_advice,
     cause_rows,
     cause_total,
     closing_advice,
     focus_key,
     largest_window_causes,
-    read_activity,
-    read_windows,
-    window_causes,
-    worker_rows,
+    weight_words,
 )
 from latfix.reports.html.page_file import write_page
 from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
@@ -72,7 +70,7 @@ from latfix.reports.vocabulary import (
     diagnosis_severity,
 )
 from latfix.results.comparison import Comparison
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES
@@ -120,12 +118,11 @@ def write_run_report(
     :param command: what to run next, as the user would type it; made from ``run.json`` where ``None``.
     :raises InputError: the file cannot be written.
     """
-    over_time, workers, advice = read_windows(diagnosis), worker_rows(diagnosis), cause_advice(diagnosis)
-    weighed = any(row.weight for row in workers)
-    absent = {name for name, part in (("windows", over_time), ("workers", workers)) if not part}
+    advice, active = cause_advice(diagnosis), active_causes(diagnosis)
+    weighed = any(map(weight_words, diagnosis.workers))
+    absent = {name for name, part in (("windows", diagnosis.windows), ("workers", diagnosis.workers)) if not part}
     anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "slowest", "traffic", "method")
     fixable = any(entry.fixes for entry in advice)
-    active = read_activity(diagnosis)
     write_page(
         path,
         "run.html",
@@ -146,7 +143,7 @@ def write_run_report(
         ],
         latency_charts=_latency_charts(record),
         active=active,
-        windows=_windows(over_time, active) if over_time else None,
+        windows=_windows(diagnosis.windows, active) if diagnosis.windows else None,
         stages_chart=_stages_chart("stages-chart", [("", record)]),
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
@@ -155,12 +152,17 @@ def write_run_report(
         weighed=weighed,
         workers=[
             [
-                visible(row.worker, limit=12),
+                str(row.worker),
                 visible(row.device, limit=24),
-                *(row.batches, row.requests, row.busy, row.compute_p50, row.compute_p99, row.tail),
-                *([row.weight or NONE, row.slow] if weighed else []),
+                count(row.batches),
+                count(row.requests),
+                share(row.busy_share),
+                significant(row.compute_p50_ms),
+                significant(row.compute_p99_ms),
+                share(row.tail_share),
+                *([weight_words(row) or NONE, significant(row.slow_s) if row.slow_s else NONE] if weighed else []),
             ]
-            for row in workers
+            for row in diagnosis.workers
         ],
         slowest=slow_rows(record, diagnosis.ledger),
         stories=[story_values(story) for story in stories],
@@ -446,26 +448,24 @@ def _traffic_chart(record: RunRecord) -> Markup | None:
     return run_charts.traffic_over_time("traffic-chart", arrival_rate(record), in_flight(record))
 
 
-def _windows(found: list[Mapping[str, Any]], active: Sequence[Any]) -> dict[str, Any]:
-    causes = largest_window_causes(found, _WINDOW_CAUSES)
-    percentiles = ("p50", "p95", "p99")
-    several = len(found) > 1
+def _windows(windows: Sequence[Window], active: Sequence[tuple[str, Activity]]) -> dict[str, Any]:
+    causes = largest_window_causes(windows, _WINDOW_CAUSES)
+    several = len(windows) > 1
     return {
-        "chart": run_charts.causes_over_time("windows-chart", found, causes, active) if several else None,
+        "chart": run_charts.causes_over_time("windows-chart", windows, causes, active) if several else None,
         "columns": [
-            *("window, s", "requests", "offered"),
-            *(f"{name}, ms" for name in percentiles),
+            *("window, s", "requests", "offered", "p50, ms", "p95, ms", "p99, ms"),
             *(f"{visible(cause, limit=_LONGEST_NAME)}, ms" for cause in causes),
         ],
         "rows": [
             [
-                f"{significant(window.get('start_s'))} to {significant(window.get('end_s'))}",
-                count(window.get("requests")),
-                rate(window.get("offered_rps")),
-                *(significant(window.get(f"{name}_ms")) for name in percentiles),
-                *(significant(window_causes(window).get(cause)) for cause in causes),
+                f"{significant(window.start_s)} to {significant(window.end_s)}",
+                count(window.requests),
+                rate(window.offered_rps),
+                *(significant(value) for value in (window.p50_ms, window.p95_ms, window.p99_ms)),
+                *(significant(window.causes_ms.get(cause)) for cause in causes),
             ]
-            for window in found
+            for window in windows
         ],
     }
 

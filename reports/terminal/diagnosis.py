@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -28,16 +27,14 @@ from latfix.formatting import (
 )
 from latfix.reports.diagnosis_rows import (
     FAILED_STATUSES,
-    ActiveCause,
     CauseAdvice,
+    active_causes,
     cause_advice,
     cause_rows,
     cause_total,
     closing_advice,
     focus_key,
-    read_activity,
-    read_windows,
-    worker_rows,
+    weight_words,
 )
 from latfix.reports.next_commands import optimize_command
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
@@ -56,7 +53,7 @@ from latfix.reports.terminal.widgets import (
     warnings,
 )
 from latfix.reports.vocabulary import diagnosis_severity
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.stages import STAGES
 
 __all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
@@ -193,7 +190,7 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 
 def _over_time(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     """Windows as bars, and when causes were active; nothing for fewer than two windows and no such cause."""
-    windows, active = read_windows(diagnosis), read_activity(diagnosis)
+    windows, active = diagnosis.windows, active_causes(diagnosis)
     if len(windows) < 2 and not active:
         return
     yield heading("Over time")
@@ -203,53 +200,58 @@ def _over_time(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield _active_causes(active)
 
 
-def _window_lines(windows: Sequence[Mapping[str, Any]]) -> Table:
-    def series(key: str) -> list[float | None]:
-        return [finite(window.get(key)) for window in windows]
-
+def _window_lines(windows: Sequence[Window]) -> Table:
     table = Table.grid(padding=(0, 1))
     for _ in range(3):
         table.add_column(no_wrap=True)
-    high = "p95" if None in series("p99_ms") else "p99"
-    rows = (("p50", "p50_ms", milliseconds), (high, f"{high}_ms", milliseconds), ("rate", "offered_rps", rate))
-    for name, key, words in rows:
-        values = series(key)
+    high = [window.p99_ms for window in windows]
+    name = "p95" if None in high else "p99"
+    rows: tuple[tuple[str, list[float | None], Callable[[object], str]], ...] = (
+        ("p50", [window.p50_ms for window in windows], milliseconds),
+        (name, high if name == "p99" else [window.p95_ms for window in windows], milliseconds),
+        ("rate", [window.offered_rps for window in windows], rate),
+    )
+    for name, values, words in rows:
         known = [value for value in values if value is not None]
         if known:
             line = Sparkline(values, from_zero=True, widest=len(values))
             table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
-    start, end = finite(windows[0].get("start_s")), finite(windows[-1].get("end_s"))
-    if start is not None and end is not None:
-        each = (end - start) / len(windows)
-        table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
+    each = (windows[-1].end_s - windows[0].start_s) / len(windows)
+    table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
     return table
 
 
-def _active_causes(active: Sequence[ActiveCause]) -> Table:
+def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, max_width=28, overflow="ellipsis")
     table.add_column(overflow="fold")
-    for entry in active[:_ACTIVE]:
-        table.add_row(safe(entry.cause, "bold", limit=60), safe(entry.text, limit=300))
+    for cause, activity in active[:_ACTIVE]:
+        table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
     return table
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     """The workers; nothing where the run had one."""
-    rows = worker_rows(diagnosis)
+    rows = diagnosis.workers
     if not rows:
         return
-    weighed = any(row.weight for row in rows)
+    weighed = any(map(weight_words, rows))
     yield heading("Workers")
     table = plain_table()
     table.add_column("#", no_wrap=True)
     table.add_column("device", overflow="fold", max_width=12)
     add_figures(table, "requests", "busy", "p50", "p99", "tail", *(["weight"] if weighed else []))
     for row in rows[:_WORKERS]:
-        cells = [row.requests, row.busy, row.compute_p50, row.compute_p99, row.tail]
-        if weighed:
-            cells.append(row.weight.rpartition(" ")[2] or NONE)
-        table.add_row(safe(row.worker, limit=6), safe(row.device, limit=12), *cells)
+        table.add_row(
+            str(row.worker),
+            safe(row.device, limit=12),
+            count(row.requests),
+            share(row.busy_share),
+            significant(row.compute_p50_ms),
+            significant(row.compute_p99_ms),
+            share(row.tail_share),
+            *([weight_words(row).rpartition(" ")[2] or NONE] if weighed else []),
+        )
     yield table
     more = "; weight: times the fastest, at most" if weighed else ""
     yield Text(f"p50, p99: compute, ms; tail: share of the requests in it{more}", style="dim")

@@ -12,10 +12,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from latfix.reports.diagnosis_rows import read_activity, read_windows
+from latfix.reports.diagnosis_rows import active_causes
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -37,9 +37,10 @@ def window(k: int, *, p99: float | None = 40.0, cause: str = "python.gc") -> dic
 
 
 def told(diagnosis: Diagnosis, windows: list[dict[str, Any]], active: Mapping[str, Any] | None = None) -> Diagnosis:
-    """The diagnosis with windows, and its named causes active at these times."""
-    causes = tuple(replace(entry, active=active or {}) if entry.named else entry for entry in diagnosis.causes)
-    return replace(diagnosis, causes=causes, extra={**diagnosis.extra, "windows": windows})
+    """The diagnosis with windows, and with when its named causes were active."""
+    course = None if active is None else Activity.from_json(active)
+    causes = tuple(replace(cause, active=course if cause.named else None) for cause in diagnosis.causes)
+    return replace(diagnosis, causes=causes, windows=tuple(Window.from_json(each) for each in windows))
 
 
 PART = {"throughout": False, "intervals_s": [[12.4, 18.9], [31.0, 35.2]], "text": "active 12.4–18.9 and 31.0–35.2 s"}
@@ -78,14 +79,13 @@ def test_a_terminal_without_unicode_gets_signs(ordinary: Session) -> None:
 
 def test_causes_that_were_active_throughout_are_not_listed(ordinary: Session) -> None:
     whole = {"throughout": True, "intervals_s": [[0.0, 60.0]], "text": "throughout"}
-    assert read_activity(told(ordinary[1], [], whole)) == []
-    assert {entry.cause for entry in read_activity(told(ordinary[1], [], PART))} == {
+    assert active_causes(told(ordinary[1], [], whole)) == []
+    assert {cause for cause, _ in active_causes(told(ordinary[1], [], PART))} == {
         entry.cause for entry in ordinary[1].causes if entry.named
     }
 
 
 def test_a_diagnosis_without_windows_shows_none(ordinary: Session, tmp_path: Path) -> None:
-    assert read_windows(ordinary[1]) == []
     assert "Over time" not in terminal(ordinary[1])
     write_run_report(tmp_path / "report.html", *ordinary)
     assert "#windows" not in (tmp_path / "report.html").read_text(encoding="utf-8")
