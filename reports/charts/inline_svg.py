@@ -10,12 +10,13 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from latfix.formatting import tick, visible
@@ -142,7 +143,7 @@ def number_axis(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def named_rows(axes: Axes, positions: Sequence[float], names: Iterable[str], *, limit: int = LABEL) -> None:
+def named_rows(axes: Axes, positions: npt.ArrayLike, names: Iterable[str], *, limit: int = LABEL) -> None:
     """Names at the left of horizontal bars."""
     axes.set_yticks(positions, [visible(name, limit=limit) for name in names])
     axes.tick_params(axis="y", labelcolor=INK["ink"])

@@ -158,7 +158,14 @@ class _CauseTable:
             )
         table.add_section()
         total, whole = cause_total(rows, self.diagnosis)
-        sums = ["", Text(significant(total), style="bold"), "", *(["", ""] if wide else []), share(whole), ""]
+        sums: list[RenderableType] = [
+            "",
+            Text(significant(total), style="bold"),
+            "",
+            *(["", ""] if wide else []),
+            share(whole),
+            "",
+        ]
         table.add_row("sum = excess", *sums)
         table.expand = True
         yield table
