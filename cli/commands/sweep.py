@@ -41,7 +41,7 @@ from latfix.errors import (
 )
 
 if TYPE_CHECKING:
-    from latfix.capacity.load_traffic import Part
+    from latfix.capacity.sweep_traffic import Part
     from latfix.results.sweep_result import Outcome, Setting
     from latfix.runners.replay.runner_process import OnEvent
     from latfix.settings import RunnerSettings
@@ -90,8 +90,8 @@ def sweep(
     json_file: JsonOption = None,
 ) -> int:
     """Replay recorded traffic at several loads and settings: the knee, the largest load, and why theory is off."""
-    from latfix.capacity.load_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
     from latfix.capacity.objective import Target
+    from latfix.capacity.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
     from latfix.cli.commands.optimize import parse_budget
     from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.config.plan import read_plan
