@@ -13,6 +13,7 @@ from latfix.results.comparison import Comparison
 class Step:
     """One fix that was considered, and what became of it.
 
+    :param title: what the fix does, in a few words; ``risk`` what it may cost.
     :param status: of the contract: kept, rejected, no_gain, not_effective, undecided, skipped.
     :param comparison: without and with it, on the screening windows.
     :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
@@ -27,6 +28,8 @@ class Step:
     fix: str
     status: str
     reason: str
+    title: str = ""
+    risk: str = ""
     comparison: Comparison | None = None
     together: tuple[str, ...] = ()
     prediction: Prediction | None = None
@@ -57,6 +60,8 @@ class Step:
         ratio = compared.ratio if compared is not None else {}
         return {
             "fix": self.fix,
+            "title": self.title,
+            "risk": self.risk,
             "status": self.status,
             "reason": self.reason,
             "ratio": {key: estimate.to_json() for key, estimate in ratio.items()},
