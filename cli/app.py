@@ -37,7 +37,7 @@ app = typer.Typer(
     help="Find out why the latency of model inference jitters, fix it, and prove the fix.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # its tables take as long to import as all else
 )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from latfix.files.atomic_write import write_text
+
 #: In what is told of an item or a part that time did not allow, or not to its end.
 NO_TIME = "no time"
 _TRACE = 1500
@@ -62,7 +64,5 @@ def lacks(value: Any) -> str:
 
 
 def write_whole(file: Path, document: Any) -> None:
-    """Write JSON so that a reader sees the old file or all of the new one."""
-    beside = file.with_name(f".{file.name}.tmp")
-    beside.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
-    beside.replace(file)
+    """Write JSON; what it cannot hold is written as text."""
+    write_text(file, json.dumps(document, indent=2, default=str) + "\n")

@@ -56,12 +56,12 @@ def fragmentation(
     """Replay allocation traffic through models of allocators: which would have stalled or failed, and why."""
     from rich.console import Console
 
+    from latfix.files.atomic_write import write_json
     from latfix.profilers.allocator_lab.compare_policies import ARENAS, SETTINGS, compare, document
     from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
     from latfix.profilers.allocator_lab.torch_caching import known_settings
     from latfix.profilers.allocator_lab.trace import read_trace, write_trace
     from latfix.reports.terminal.fragmentation import render_fragmentation
-    from latfix.run_record.run_record import write_json
     from latfix.runners.replay.run_session import open_folder
 
     check_seed(seed)

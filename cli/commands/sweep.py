@@ -181,7 +181,7 @@ def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: 
 
 
 def _write(folder: Path, document: dict[str, Any]) -> None:
-    from latfix.run_record.run_record import write_json
+    from latfix.files.atomic_write import write_json
 
     try:
         write_json(folder / "sweep.json", document)

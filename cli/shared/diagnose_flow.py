@@ -66,7 +66,7 @@ class Gates:
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
         """The run and the baseline as ``latfix compare`` sees them; ``None`` where no gate asks, or one is large."""
-        from latfix.gates.percentile_ratios import with_percentile_ratios
+        from latfix.gates.subject import with_percentile_ratios
         from latfix.results.comparison import compare_records
         from latfix.run_record.run_record import RunRecord
 
@@ -172,11 +172,11 @@ def conclude(
     :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
     :raises RunnerError: it was replayed just now, and no request ended ok.
     """
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
-    from latfix.run_record.run_record import write_json
 
     where = folder or record.folder
     document = diagnosis.to_json()

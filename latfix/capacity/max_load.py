@@ -125,9 +125,11 @@ def _rate(cell: Cell) -> str:
 
 def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float | None) -> float | None:
     """Where the percentile, made to grow with load, crosses the limit: straight between cells, on logarithms."""
+    from scipy.optimize import isotonic_regression  # imported late: it is slow to import
+
     value = np.array([min(cell.percentile.value, 1e6 * limit) for cell in cells])
     rate = np.log([cell.offered for cell in cells])
-    level = isotonic(np.log(np.maximum(value, 1e-12)))
+    level = isotonic_regression(np.log(np.maximum(value, 1e-12))).x
     goal = math.log(limit)
     if level[0] > goal:
         crossing = float(rate[0])
@@ -140,20 +142,6 @@ def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float |
         crossing = float(rate[k - 1] + share * (rate[k] - rate[k - 1]))
     found = math.exp(crossing)
     return min(max(found, lo if lo is not None else found), hi if hi is not None else found)
-
-
-def isotonic(values: Floats) -> Floats:
-    """The nearest sequence that never falls (least squares), by pooling adjacent violators (Ayer et al., 1955)."""
-    level: list[float] = []
-    weight: list[int] = []
-    for value in values.tolist():
-        level.append(value)
-        weight.append(1)
-        while len(level) > 1 and level[-2] > level[-1]:
-            total = weight[-2] + weight[-1]
-            level[-2:] = [(level[-2] * weight[-2] + level[-1] * weight[-1]) / total]
-            weight[-2:] = [total]
-    return np.repeat(np.array(level), weight)
 
 
 def knee(cells: Sequence[Cell], *, seed: int) -> Knee | None:

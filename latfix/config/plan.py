@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
+from latfix.files.atomic_write import write_bytes
 from latfix.files.toml_reader import read_toml
 from latfix.files.toml_writer import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
+from latfix.formatting import LATENCY_KEYS, shown
 from latfix.settings_rules import check_keys, find_line, validate_settings
-from latfix.statistics.latency_summary import LATENCY_KEYS
 
 PLAN_SCHEMA = "latfix.plan/1"
 PLAN_FILE = "plan.toml"
@@ -127,15 +126,10 @@ def write_plan(plan: Plan, path: Path) -> None:
     :raises InputError: the file cannot be written.
     """
     data = plan_text(plan).encode("utf-8", "replace")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_bytes(path, data)
     except OSError as error:
         raise InputError(f"{path}: cannot write the plan ({error.strerror}); name another file or folder") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read_plan(path: Path) -> Plan:
@@ -186,7 +180,7 @@ def _text(
 
 def _fixes(value: object, file: Path, text: str) -> tuple[PlannedFix, ...]:
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise input_error(file, find_line(text, "", "fix"), f"fix = {_short(value)}", "[[fix]] tables")
+        raise input_error(file, find_line(text, "", "fix"), f"fix = {shown(value)}", "[[fix]] tables")
     fixes: list[PlannedFix] = []
     for k, row in enumerate(value):
         fix = _fix(row, file, _only_fix(text, k))
@@ -226,25 +220,20 @@ def _only_fix(text: str, k: int) -> str:
 
 def _machine(value: object, file: Path, text: str) -> dict[str, TomlValue]:
     if not isinstance(value, dict):
-        raise input_error(file, find_line(text, "", "machine"), f"machine = {_short(value)}", "a table [machine]")
+        raise input_error(file, find_line(text, "", "machine"), f"machine = {shown(value)}", "a table [machine]")
     for key, item in value.items():
         if not isinstance(item, str | int | float) or (isinstance(item, float) and not math.isfinite(item)):
             line = find_line(text, "machine", key)
-            raise input_error(file, line, f"{key} = {_short(item)}", "a text, a finite number or a truth value")
+            raise input_error(file, line, f"{key} = {shown(item)}", "a text, a finite number or a truth value")
     return value
 
 
 def _measured(value: object, file: Path, text: str) -> dict[str, float]:
     if not isinstance(value, dict):
-        raise input_error(file, find_line(text, "", "measured"), f"measured = {_short(value)}", "a table [measured]")
+        raise input_error(file, find_line(text, "", "measured"), f"measured = {shown(value)}", "a table [measured]")
     check_keys(value, MEASURED_KEYS, file=file, text=text, table_name="measured")
     for key, item in value.items():
         if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
             line = find_line(text, "measured", key)
-            raise input_error(file, line, f"{key} = {_short(item)}", "a finite number")
+            raise input_error(file, line, f"{key} = {shown(item)}", "a finite number")
     return {key: float(item) for key, item in value.items()}
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,9 +7,7 @@ A folder whose runner was killed has segments only; :meth:`RunRecord.load` reads
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -20,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
+from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import PARQUET, ROW_GROUP, unreadable
 from latfix.files.parquet_types import check_type, read_column
 from latfix.files.regular_file import check_regular
@@ -206,17 +205,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document so that a reader sees either the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
 def finalize(folder: Path) -> None:
     """Turn ``segments/`` into the Parquet files of the contract and remove them.
 
@@ -237,9 +225,8 @@ def finalize(folder: Path) -> None:
         "requests": _request_tables(requests, folder / SCHEDULE, errors),
     }
     for name, parts in tables.items():  # requests last: its presence says that the others are there
-        temporary = folder / f".{name}.parquet.tmp"
-        _write_parts(temporary, parts)
-        temporary.replace(folder / f"{name}.parquet")
+        with replacement(folder / f"{name}.parquet") as temporary:
+            _write_parts(temporary, parts)
     for path in (folder / SEGMENTS).iterdir():
         path.unlink()
     (folder / SEGMENTS).rmdir()

@@ -9,12 +9,14 @@ import math
 
 import numpy as np
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.tail import Doubt, Median, Tail, reaching
 from latfix.profilers.chunked.accumulators import RunTally
 from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
-from latfix.statistics.distributions import score_interval, student_t
-from latfix.statistics.latency_summary import LATENCY_KEYS, QUANTILES
+from latfix.statistics.distributions import student_t
+from latfix.statistics.latency_summary import QUANTILES
+from latfix.statistics.percentiles import share_interval
 from latfix.statistics.quantile_sketch import LogHistogram
 
 #: Shares of requests above the bounds of bands, as parts of the tail's own share.
@@ -130,5 +132,5 @@ def _percentile_interval(beyond: Floats, size: Floats, share: float, latency: Lo
     observed = min(max(float(beyond.sum()) / n, 1.0 / n), 0.5)
     added = beyond - size * float(beyond.sum()) / n
     inflation = max(1.0, float((added**2).sum()) / (n * observed * (1 - observed)))
-    low, high = score_interval(share, n / inflation, student_t(0.95, max(2.0, evidence(beyond - share * size))))
+    low, high = share_interval(share, n / inflation, beyond - share * size)
     return latency.value_at((n - 1) * (1 - high)) / 1e6, latency.value_at((n - 1) * (1 - low)) / 1e6

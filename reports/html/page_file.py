@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -12,6 +10,7 @@ from string import Template
 
 from latfix import __version__
 from latfix.errors import InputError
+from latfix.files.atomic_write import write_text
 from latfix.reports.elements import Content, escaped, joined
 
 
@@ -30,18 +29,13 @@ def write_page(path: Path, *, kind: str, heading: str, facts: Content, main: Seq
         facts=joined([facts]).text,
         main="\n".join(joined([part]).text for part in main),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, page)
     except OSError as error:
         raise InputError(
             f"{path}: found that it cannot be written ({error.strerror or error}); expected a writable file; "
             "name another one"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 @cache

@@ -11,13 +11,14 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
+from latfix.files.atomic_write import write_json
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization_step import Step
 from latfix.results.skipped_fixes import BUDGET
-from latfix.run_record.run_record import RunRecord, write_json
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.final_replay import WANTED_ROUNDS, prove

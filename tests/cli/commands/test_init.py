@@ -16,7 +16,7 @@ from latfix.traffic.io.reader import read_traffic
 Cli = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_what_it_writes_runs_as_it_is(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "my workload"
     code, out, err = cli("init", folder)
