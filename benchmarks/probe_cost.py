@@ -36,8 +36,7 @@ from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.profilers.probes.thread_counters import NO_ACCOUNT, NO_GROWTH
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.runners.gpu import async_batches as flights
-from latfix.runners.gpu.event_pool import EventPool
-from latfix.runners.gpu.worker_streams import Lane
+from latfix.runners.gpu.worker_streams import EventPool, Lane
 from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.replay.run_session import Replay, prepare_folder
 from latfix.runners.replay.runner_main import machine

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger_parquet import CausesFile
 from latfix.profilers.attribution.machine_noise_floor import above_noise
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
@@ -29,11 +30,11 @@ from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_m
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
 from latfix.profilers.over_time.active_intervals import activity
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES
-from latfix.statistics.latency_summary import LATENCY_KEYS, QUANTILES, summarize_ms
+from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
 
 _DEFAULT_PERCENTILE = 99.0
@@ -139,7 +140,7 @@ class _Findings:
             partial=self.source.partial,
             trustworthy=late is None,
             notes=(*([late] if late else []), *notes),
-            extra=self._extra(causes),
+            **self._extra(causes),
         )
 
     def _latency_ms(self) -> dict[str, float]:
@@ -170,9 +171,7 @@ class _Findings:
         return tuple(
             replace(
                 cause,
-                active=activity(
-                    *totals.strikes(_NUMBER[cause.cause]), start_s=start_s, end_s=end_s, seed=self.seed
-                ).to_json(),
+                active=activity(*totals.strikes(_NUMBER[cause.cause]), start_s=start_s, end_s=end_s, seed=self.seed),
             )
             if worth_a_course(cause)
             else cause
@@ -213,21 +212,20 @@ class _Findings:
         weighty = {cause.cause for cause in causes if worth_a_course(cause)}
         numbers = {cause: k for cause, k in _NUMBER.items() if cause in weighty}
         windows = totals.windows.windows(numbers) if totals.windows is not None else ()
-        workers = totals.workers.rows(self.source.notes())
         return {
             "reference_gap_ms": gap / 1e6,
             "quiet_requests": totals.quiet,
             "queue_closure_ms": totals.closure_ns / max(totals.tail, 1) / 1e6,
             "models": evidence.expected.quality(),
-            "whatif": [
-                {"without": list(removed), **_percentiles_ms(latencies, 50, 95, 99)}
+            "whatif": tuple(
+                WhatIf(without=removed, **_percentiles_ms(latencies, 50, 95, 99))
                 for removed, latencies in zip(totals.removals, totals.without, strict=True)
                 if len(removed) > 1
-            ],
-            "windows": [window.to_json() for window in windows],
+            ),
+            "windows": windows,
             "learned_from": len(evidence.ok),
             "pieces": self.chunks,
-            **({"workers": [row.to_json() for row in workers]} if workers else {}),
+            "workers": totals.workers.rows(self.source.notes()),
         }
 
 

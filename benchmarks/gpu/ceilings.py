@@ -98,7 +98,8 @@ def hot_path(workload: str, profile: str, reached: Mapping[str, Any]) -> dict[st
     from torch.utils.flop_counter import FlopCounterMode
 
     from latfix.config.workload_toml import load_spec
-    from latfix.runners.calls.model_call import call_model, tensors_of
+    from latfix.runners.calls.model_call import call_model
+    from latfix.runners.calls.tensor_tree import tensors_of
     from latfix.runners.gpu.kernel_profile import profile_batch
     from latfix.runners.service.loaded_service import Service
     from latfix.runners.service.warm_up import representative

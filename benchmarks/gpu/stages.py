@@ -86,8 +86,7 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
     from torch.profiler import profile as profiled
 
     from latfix.profilers.probes.stage_recorder import StageRecorder
-    from latfix.runners.calls.host_compute import Collated
-    from latfix.runners.gpu.async_batches import Flights
+    from latfix.runners.gpu.async_batches import Collated, Flights
     from latfix.runners.gpu.device_clock import DeviceClock
     from latfix.runners.service.loaded_service import Service
     from latfix.traffic.io.reader import read_traffic

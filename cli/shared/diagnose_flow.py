@@ -66,7 +66,7 @@ class Gates:
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
         """The run and the baseline as ``latfix compare`` sees them; ``None`` where no gate asks, or one is large."""
-        from latfix.gates.percentile_ratios import with_percentile_ratios
+        from latfix.gates.subject import with_percentile_ratios
         from latfix.results.comparison import compare_records
         from latfix.run_record.run_record import RunRecord
 

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger import Books, doubt_of
 from latfix.profilers.attribution.tail import Median, Tail, reaching, resampled_rows
 from latfix.profilers.chunked.chunk_ledgers import Baselines
@@ -17,8 +18,9 @@ from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Floats
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
-from latfix.statistics.distributions import score_interval, student_t
-from latfix.statistics.latency_summary import LATENCY_KEYS, QUANTILES, summary_intervals_ms
+from latfix.statistics.distributions import student_t
+from latfix.statistics.latency_summary import QUANTILES, summary_intervals_ms
+from latfix.statistics.percentiles import share_interval
 from latfix.statistics.quantile_sketch import LogHistogram
 
 
@@ -132,5 +134,5 @@ def _percentile_interval(beyond: Floats, size: Floats, share: float, latency: Lo
     observed = min(max(float(beyond.sum()) / n, 1.0 / n), 0.5)
     added = beyond - size * float(beyond.sum()) / n
     inflation = max(1.0, float((added**2).sum()) / (n * observed * (1 - observed)))
-    low, high = score_interval(share, n / inflation, student_t(0.95, max(2.0, evidence(beyond - share * size))))
+    low, high = share_interval(share, n / inflation, beyond - share * size)
     return latency.value_at((n - 1) * (1 - high)) / 1e6, latency.value_at((n - 1) * (1 - low)) / 1e6

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from latfix.profilers.evidence.work_model import Floats, Ints
+from latfix.results.diagnosis import Window
 from latfix.statistics.quantile_sketch import Distribution
 
 #: Windows hold about so many requests, as far as their number stays within bounds.
@@ -17,37 +16,6 @@ _FEWEST, _MOST = 6, 24
 _LEAST_REQUESTS = 50
 #: Requests that a window's percentile must rest on.
 _REST: Mapping[int, int] = {50: 5, 95: 40, 99: 100}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One window; latencies of its ``ok`` requests by scheduled arrival.
-
-    :param start_s: from the run's start; ``end_s`` belongs to the next window.
-    :param requests: how many ended ``ok``; ``offered_rps`` counts every scheduled one that was recorded.
-    :param percentiles_ms: by percentile (50, 95, 99); ``None`` where too few requests rest on it.
-    :param causes_ms: by cause, mean milliseconds a request, own and propagated; negative where it was relief.
-    """
-
-    start_s: float
-    end_s: float
-    requests: int
-    offered_rps: float
-    percentiles_ms: Mapping[int, float | None]
-    causes_ms: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of ``windows`` in ``diagnosis.json``."""
-        omitted = [f"p{q}" for q, value in self.percentiles_ms.items() if value is None]
-        return {
-            "start_s": self.start_s,
-            "end_s": self.end_s,
-            "requests": self.requests,
-            "offered_rps": self.offered_rps,
-            **{f"p{q}_ms": value for q, value in self.percentiles_ms.items()},
-            "note": f"{', '.join(omitted)} omitted: {self.requests} requests" if omitted else "",
-            "causes_ms": dict(self.causes_ms),
-        }
 
 
 def window_edges(requests: int, first_ns: int, last_ns: int) -> Floats:
@@ -105,7 +73,7 @@ class WindowTally:
                 end_s=float(edges[k + 1]),
                 requests=len(latency),
                 offered_rps=float(self._offered[k] / (edges[k + 1] - edges[k])),
-                percentiles_ms=_percentiles_ms(latency),
+                **_percentiles_ms(latency),
                 causes_ms={
                     name: float(self._entries[c, k] / max(len(latency), 1) / 1e6) for name, c in causes.items()
                 },
@@ -118,7 +86,7 @@ class WindowTally:
         return np.asarray(np.clip(slot, 0, len(self._edges) - 2), dtype=np.int64)
 
 
-def _percentiles_ms(latency: Distribution) -> dict[int, float | None]:
+def _percentiles_ms(latency: Distribution) -> dict[str, float | None]:
     """Percentiles that enough requests rest on."""
     n = len(latency)
-    return {q: latency.percentile(q) / 1e6 if n >= least else None for q, least in _REST.items()}
+    return {f"p{q}_ms": latency.percentile(q) / 1e6 if n >= least else None for q, least in _REST.items()}

@@ -1,1 +1,1 @@
-"""page.html, style.css"""
+"""Page template and style sheet."""

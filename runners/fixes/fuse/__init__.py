@@ -1,1 +1,1 @@
-"""fuse.*"""
+"""Fixes that fuse operators or hand the model to another backend."""

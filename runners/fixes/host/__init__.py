@@ -1,1 +1,1 @@
-"""host.*, locality.*"""
+"""Fixes of threads, cores, priorities and routing."""

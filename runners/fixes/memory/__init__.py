@@ -1,1 +1,1 @@
-"""memory.*"""
+"""Fixes of allocators and pages, on the host and on a device."""

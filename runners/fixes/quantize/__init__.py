@@ -1,1 +1,1 @@
-"""quantize.*"""
+"""Fixes that reduce the precision."""

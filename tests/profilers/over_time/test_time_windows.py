@@ -9,7 +9,8 @@ import pytest
 
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.work_model import Ints
-from latfix.profilers.over_time.time_windows import Window, WindowTally, window_edges
+from latfix.profilers.over_time.time_windows import WindowTally, window_edges
+from latfix.results.diagnosis import Window
 from latfix.run_record.run_record import RunRecord
 
 Simulate = Callable[..., RunRecord]
@@ -45,8 +46,8 @@ def test_percentiles_are_those_of_the_windows_own_requests() -> None:
     # GIVEN two thirds of the run at 10 ms and the rest at 30 ms, and few requests in the last window
     arrival = np.concatenate([np.linspace(0, 50e9, 900), np.linspace(51e9, 60e9, 30)]).astype(np.int64)
     windows = _windows(arrival, np.where(arrival < 30e9, 10, 30).astype(np.int64) * MS)
-    assert windows[0].percentiles_ms == {50: 10.0, 95: 10.0, 99: 10.0}
-    assert windows[4].percentiles_ms[50] == 30.0
+    assert (windows[0].p50_ms, windows[0].p95_ms, windows[0].p99_ms) == (10.0, 10.0, 10.0)
+    assert windows[4].p50_ms == 30.0
     last = windows[-1].to_json()
     assert last["p50_ms"] == 30.0 and last["p95_ms"] is None and last["p99_ms"] is None
     assert last["note"] == f"p95, p99 omitted: {windows[-1].requests} requests"
@@ -60,16 +61,16 @@ def test_an_episode_of_collections_is_placed_in_time(simulate: Simulate) -> None
     found = diagnose(record)
     active = next(cause.active for cause in found.causes if cause.cause == "python.gc")
     begin, end = record.requests["arrival_ns"][[min(faults), max(faults)]] / 1e9
-    assert not active["throughout"] and len(active["intervals_s"]) == 1
-    assert active["intervals_s"][0] == pytest.approx((begin, end), abs=1.0)
-    windows = found.extra["windows"]
-    during = [w["causes_ms"]["python.gc"] for w in windows if w["start_s"] < end and w["end_s"] > begin]
-    before = [w["causes_ms"]["python.gc"] for w in windows if w["end_s"] < begin]
+    assert active is not None and not active.throughout and len(active.intervals_s) == 1
+    assert active.intervals_s[0] == pytest.approx((begin, end), abs=1.0)
+    windows = found.windows
+    during = [w.causes_ms["python.gc"] for w in windows if w.start_s < end and w.end_s > begin]
+    before = [w.causes_ms["python.gc"] for w in windows if w.end_s < begin]
     assert before and max(before) == 0 and min(during) > 0
     # Only causes with a part of the tail worth mention are followed over time.
-    assert set(windows[0]["causes_ms"]) == {cause.cause for cause in found.causes if cause.active}
+    assert set(windows[0].causes_ms) == {cause.cause for cause in found.causes if cause.active}
 
 
 def test_a_run_without_ok_requests_has_no_windows(simulate: Simulate) -> None:
     found = diagnose(simulate(n=30, status=dict.fromkeys(range(30), 1)))
-    assert found.extra["windows"] == []
+    assert found.windows == ()

@@ -14,6 +14,7 @@ import pytest
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
+from latfix.formatting import LATENCY_KEYS
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
@@ -22,7 +23,6 @@ from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.settings import Objective, RunnerSettings
-from latfix.statistics.latency_summary import LATENCY_KEYS
 from latfix.traffic.schedule import Traffic
 
 LOAD_S = 2.0

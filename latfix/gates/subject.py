@@ -1,22 +1,40 @@
-"""What gates look at: the figures of one run, or of one side of a comparison."""
+"""What gates look at: the figures of one run, or of one side of a comparison, and the ratio of any percentile."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from latfix.formatting import LATENCY_KEYS
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.throughput import throughput_rps
-from latfix.statistics.decision import RatioEstimate
-from latfix.statistics.latency_summary import LATENCY_KEYS, summarize_ms, summary_intervals_ms
-from latfix.statistics.percentiles import beyond_summary, latencies_of, percentile_figures, percentile_of
+from latfix.stages import Status
+from latfix.statistics.decision import FINAL, RatioEstimate, Rule
+from latfix.statistics.distributions import normal_quantile
+from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+from latfix.statistics.percentiles import (
+    beyond_summary,
+    latencies_of,
+    percentile_figures,
+    percentile_key,
+    percentile_of,
+)
+from latfix.statistics.score_bounds import Rounds, decision_bounds
 
 if TYPE_CHECKING:
     from latfix.run_record.chunked_record import RecordSource
     from latfix.run_record.run_record import RunRecord
 
 Bounds = tuple[float, float]
+Floats = npt.NDArray[np.float64]
+
+#: The 95 % interval of what the requests of these replays show, whatever a restart does.
+_SHOWN = Rule(level=0.05, restart_sd=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +101,7 @@ class GateSubject:
         return self.cause_shares.get(metric.removeprefix("cause:"), 0.0)
 
     def interval(self, metric: str) -> Bounds | None:
-        """The interval of a latency or of a cause's share; ``None``: exact, or :mod:`gates.intervals` finds it."""
+        """The interval of a latency or of a cause's share; ``None``: exact, or :mod:`gates.bounds` finds it."""
         if metric.startswith("cause:"):
             return self.cause_shares_ci95.get(metric.removeprefix("cause:"))
         return self.latency_ci95_ms.get(metric)
@@ -98,29 +116,6 @@ class GateSubject:
             self,
             latency_ms={**self.latency_ms, **figures},
             latency_ci95_ms={**self.latency_ci95_ms, **intervals},
-        )
-
-    @classmethod
-    def from_parts(
-        cls,
-        *,
-        latency_ms: Mapping[str, float],
-        requests: Mapping[str, int],
-        latency_ci95_ms: Mapping[str, Bounds] | None = None,
-        ratio: Mapping[str, RatioEstimate] | None = None,
-        throughput_rps: float | None = None,
-        accuracy: float | None = None,
-        trustworthy: bool = True,
-    ) -> GateSubject:
-        """From figures at hand, without a diagnosis."""
-        return cls(
-            latency_ms=latency_ms,
-            requests=requests,
-            latency_ci95_ms=latency_ci95_ms or {},
-            ratio=ratio or {},
-            throughput_rps=throughput_rps,
-            accuracy=accuracy,
-            trustworthy=trustworthy,
         )
 
     @classmethod
@@ -176,3 +171,56 @@ class GateSubject:
 
 def _bounds(value: Any) -> Bounds:
     return (float(value[0]), float(value[1]))
+
+
+def with_percentile_ratios(
+    new: GateSubject, base: GateSubject, records: tuple[RunRecord, RunRecord], metrics: Iterable[str]
+) -> tuple[GateSubject, GateSubject]:
+    """Both sides of a comparison with the percentiles among some metrics that the summary lacks.
+
+    :param records: the run and its baseline, one round.
+    """
+    asked = tuple(metrics)
+    wanted = beyond_summary(metric for metric in asked if metric not in new.ratio)
+    new, base = new.with_percentiles(asked, records[0]), base.with_percentiles(asked, records[1])
+    if not wanted:
+        return new, base
+    return replace(new, ratio={**new.ratio, **percentile_ratios(*records, wanted)}), base
+
+
+def percentile_ratios(new: RunRecord, base: RunRecord, percentiles: Iterable[float]) -> dict[str, RatioEstimate]:
+    """New over base by key, request by request; empty where they did not replay the same traffic."""
+    digests = [record.meta.get("traffic_sha256") for record in (new, base)]
+    if digests[0] is None or digests[0] != digests[1]:
+        return {}
+    ours, theirs = _latencies(new), _latencies(base)
+    size = min(len(ours), len(theirs))  # what only one of them got to is not compared
+    rounds = Rounds.of([theirs[:size]], [ours[:size]], paired=True)
+    return {percentile_key(q): _estimate(rounds, q / 100) for q in percentiles}
+
+
+def _estimate(rounds: Rounds, q: float) -> RatioEstimate:
+    value = math.exp(rounds.log_ratio(q))
+    lo, hi = decision_bounds(rounds, q, _SHOWN)
+    least, most = decision_bounds(rounds, q, FINAL)
+    known = 0 < lo <= hi < math.inf
+    within = math.log(hi / lo) / 2 / normal_quantile(0.95) if known else math.nan
+    return RatioEstimate(
+        value=value,
+        lo=lo,
+        hi=hi,
+        decision=(min(least, lo), max(most, hi)),
+        level=FINAL.level,
+        spread=math.hypot(
+            within, FINAL.restart_sd / 2
+        ),  # as in latfix.statistics.bootstrap_ratio, for a single round
+    )
+
+
+def _latencies(record: RunRecord) -> Floats:
+    """By position in the schedule, nanoseconds; NaN where a request did not end ``ok`` or has no record."""
+    measured = record.measured
+    index, status = record.requests["index"][measured], record.requests["status"][measured]
+    found = np.full(int(index.max()) + 1 if len(index) else 0, math.nan)
+    found[index] = np.where(status == Status.OK, record.requests["latency_ns"][measured], math.nan)
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.gates.percentile_ratios import percentile_ratios, with_percentile_ratios
+from latfix.gates.subject import percentile_ratios, with_percentile_ratios
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
