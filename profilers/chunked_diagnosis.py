@@ -20,8 +20,7 @@ from latfix.profilers.chunked.accumulators import RunTally, stacked
 from latfix.profilers.chunked.chunked_attribution import Lesson, Scale, Sink, lay_out, learn, tally_pieces
 from latfix.profilers.chunked.first_pass import Survey, survey
 from latfix.profilers.over_time.active_intervals import activity
-from latfix.profilers.over_time.time_windows import Window
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, WhatIf, Window
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES
@@ -120,7 +119,7 @@ def _diagnosis(run: _Run, scale: Scale) -> Diagnosis:
         partial=run.partial,
         trustworthy=late is None,
         notes=tuple([late, *notes] if late else notes),
-        extra=_extra(run),
+        **_extra(run),
     )
 
 
@@ -182,7 +181,7 @@ def _with_course(run: _Run, causes: tuple[CauseSummary, ...]) -> tuple[CauseSumm
         if worth_a_course(cause):
             own = tally.moment_own[[known.id for known in CAUSES].index(cause.cause)][some]
             when = activity(own.astype(np.int64), middle, start_s=start_s, end_s=end_s, seed=run.seed)
-            told.append(replace(cause, active=when.to_json()))
+            told.append(replace(cause, active=when))
         else:
             told.append(cause)
     return tuple(told)
@@ -216,7 +215,7 @@ def _extra(run: _Run) -> dict[str, Any]:
     served = (rows["latency_ns"] - rows["queue_ns"] - rows["prepare_wait_ns"] - evidence.window)[evidence.quiet]
     gap = float(books.ledger.reference_ns) - float(np.median(served)) if len(served) else 0.0
     joint = [
-        {"without": list(removed), **_percentiles_ms(histogram, _PREDICTED)}
+        WhatIf(without=tuple(removed), **_percentiles_ms(histogram, _PREDICTED))
         for removed, histogram in zip(tally.layout.removals, tally.without, strict=True)
         if len(removed) > 1
     ]
@@ -225,14 +224,14 @@ def _extra(run: _Run) -> dict[str, Any]:
         "quiet_requests": tally.quiet,
         "queue_closure_ms": tally.closure / max(tally.tail_requests, 1) / 1e6,
         "models": evidence.expected.quality(),
-        "whatif": joint,
-        "windows": [window.to_json() for window in _windows(run)],
+        "whatif": tuple(joint),
+        "windows": _windows(run),
         "learned_from": len(evidence.ok),
         "pieces": len(run.seen.pieces),
     }
 
 
-def _windows(run: _Run) -> list[Window]:
+def _windows(run: _Run) -> tuple[Window, ...]:
     tally = run.tally
     edges_s = tally.layout.edges_ns / 1e9
     told = [k for k, cause in enumerate(CAUSES) if tally.present[k]]
@@ -245,11 +244,11 @@ def _windows(run: _Run) -> list[Window]:
                 end_s=float(edges_s[k + 1]),
                 requests=count,
                 offered_rps=float(tally.window_offered[k] / (edges_s[k + 1] - edges_s[k])),
-                percentiles_ms={
-                    q: histogram.percentile(q) / 1e6 if count >= least else None
+                **{
+                    f"p{q}_ms": histogram.percentile(q) / 1e6 if count >= least else None
                     for q, least in _WINDOW_PERCENTILES.items()
                 },
                 causes_ms={CAUSES[c].id: float(tally.window_entries[c, k] / max(count, 1) / 1e6) for c in told},
             )
         )
-    return windows
+    return tuple(windows)

@@ -25,7 +25,7 @@ from latfix.profilers.chunked.chunks import WholeRecord
 from latfix.profilers.chunked_diagnosis import diagnose_large
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.over_time.time_windows import windows_of
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, WhatIf
 from latfix.results.worker_summary import worker_rows
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
@@ -69,7 +69,7 @@ def diagnose(
     causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)
     over_time = windows_of(evidence, ledger, [each.cause for each in causes if worth_a_course(each)], seed=seed)
     causes = tuple(
-        replace(cause, active=over_time.active[cause.cause].to_json()) if cause.cause in over_time.active else cause
+        replace(cause, active=over_time.active[cause.cause]) if cause.cause in over_time.active else cause
         for cause in causes
     )
     verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
@@ -100,8 +100,10 @@ def diagnose(
         partial=record.partial,
         trustworthy=late is None,
         notes=tuple([late, *notes] if late else notes),
-        extra={**_extra(evidence, books, tail), "whatif": _joint(books, causes), "windows": over_time.to_json()}
-        | workers_json(record, q),
+        whatif=_joint(books, causes),
+        windows=over_time.windows,
+        workers=worker_rows(record, q),
+        **_trust(evidence, books, tail),
     )
 
 
@@ -130,14 +132,12 @@ def _summaries(evidence: Evidence, books: Books, tail: Tail, floors: Mapping[str
     return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
 
 
-def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> list[dict[str, Any]]:
+def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> tuple[WhatIf, ...]:
     """Percentiles predicted with the two and with the three largest causes removed together."""
     largest = [cause.cause for cause in causes if cause.cause != UNEXPLAINED and cause.tail_ms > 0]
     removals = [largest[:count] for count in (2, 3) if len(largest) >= count]
-    return [
-        {"without": removed, **predicted}
-        for removed, predicted in zip(removals, without(books, removals), strict=True)
-    ]
+    predictions = without(books, removals)
+    return tuple(WhatIf(without=tuple(removed), **each) for removed, each in zip(removals, predictions, strict=True))
 
 
 def _stages_ms(evidence: Evidence, books: Books, tail: Tail) -> dict[str, dict[str, float]]:
@@ -175,13 +175,7 @@ def _throughput(evidence: Evidence) -> float:
     return len(arrival) / (span / 1e9) if span > 0 else 0.0
 
 
-def workers_json(record: RunRecord, percentile: float) -> dict[str, Any]:
-    """``workers`` of ``diagnosis.json``, by worker and device; nothing where there was one."""
-    rows = worker_rows(record, percentile)
-    return {"workers": [row.to_json() for row in rows]} if rows else {}
-
-
-def _extra(evidence: Evidence, books: Books, tail: Tail) -> dict[str, Any]:
+def _trust(evidence: Evidence, books: Books, tail: Tail) -> dict[str, Any]:
     """Figures that say how far the attribution can be trusted."""
     rows = evidence.rows
     served = rows["latency_ns"] - rows["queue_ns"] - rows["prepare_wait_ns"] - evidence.window

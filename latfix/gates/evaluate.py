@@ -12,9 +12,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, InputError
+from latfix.files.json_documents import Document
 from latfix.formatting import key_label
 from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
@@ -35,7 +35,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateResult:
+class GateResult(Document):
     """What became of a gate.
 
     :param value: the figure, in milliseconds, requests a second, or a share.
@@ -49,25 +49,12 @@ class GateResult:
 
     gate: Gate
     value: float | None
-    limit: float | None
+    limit: float | None = None
     passed: bool | None
     reason: str
     more_requests: int | None = None
     more_minutes: float | None = None
     more_runs: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``gates`` in ``optimization.json``."""
-        return {
-            "gate": self.gate.text,
-            "value": self.value,
-            "limit": self.limit,
-            "passed": self.passed,
-            "reason": self.reason,
-            "more_requests": self.more_requests,
-            "more_minutes": self.more_minutes,
-            "more_runs": self.more_runs,
-        }
 
 
 def check_gates(

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from latfix.errors import InputError
 from latfix.formatting import LATENCY_KEYS, clipped
@@ -77,12 +77,23 @@ class Gate:
     :param against: what the limit is taken from.
     """
 
+    JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {"type": "string", "description": "METRIC OPERATOR LIMIT: p99<200ms"}
+
     text: str
     metric: str
     operator: str
     limit: float
     factor: float = 0.0
     against: Against = "number"
+
+    def to_json(self) -> str:
+        """As the user wrote it."""
+        return self.text
+
+    @classmethod
+    def from_json(cls, text: str) -> Gate:
+        """Parse what :meth:`to_json` wrote."""
+        return parse_gate(text)
 
     @property
     def needs_baseline(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.files.json_documents import Document
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import percentile_ns
@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
+class WorkerRow(Document):
     """One worker of a run, over its measured batches.
 
     :param device: the torch device that its model was on.
@@ -40,10 +40,6 @@ class WorkerRow:
     tail_share: float
     weight: tuple[float, float] | None = None
     slow_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """As in ``workers`` of ``diagnosis.json``."""
-        return {**asdict(self), "weight": None if self.weight is None else list(self.weight)}
 
 
 def workers_of(record: RunRecord) -> Ints:

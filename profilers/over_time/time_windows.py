@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Floats, Ints
-from latfix.profilers.over_time.active_intervals import Activity, activity
-from latfix.results.diagnosis import Ledger
+from latfix.profilers.over_time.active_intervals import activity
+from latfix.results.diagnosis import Activity, Ledger, Window
 
 #: Windows hold about so many requests, as far as their number stays within bounds.
 _REQUESTS = 150
@@ -19,37 +18,6 @@ _FEWEST, _MOST = 6, 24
 _LEAST_REQUESTS = 50
 #: A percentile is told of a window where so many requests rest on it.
 _REST: Mapping[int, int] = {50: 5, 95: 40, 99: 100}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One window; latencies of its ``ok`` requests by scheduled arrival.
-
-    :param start_s: from the run's start; ``end_s`` belongs to the next window.
-    :param requests: how many ended ``ok``; ``offered_rps`` counts every scheduled one that was recorded.
-    :param percentiles_ms: by percentile (50, 95, 99); ``None`` where too few requests rest on it.
-    :param causes_ms: by cause, mean milliseconds a request, own and propagated; negative where it was relief.
-    """
-
-    start_s: float
-    end_s: float
-    requests: int
-    offered_rps: float
-    percentiles_ms: Mapping[int, float | None]
-    causes_ms: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of ``windows`` in ``diagnosis.json``."""
-        omitted = [f"p{q}" for q, value in self.percentiles_ms.items() if value is None]
-        return {
-            "start_s": self.start_s,
-            "end_s": self.end_s,
-            "requests": self.requests,
-            "offered_rps": self.offered_rps,
-            **{f"p{q}_ms": value for q, value in self.percentiles_ms.items()},
-            "note": f"{', '.join(omitted)} omitted: {self.requests} requests" if omitted else "",
-            "causes_ms": dict(self.causes_ms),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +30,6 @@ class Windows:
 
     windows: tuple[Window, ...]
     active: Mapping[str, Activity]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """``windows`` of ``diagnosis.json``."""
-        return [window.to_json() for window in self.windows]
 
 
 def windows_of(evidence: Evidence, ledger: Ledger, causes: Collection[str], *, seed: int = 0) -> Windows:
@@ -129,7 +93,7 @@ def cut_windows(
                 end_s=float(edges[k + 1]),
                 requests=len(latency),
                 offered_rps=float(offered[k] / (edges[k + 1] - edges[k])),
-                percentiles_ms=_percentiles_ms(latency),
+                **_percentiles_ms(latency),
                 causes_ms={cause: float(mean[k]) for cause, mean in means.items()},
             )
         )
@@ -147,8 +111,8 @@ def _slots(at_ns: Ints, edges: Floats) -> Ints:
     return np.asarray(np.clip(slot, 0, len(edges) - 2), dtype=np.int64)
 
 
-def _percentiles_ms(latency_ns: Ints) -> dict[int, float | None]:
+def _percentiles_ms(latency_ns: Ints) -> dict[str, float | None]:
     """Percentiles that enough requests rest on."""
     told = [q for q, least in _REST.items() if len(latency_ns) >= least]
     values = np.percentile(latency_ns, told) / 1e6 if told else np.zeros(0)
-    return {q: float(values[told.index(q)]) if q in told else None for q in _REST}
+    return {f"p{q}_ms": float(values[told.index(q)]) if q in told else None for q in _REST}

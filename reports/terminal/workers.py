@@ -22,7 +22,7 @@ _LISTED = 8
 
 def read_workers(diagnosis: Diagnosis) -> list[Row]:
     """The rows of a diagnosis; none where the run had one worker."""
-    rows = diagnosis.extra.get("workers")
+    rows = diagnosis.to_json().get("workers")
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
 
 

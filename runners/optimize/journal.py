@@ -13,7 +13,8 @@ from latfix.files.atomic_write import write_json
 from latfix.files.strict_json import read_json
 from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
-from latfix.results.optimization_step import Prediction, Step
+from latfix.results.optimization import Prediction
+from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.fix_prediction import KEYS
 from latfix.runners.optimize.screening_decision import compare_windows

@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from latfix.errors import LatfixError
-from latfix.results.optimization_step import Prediction, Step
+from latfix.results.optimization import Prediction
+from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Applied, Fix
 from latfix.runners.measure.accuracy_guard import judge

@@ -126,12 +126,12 @@ def test_windows_and_activity_agree(simulate: Simulate) -> None:
     record = simulate(n=n, rate=40.0, compute_faults=faults, seed=3)
     whole, pieces = diagnose(record), diagnose(record, scale=SMALL)
     expected, found = (_named(each)["python.gc"].active for each in (whole, pieces))
-    assert not found["throughout"]
-    assert np.ravel(found["intervals_s"]) == pytest.approx(np.ravel(expected["intervals_s"]), rel=0.03)
-    for first, second in zip(whole.extra["windows"], pieces.extra["windows"], strict=True):
-        assert second["requests"] == first["requests"]
-        assert second["p50_ms"] == pytest.approx(first["p50_ms"], rel=0.03)
-        assert second["causes_ms"]["python.gc"] == pytest.approx(first["causes_ms"]["python.gc"], rel=0.1, abs=0.3)
+    assert expected is not None and found is not None and not found.throughout
+    assert np.ravel(found.intervals_s) == pytest.approx(np.ravel(expected.intervals_s), rel=0.03)
+    for first, second in zip(whole.windows, pieces.windows, strict=True):
+        assert second.requests == first.requests
+        assert second.p50_ms == pytest.approx(first.p50_ms, rel=0.03)
+        assert second.causes_ms["python.gc"] == pytest.approx(first.causes_ms["python.gc"], rel=0.1, abs=0.3)
 
 
 def test_a_backlog_at_a_cut_belongs_to_what_made_it(overloaded: RunRecord) -> None:

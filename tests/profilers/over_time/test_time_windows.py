@@ -38,8 +38,8 @@ def test_percentiles_are_those_of_the_windows_own_requests() -> None:
     arrival = np.concatenate([np.linspace(0, 50e9, 900), np.linspace(51e9, 60e9, 30)]).astype(np.int64)
     latency = np.where(arrival < 30e9, 10, 30) * MS
     windows = cut_windows(arrival, latency.astype(np.int64), arrival, {})
-    assert windows[0].percentiles_ms == {50: 10.0, 95: 10.0, 99: 10.0}
-    assert windows[4].percentiles_ms[50] == 30.0
+    assert (windows[0].p50_ms, windows[0].p95_ms, windows[0].p99_ms) == (10.0, 10.0, 10.0)
+    assert windows[4].p50_ms == 30.0
     last = windows[-1].to_json()
     assert last["p50_ms"] == 30.0 and last["p95_ms"] is None and last["p99_ms"] is None
     assert last["note"] == f"p95, p99 omitted: {windows[-1].requests} requests"
@@ -58,8 +58,8 @@ def test_an_episode_of_collections_is_placed_in_time(simulate: Simulate) -> None
     assert not active.throughout and len(active.intervals_s) == 1
     assert active.intervals_s[0] == pytest.approx((begin, end), abs=1.0)
     assert set(found.active) == {"python.gc", "traffic.burst"}
-    during = [w["causes_ms"]["python.gc"] for w in found.to_json() if w["start_s"] < end and w["end_s"] > begin]
-    before = [w["causes_ms"]["python.gc"] for w in found.to_json() if w["end_s"] < begin]
+    during = [w.causes_ms["python.gc"] for w in found.windows if w.start_s < end and w.end_s > begin]
+    before = [w.causes_ms["python.gc"] for w in found.windows if w.end_s < begin]
     assert before and max(before) == 0 and min(during) > 0
 
 
@@ -79,4 +79,4 @@ def test_a_run_without_ok_requests_has_no_windows(simulate: Simulate) -> None:
     record = simulate(n=30, status=dict.fromkeys(range(30), 1))
     evidence = gather(replace(record))
     found = windows_of(evidence, make_books(evidence).ledger, {"python.gc"})
-    assert found.to_json() == [] and found.active == {}
+    assert found.windows == () and found.active == {}

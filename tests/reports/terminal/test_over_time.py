@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from latfix.reports.html.over_time_section import windows_section
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.terminal.over_time import read_activity, read_windows
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -37,25 +37,11 @@ def window(k: int, *, p99: float | None = 40.0, cause: str = "python.gc") -> dic
     }
 
 
-@dataclass(frozen=True)
-class Told(Diagnosis):
-    """A diagnosis whose document tells of windows and of when its causes were active."""
-
-    windows: tuple[Mapping[str, Any], ...] = ()
-    active: Mapping[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        document = Diagnosis.to_json(self)
-        document["windows"] = list(self.windows)
-        for entry in document["causes"]:
-            if self.active is not None and entry["named"]:
-                entry["active"] = self.active
-        return document
-
-
-def told(diagnosis: Diagnosis, windows: list[dict[str, Any]], active: Mapping[str, Any] | None = None) -> Told:
-    fields = {name: getattr(diagnosis, name) for name in Diagnosis.__dataclass_fields__}
-    return Told(**fields, windows=tuple(windows), active=active)
+def told(diagnosis: Diagnosis, windows: list[dict[str, Any]], active: Mapping[str, Any] | None = None) -> Diagnosis:
+    """The diagnosis with windows, and with when its named causes were active."""
+    course = None if active is None else Activity.from_json(active)
+    causes = tuple(replace(cause, active=course if cause.named else None) for cause in diagnosis.causes)
+    return replace(diagnosis, causes=causes, windows=tuple(Window.from_json(each) for each in windows))
 
 
 PART = {"throughout": False, "intervals_s": [[12.4, 18.9], [31.0, 35.2]], "text": "active 12.4–18.9 and 31.0–35.2 s"}

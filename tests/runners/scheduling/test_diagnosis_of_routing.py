@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,9 +92,8 @@ def test_sums_are_exact_and_pauses_are_named(
     assert share["host.contention"] > 0.2, "beside it only what the slow worker took longer"
     own = {cause.cause: cause.own_ms for cause in found.causes}
     assert own.get("batching.window", 0.0) < window_ms + 1.0
-    workers: Any = found.extra["workers"]
-    assert [row["worker"] for row in workers] == [0, 1]
-    assert sum(row["requests"] for row in workers) == len(record.requests["index"])
+    assert [row.worker for row in found.workers] == [0, 1]
+    assert sum(row.requests for row in found.workers) == len(record.requests["index"])
 
 
 def test_pulling_is_replayed_as_a_policy(routed: Callable[..., RunRecord]) -> None:
