@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
-from latfix.settings_rules import check_keys, find_line
+from latfix.files.toml_reader import check_keys, find_line
 from latfix.traffic.feature_expressions import Expression
 
 #: The name of the dimension that latfix fills with the requests of a batch.

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError, input_error
 from latfix.files.atomic_write import write_bytes
-from latfix.files.toml_reader import read_toml
+from latfix.files.toml_reader import check_keys, find_line, read_toml
 from latfix.files.toml_writer import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
 from latfix.formatting import LATENCY_KEYS, shown
-from latfix.settings_rules import check_keys, find_line, validate_settings
 
 PLAN_SCHEMA = "latfix.plan/1"
 PLAN_FILE = "plan.toml"

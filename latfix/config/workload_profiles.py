@@ -7,27 +7,27 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from latfix.config.settings_tables import validate_objective, validate_settings, validate_table
 from latfix.errors import InputError, input_error
-from latfix.settings_rules import check_keys, find_line, validate_objective, validate_settings
+from latfix.files.toml_reader import check_keys, find_line
+from latfix.settings import number, whole
 
 #: Tables that a profile may change, and the keys of those that have no checks of their own.
 TABLES = ("workload", "runner", "objective", "traffic")
 _KEYS = {"workload": ("name", "entry", "traffic"), "traffic": ("map", "speed", "repeat")}
-_MOST_REPEATS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """How a profile replays the traffic: how many times as fast as recorded, and how often in a row."""
 
-    speed: float = 1.0
-    repeat: int = 1
+    speed: Annotated[float, number(0, open_ends=True)] = 1.0
+    repeat: Annotated[int, whole(1, 100_000)] = 1
 
 
 def overlaid(document: Mapping[str, Any], profile: str, *, file: Path, text: str) -> tuple[dict[str, Any], Replayed]:
@@ -80,14 +80,5 @@ def _check(name: str, tables: Any, file: Path, text: str) -> None:
             check_keys(values, _KEYS[table], file=file, text=text, table_name=inner)
     validate_settings(tables.get("runner", {}), file=file, text=text, table_name=f"{here}.runner")
     validate_objective(tables.get("objective", {}), file=file, text=text)
-    _check_replay(tables.get("traffic", {}), f"{here}.traffic", file, text)
-
-
-def _check_replay(values: Mapping[str, Any], table: str, file: Path, text: str) -> None:
-    speed, repeat = values.get("speed", 1.0), values.get("repeat", 1)
-    number = isinstance(speed, int | float) and not isinstance(speed, bool)
-    if not number or not math.isfinite(speed) or speed <= 0:
-        raise input_error(file, find_line(text, table, "speed"), f"speed = {speed!r}", "a number above 0")
-    if isinstance(repeat, bool) or not isinstance(repeat, int) or not 1 <= repeat <= _MOST_REPEATS:
-        expected = f"a whole number from 1 to {_MOST_REPEATS}"
-        raise input_error(file, find_line(text, table, "repeat"), f"repeat = {repeat!r}", expected)
+    replayed = {key: value for key, value in tables.get("traffic", {}).items() if key != "map"}
+    validate_table(replayed, Replayed, file=file, text=text, table_name=f"{here}.traffic")

@@ -11,12 +11,12 @@ from typing import Any
 
 from latfix.config.model_file_kind import MODEL_SUFFIXES, check_model_file, is_model_file
 from latfix.config.model_input_rules import InputRule, parse_inputs
+from latfix.config.settings_tables import validate_objective, validate_settings
 from latfix.config.tensorrt_requirements import check_engine_runs
 from latfix.config.workload_profiles import overlaid
 from latfix.errors import InputError, input_error
-from latfix.files.toml_reader import read_toml
+from latfix.files.toml_reader import check_keys, find_line, read_toml
 from latfix.settings import Objective, RunnerSettings
-from latfix.settings_rules import check_keys, find_line, validate_objective, validate_settings
 
 SPEC_FILE = "workload.toml"
 _TABLES = ("workload", "runner", "objective", "traffic", "inputs", "profile")

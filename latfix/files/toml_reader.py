@@ -1,17 +1,17 @@
-"""Reading TOML files that people write: what is no TOML, or too much of it, is one line with its place."""
+"""Reading TOML files that people write; every mistake is reported with its line."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
 from latfix.files.regular_file import check_regular
 from latfix.formatting import shown
-from latfix.settings_rules import find_line
 
 _EXPECTED = "a TOML file"
 _TABLES = "key = value lines under [tables]"
@@ -44,6 +44,61 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
         raise _too_deep(file) from error
     _check_values(document, file, text)
     return document, text
+
+
+def check_keys(table: Mapping[str, Any], known: Iterable[str], *, file: Path, text: str, table_name: str) -> None:
+    """Refuse a key that is not known, with the nearest one that is.
+
+    :raises InputError: at the first unknown key.
+    """
+    names = list(known)
+    for key in table:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            raise input_error(
+                file,
+                find_line(text, table_name, key),
+                f"unknown key {key!r} in {_header(table_name)}",
+                f"one of {', '.join(names)}",
+                f"did you mean {near[0]!r}?" if near else "remove it",
+            )
+
+
+def find_line(text: str, table_name: str, key: str | None = None) -> int | None:
+    """The line (from 1) at which a table or one of its keys is written; ``None`` where it is not found.
+
+    A key that is a table of its own is found by its header, a table written inline by its key.
+
+    :param table_name: as in the header: ``runner``, ``fix`` for ``[[fix]]``; ``""`` before any header.
+    """
+    header, current = None, ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            current = _header_name(stripped)
+            if current == table_name and header is None:
+                header = number
+            if key is not None and current == (f"{table_name}.{key}" if table_name else key):
+                return number
+        elif key is not None and current == table_name and _writes(stripped, key):
+            return number
+    if header is None and table_name:
+        parent, _, name = table_name.rpartition(".")
+        return find_line(text, parent, name)
+    return header
+
+
+def _header_name(line: str) -> str:
+    inner = line.split("#", maxsplit=1)[0].strip().strip("[]")
+    return ".".join(part.strip().strip("\"'") for part in inner.split("."))
+
+
+def _writes(line: str, key: str) -> bool:
+    return re.match(rf"""["']?{re.escape(key)}["']?\s*[=.]""", line) is not None
+
+
+def _header(table_name: str) -> str:
+    return f"[{table_name}]" if table_name else "the file"
 
 
 def _text(file: Path) -> str:

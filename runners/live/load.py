@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.config.plan import Plan, read_plan
+from latfix.config.settings_tables import validate_settings
 from latfix.config.workload_toml import WorkloadSpec, check_runs, load_spec
 from latfix.errors import InputError
 from latfix.formatting import shown
@@ -16,7 +17,6 @@ from latfix.runners.host.start_environment import warn_unless_in_effect
 from latfix.runners.live.runner import Runner, WhenFull, no_traffic
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.settings_rules import validate_settings
 from latfix.traffic.io.reader import read_traffic
 
 #: Events that a runner keeps; nobody flushes them to a disk.

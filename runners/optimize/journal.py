@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_json
 from latfix.files.strict_json import read_json
@@ -16,7 +17,6 @@ from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.fix_prediction import KEYS
 from latfix.runners.optimize.screening_decision import compare_windows
-from latfix.settings_rules import validate_settings
 
 JOURNAL_FILE = "search.json"
 JOURNAL_SCHEMA = "latfix.search/1"

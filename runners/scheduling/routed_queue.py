@@ -148,24 +148,13 @@ class RoutedQueue(BatchQueue):
 
     def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:
         """Take a batch out, and note that the worker begins it."""
-        hopeless, door = self._doomed, self._doors[worker]
-        doomed = None if hopeless is None else (lambda item: hopeless(item, now_ns))
-        if choice.skip:
-            members, dropped = self._backlog.pop_behind(choice.skip, choice.take, doomed)
-        else:
-            members, dropped = self._backlog.pop(choice.take, doomed)
+        door = self._doors[worker]
+        members, dropped = self._pop(choice.take, now_ns, choice.skip)
         self.router.probes += choice.probe
         first = min((member.enqueued_ns for member in members), default=now_ns)
         # Until now it was not to take them: what they waited for meanwhile was another worker.
         opened = now_ns if door.held_ns >= first else max(free_ns, first)
-        formed = Formed(
-            members=members,
-            open_ns=opened,
-            close_ns=now_ns,
-            full=full,
-            left=len(self._backlog),
-            dropped=tuple(dropped),
-        )
+        formed = Formed(members, opened, now_ns, full, len(self._backlog), tuple(dropped))
         door.began(formed)
         return formed
 

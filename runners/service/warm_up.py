@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from latfix.runners.gpu.device_clock import DeviceClock
 from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+
+T = TypeVar("T")
 
 #: Requests looked at to find the shapes that traffic has, for warming up and for converting.
 _SHAPE_SAMPLE = 96
@@ -135,19 +137,19 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
     return once
 
 
-def as_worker(settings: RunnerSettings, work: Callable[[], None]) -> None:
-    """Do something on a fresh thread that is set up as a worker's.
+def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) -> T:
+    """What ``work`` returns on a fresh thread that is set up as that of the worker with this number.
 
     Threads of the framework are counted for each thread that uses them, and a compiled graph is compiled again where
     the number differs.
     """
 
-    def run() -> None:
-        limit_operator_threads(settings, Places(settings).worker(0))
-        work()
+    def run() -> T:
+        limit_operator_threads(settings, Places(settings).worker(number))
+        return work()
 
     with ThreadPoolExecutor(1, thread_name_prefix="latfix-warmup") as pool:
-        pool.submit(run).result()
+        return pool.submit(run).result()
 
 
 def doubling(most: int) -> list[int]:

@@ -20,7 +20,7 @@ from benchmarks.gpu.parts import BEYOND_S
 from latfix.profilers.gpu.nvml_api import NvmlRefused
 from latfix.runners.gpu import async_batches as flights
 from tests.runners.gpu.simulated import SimulatedEvent
-from tests.runners.gpu.test_async_batches import Served
+from tests.runners.gpu.test_async_batches import Flown
 
 # tests
 
@@ -141,14 +141,14 @@ def test_without_probes_only_events_that_are_waited_for_are_recorded(
     monkeypatch.setattr(SimulatedEvent, "record", _counting(recorded, record))
     read: list[str] = []
     monkeypatch.setattr("latfix.runners.engine.engine.cuda_counters", read.append)
-    with_probes = Served(24, overlap=overlap)
+    with_probes = Flown(24, overlap=overlap)
     assert with_probes.wrong() == [] and read
     # Each event is recorded once when it is made.
     assert len(recorded) - 6 * flights._READY == (4 + 2 * overlap) * len(with_probes.batches)
     recorded.clear()
     read.clear()
     with probe_cost._without_probes(overlap=overlap):
-        served = Served(24, overlap=overlap)
+        served = Flown(24, overlap=overlap)
     assert served.wrong() == [] and read == []
     assert len(recorded) - least * flights._READY == least * len(served.batches)
     assert not served.batches["copy_in_ns"].any(), "nothing was read"

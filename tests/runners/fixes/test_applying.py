@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
+from latfix.config.settings_tables import validate_settings
 from latfix.profilers.allocator_lab.recommend import Choice
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.forecast.parameter_search import Numbers, Proposal
@@ -20,7 +21,6 @@ from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
 from latfix.settings import RunnerSettings
-from latfix.settings_rules import validate_settings
 from latfix.stages import Status
 
 Make = Callable[..., RunRecord]

@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
 from latfix.profilers.gpu.allocator_counters import Inside
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import ThreadCounters
-from latfix.request import Request
 from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
 from latfix.runners.scheduling.keep_warm import Keeper, Residence, Resident, summed
@@ -25,6 +22,7 @@ from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import Door, RoutedQueue
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
+from tests.runners.engine.served import Numbers, Served, requests_of
 
 SOON_S = 0.01
 NEVER_S = 60.0
@@ -137,49 +135,21 @@ def test_what_all_workers_did_is_added_up() -> None:
     assert summed([]) == Residence()
 
 
-class Doubling(Workload):
-    def prepare(self, request: Request) -> torch.Tensor:
-        return torch.full((int(request.features["size"]),), 1.0)
-
-
-Start = Callable[..., tuple[Engine, StageRecorder, dict[int, Outcome]]]
+Start = Callable[..., Served]
 
 
 @pytest.fixture
-def start() -> Any:
+def start() -> Iterator[Start]:
     """Starts an engine over a model; ends it with the test."""
-    engines: list[Engine] = []
+    started: list[Served] = []
 
-    def begin(model: Any, sizes: list[int], **values: Any) -> tuple[Engine, StageRecorder, dict[int, Outcome]]:
-        adapter = Doubling()
-        settings = RunnerSettings(**{"max_batch_size": 4, **values})
-        instances = [
-            ModelInstance(adapter, model, "cpu", None, adapter.collate, set()) for _ in range(settings.workers)
-        ]
-        requests = [Request(id=str(k), arrival_s=0.0, features={"size": size}) for k, size in enumerate(sizes)]
-        recorder, outcomes = StageRecorder(len(requests)), dict[int, Outcome]()
-        engine = Engine(
-            adapter=adapter,
-            instances=instances,
-            settings=settings,
-            recorder=recorder,
-            events=EventLog(),
-            request_of=requests.__getitem__,
-            on_done=outcomes.__setitem__,
-        )
-        engine.start()
-        engines.append(engine)
-        return engine, recorder, outcomes
+    def begin(model: Any, sizes: list[int], **values: Any) -> Served:
+        started.append(Served(requests_of(sizes), model, **{"max_batch_size": 4, **values}))
+        return started[-1]
 
     yield begin
-    for engine in engines:
-        engine.shutdown()
-
-
-def serve(engine: Engine, recorder: StageRecorder, slot: int) -> None:
-    recorder.scheduled_ns[slot] = time.perf_counter_ns()
-    engine.submit(slot)
-    assert engine.drain(timeout_s=20)
+    for served in started:
+        served.engine.shutdown()
 
 
 def runs(engine: Engine) -> int:
@@ -205,26 +175,25 @@ def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_eve
         shapes.append(tuple(x.shape))
         return x * 2
 
-    engine, recorder, outcomes = start(model, [5, 2, 7], keep_warm_ms=5.0)
+    served = start(model, [5, 2, 7], keep_warm_ms=5.0)
     time.sleep(0.05)
-    assert runs(engine) == 0, "before the first request it knows no input"
+    assert runs(served.engine) == 0, "before the first request it knows no input"
     for slot in range(3):
-        serve(engine, recorder, slot)
-        until_more(engine)
-    assert [outcomes[k].status for k in range(3)] == [Status.OK] * 3
-    assert [outcomes[k].output.tolist() for k in range(3)] == [[2.0] * 5, [2.0] * 2, [2.0] * 7]
-    served = [shape for shape in shapes if shape[1] in (5, 7)]
-    assert (1, 2) in shapes and (1, 7) in served
+        served.send(slot, wait=True)
+        until_more(served.engine)
+    assert [served.outcomes[k].status for k in range(3)] == [Status.OK] * 3
+    assert [served.outcomes[k].output.tolist() for k in range(3)] == [[0.0] * 5, [2.0] * 2, [4.0] * 7]
+    assert (1, 2) in shapes
     assert shapes.count((1, 7)) == 1, "an input larger than the smallest is not run again"
-    assert len(recorder.drain_batches()) == 3, "what nobody asked for is in no record"
+    assert len(served.recorder.drain_batches()) == 3, "what nobody asked for is in no record"
 
 
 def test_all_workers_stay_warm(start: Start) -> None:
-    engine, recorder, _ = start(lambda x: x, [2] * 8, keep_warm_ms=4.0, workers=3)
-    for worker in engine.workers:
+    served = start(lambda x: x, [2] * 8, keep_warm_ms=4.0, workers=3)
+    for worker in served.engine.workers:
         worker.keeper.resident.learn(torch.ones(1))
-    until(lambda: all(worker.keeper.resident.done.runs > 1 for worker in engine.workers))
-    serve(engine, recorder, 0)
+    until(lambda: all(worker.keeper.resident.done.runs > 1 for worker in served.engine.workers))
+    served.send(0, wait=True)
 
 
 def test_nothing_is_run_beside_a_request(start: Start) -> None:
@@ -237,27 +206,26 @@ def test_nothing_is_run_beside_a_request(start: Start) -> None:
             assert slow.wait(20)
         return x
 
-    engine, recorder, _ = start(model, [2, 9], keep_warm_ms=2.0, workers=2)
-    serve(engine, recorder, 0)
-    until(lambda: runs(engine) > 0)
-    recorder.scheduled_ns[1] = time.perf_counter_ns()
-    engine.submit(1)
+    served = start(model, [2, 9], keep_warm_ms=2.0, workers=2)
+    served.send(0, wait=True)
+    until(lambda: runs(served.engine) > 0)
+    served.send(1)
     until(lambda: 9 in ran)
     time.sleep(0.01)  # one that had begun before may end
-    before = runs(engine)
+    before = runs(served.engine)
     time.sleep(0.05)
-    assert runs(engine) == before
+    assert runs(served.engine) == before
     slow.set()
-    assert engine.drain(timeout_s=20)
-    until(lambda: runs(engine) > before)
+    assert served.engine.drain(timeout_s=20)
+    until(lambda: runs(served.engine) > before)
 
 
 def test_without_the_setting_nothing_runs_while_idle(start: Start) -> None:
-    engine, recorder, _ = start(lambda x: x, [2])
-    assert engine.idle_turn is None
-    serve(engine, recorder, 0)
+    served = start(lambda x: x, [2])
+    assert served.engine.idle_turn is None
+    served.send(0, wait=True)
     time.sleep(0.03)
-    assert runs(engine) == 0
+    assert runs(served.engine) == 0
 
 
 def test_a_model_that_fails_on_it_still_serves(start: Start) -> None:
@@ -269,12 +237,12 @@ def test_a_model_that_fails_on_it_still_serves(start: Start) -> None:
             raise ValueError("not again")
         return x
 
-    engine, recorder, outcomes = start(model, [2, 2], keep_warm_ms=3.0)
-    serve(engine, recorder, 0)
-    until(lambda: bool(engine.workers[0].keeper.resident.done.failure))
-    serve(engine, recorder, 1)
-    assert [outcomes[k].status for k in range(2)] == [Status.OK] * 2
-    assert engine.workers[0].keeper.resident.done.failure == "ValueError: not again"
+    served = start(model, [2, 2], keep_warm_ms=3.0)
+    served.send(0, wait=True)
+    until(lambda: bool(served.engine.workers[0].keeper.resident.done.failure))
+    served.send(1, wait=True)
+    assert [served.outcomes[k].status for k in range(2)] == [Status.OK] * 2
+    assert served.engine.workers[0].keeper.resident.done.failure == "ValueError: not again"
 
 
 def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
@@ -285,7 +253,7 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
         threads.append(threading.get_ident())
         return x
 
-    adapter = Doubling()
+    adapter = Numbers()
     instance = ModelInstance(adapter, model, "cpu", None, adapter.collate, set(), resident=torch.ones(3))
     for settings, expected in ((RunnerSettings(warmup_shapes=2), 1), (RunnerSettings(), 0)):
         threads.clear()
@@ -306,10 +274,10 @@ def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
                 asides.append(self._inside)
                 yield
 
-    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
-    engine.workers[0].keeper._memory = Memory()
-    serve(engine, recorder, 0)
-    until(lambda: engine.workers[0].keeper.resident.done.runs >= 3)
+    served = start(lambda x: x, [2], keep_warm_ms=3.0)
+    served.engine.workers[0].keeper._memory = Memory()
+    served.send(0, wait=True)
+    until(lambda: served.engine.workers[0].keeper.resident.done.runs >= 3)
     assert asides[:3] == [1, 1, 1]
 
 
@@ -318,7 +286,7 @@ def test_hot_rows_are_touched_while_idle(start: Start) -> None:
     hot = HotRows(table, 10)
     with torch.no_grad(), hot.learning():
         table(torch.tensor([3, 3, 7]))
-    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
-    engine.workers[0].keeper._instance.hot = hot
-    serve(engine, recorder, 0)
-    until(lambda: engine.workers[0].keeper.resident.done.rows >= 4)
+    served = start(lambda x: x, [2], keep_warm_ms=3.0)
+    served.engine.workers[0].keeper._instance.hot = hot
+    served.send(0, wait=True)
+    until(lambda: served.engine.workers[0].keeper.resident.done.rows >= 4)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
+from latfix.config.settings_tables import validate_settings
 from latfix.profilers.causes import CAUSES
 from latfix.queueing.backlog import Backlog, FixedLimits, Ordering
 from latfix.queueing.simulator import Offered, Simulated, SimulatedQueue
@@ -28,7 +29,6 @@ from latfix.runners.fixes.schedule import priority as schedule_priority
 from latfix.runners.fixes.schedule import shortest_expected as schedule_shortest_expected
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, losses, overtaking
 from latfix.settings import RunnerSettings
-from latfix.settings_rules import validate_settings
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]

@@ -1,6 +1,6 @@
-"""Play allocation traffic on a CUDA device, on torch's own allocator: what the models are held against.
+"""Play allocation traffic on a CUDA device, on torch's own allocator: what the models are compared with.
 
-``python -m … TRACE CAPACITY`` prints a line of JSON. In a process of its own,
+``python allocator_playback.py TRACE CAPACITY`` prints a line of JSON. It runs in a process of its own,
 with the setting in ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF``, which act from its start.
 """
 
@@ -30,7 +30,7 @@ def play_apart(trace: Path, capacity: int, setting: str) -> dict[str, Any]:
     :raises RunnerError: the process did not end well.
     """
     environment = {**os.environ, **conf_environment(setting)}
-    command = [sys.executable, "-m", "latfix.runners.gpu_memory.allocator_playback", str(trace), str(capacity)]
+    command = [sys.executable, __file__, str(trace), str(capacity)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
