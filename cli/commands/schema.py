@@ -24,9 +24,7 @@ def schema(
     from latfix.results import DOCUMENTS, document_type
 
     if name is None and out is not None:
-        raise InputError(
-            f"--out: found no name; expected one of {', '.join(DOCUMENTS)}, as in latfix schema diagnosis"
-        )
+        raise InputError("--out: found no document; expected its name as well, as in latfix schema run --out FILE")
     if name is None:
         typer.echo("\n".join(DOCUMENTS))
         return
