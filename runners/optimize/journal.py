@@ -11,6 +11,7 @@ from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_json
 from latfix.files.strict_json import read_json
+from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step
@@ -151,7 +152,7 @@ def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Collection[str
         status=_status(entry["status"]),
         reason=str(entry["reason"]),
         together=tuple(str(name) for name in entry["together"]),
-        settings=validate_settings(entry["settings"], file=file, text="", table_name="settings"),
+        settings=validate_settings(entry["settings"], TomlFile(file), "settings"),
         accuracy=None if entry["accuracy"] is None else _number(entry["accuracy"]),
         scored=dict(entry["scored"]),
         verified=str(entry["verified"]),

@@ -14,6 +14,7 @@ import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.config.settings_tables import validate_settings
+from latfix.files.toml_reader import TomlFile
 from latfix.profilers.allocator_lab.recommend import Choice
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.forecast.parameter_search import Numbers, Proposal
@@ -115,7 +116,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
     # The change survives being written into a plan and read from it.
     text = plan_text(Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=change),)))
     table = tomllib.loads(text)["fix"][0]["settings"]
-    read = validate_settings(table, file=tmp_path / "plan.toml", text=text, table_name="fix.settings")
+    read = validate_settings(table, TomlFile(tmp_path / "plan.toml", text), "fix.settings")
     assert before.with_overrides(read) == settings
     if fix.id == "batch.tune":  # the search looks once, and has what it found applied
         assert KNOWN[fix.id]["proposal"].numbers.changes(settings) == {}
