@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_json
 from latfix.files.strict_json import read_json
+from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step
@@ -17,7 +19,6 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.optimize.fix_prediction import KEYS
 from latfix.runners.optimize.screening_decision import compare_windows
-from latfix.settings_rules import validate_settings
 
 JOURNAL_FILE = "search.json"
 JOURNAL_SCHEMA = "latfix.search/1"
@@ -151,7 +152,7 @@ def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Mapping[str, F
         _status(entry["status"]),
         str(entry["reason"]),
         together=tuple(str(name) for name in entry["together"]),
-        settings=validate_settings(entry["settings"], file=file, text="", table_name="settings"),
+        settings=validate_settings(entry["settings"], TomlFile(file), "settings"),
         accuracy=None if entry["accuracy"] is None else _number(entry["accuracy"]),
         scored=dict(entry["scored"]),
         verified=str(entry["verified"]),

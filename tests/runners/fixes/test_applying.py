@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
+from latfix.config.settings_tables import validate_settings
+from latfix.files.toml_reader import TomlFile
 from latfix.profilers.allocator_lab.recommend import Choice
 from latfix.profilers.forecast.parameter_search import Numbers, Proposal
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
 from latfix.settings import RunnerSettings
-from latfix.settings_rules import validate_settings
 from latfix.stages import Status
 
 Make = Callable[..., RunRecord]
@@ -110,7 +111,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
     # The change survives being written into a plan and read from it.
     text = plan_text(Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=change),)))
     table = tomllib.loads(text)["fix"][0]["settings"]
-    read = validate_settings(table, file=tmp_path / "plan.toml", text=text, table_name="fix.settings")
+    read = validate_settings(table, TomlFile(tmp_path / "plan.toml", text), "fix.settings")
     assert before.with_overrides(read) == settings
     if fix.id == "batch.tune":  # the search looks once, and has what it found applied
         assert FOUND[fix.id].numbers.changes(settings) == {}

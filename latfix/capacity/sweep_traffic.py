@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from latfix.capacity.model_predictions import Burstiness
 from latfix.capacity.objective import TAIL_REQUESTS, Target
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
+from latfix.traffic.summary import fano_factor
 from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
 from latfix.traffic.value_parsers import MAX_SECONDS
 
@@ -31,6 +32,31 @@ POINT_OVERHEAD_S = 1.5
 _CANDIDATES = 60
 _WINDOWS = 30
 _LEAST_WINDOWS = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burstiness:
+    """How arrivals vary.
+
+    :param gap_scv: squared coefficient of variation of the gaps.
+    :param windows: in mean gaps, ascending, and ``index`` the index of dispersion of counts in them. Both stay what
+        they are when the schedule is stretched.
+    """
+
+    gap_scv: float
+    windows: tuple[float, ...]
+    index: tuple[float, ...]
+
+    def over(self, gaps: float) -> float:
+        """The index of dispersion over so many mean gaps; at the longest window that was counted at most."""
+        if not self.windows:
+            return self.gap_scv
+        return float(np.interp(math.log(max(gaps, 1e-9)), np.log(self.windows), self.index))
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"gap_scv": …, "index_of_dispersion": [[gaps, index], …]}``."""
+        pairs = [list(pair) for pair in zip(self.windows, self.index, strict=True)]
+        return {"gap_scv": self.gap_scv, "index_of_dispersion": pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +212,7 @@ def index_of_dispersion(arrival_ns: npt.NDArray[np.int64], window_s: float) -> f
     """Variance over mean of the counts in windows; 1 for independent arrivals. NaN for fewer than eight windows."""
     seconds = (arrival_ns - arrival_ns[0]) / 1e9
     windows = int(float(seconds[-1]) / window_s + 1e-9)
-    if windows < 8:
-        return math.nan
-    index = (seconds / window_s).astype(np.int64)
-    counts = np.bincount(index[index < windows], minlength=windows)
-    return float(counts.var(ddof=1) / counts.mean()) if counts.any() else math.nan
+    return fano_factor(seconds, window_s, windows) if windows >= 8 else math.nan
 
 
 def _stretch(traffic: Traffic, requests: int, rate: float) -> Traffic:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfix.capacity.load_level import cell_of
-from latfix.capacity.load_point import backlog_grew, load_point
+from latfix.capacity.measured_load import backlog_grew, cell_of, load_point
 from latfix.capacity.objective import Target, decide, percentile_of
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfix.capacity.load_traffic import burstiness, index_of_dispersion, part_of, plan_requests, recorded_rate
 from latfix.capacity.objective import Target
+from latfix.capacity.sweep_traffic import burstiness, index_of_dispersion, part_of, plan_requests, recorded_rate
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
 
