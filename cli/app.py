@@ -24,6 +24,7 @@ from latfix.cli.commands.history import history
 from latfix.cli.commands.init import init
 from latfix.cli.commands.optimize import optimize
 from latfix.cli.commands.report import report
+from latfix.cli.commands.schema import schema
 from latfix.cli.commands.selftest import selftest
 from latfix.cli.commands.sweep import sweep
 from latfix.cli.commands.traffic import traffic_app
@@ -59,7 +60,21 @@ def root(
     del version
 
 
-for command in (diagnose, optimize, compare, sweep, report, selftest, doctor, fragmentation, init, backends, history):
+COMMANDS = (
+    diagnose,
+    optimize,
+    compare,
+    sweep,
+    report,
+    selftest,
+    doctor,
+    fragmentation,
+    init,
+    backends,
+    history,
+    schema,
+)
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(traffic_app, name="traffic")
 

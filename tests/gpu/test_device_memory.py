@@ -21,9 +21,9 @@ from latfix.profilers.calibration.gpu_memory_calls import CudaCalls, device_cost
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_counters
 from latfix.profilers.gpu.free_block_probe import free_blocks_reader
 from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.runners.fixes.memory.allocation_replay import choice_of
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
-from latfix.runners.optimize.allocation_replay import choice_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
