@@ -1,6 +1,6 @@
 """How much load a service bears: the largest load that meets an objective, the knee, and the front over settings.
 
-All of it is computed from *cells* (:mod:`latfix.capacity.load_level`). Nothing here knows of clocks or processes.
+All of it is computed from *cells* (:mod:`latfix.capacity.measured_load`). Nothing here knows of clocks or processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from latfix.capacity.load_level import Cell
+from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.statistics.distributions import normal_quantile
 

@@ -25,7 +25,7 @@ from latfix.files.regular_file import check_regular
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
 from latfix.run_record.validation import RequestCheck, check_batches, check_detail, check_document, damaged
-from latfix.settings_rules import OBJECTIVE_RULES, RUNNER_RULES
+from latfix.settings import Objective, RunnerSettings, rules_of
 from latfix.stages import STAGES, STATUS_NAMES, Status
 from latfix.traffic.schedule import Traffic
 
@@ -197,9 +197,9 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
     for key in ("overhead", "calibration"):
         values = meta.get(key)
         checks.append((key, values, not isinstance(values, dict) or all(map(_is_number, values.values()))))
-    for key, rules in (("settings", RUNNER_RULES), ("objective", OBJECTIVE_RULES)):
+    for key, kind in (("settings", RunnerSettings), ("objective", Objective)):
         for name, value in meta[key].items() if isinstance(meta.get(key), dict) else ():
-            known = rules.get(name)
+            known = rules_of(kind).get(name)
             unstated = value is None and objective is meta.get(key) and name != "percentile"
             checks.append((f"{key}.{name}", value, known is None or unstated or known.check(value)))
     for key, value, sound in checks:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from latfix.capacity.load_level import Cell, Spread, run_spread, with_spread
 from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
+from latfix.capacity.measured_load import Cell, Spread, run_spread, with_spread
 from latfix.capacity.objective import Decision, Percentile, Target
 
 LIMIT = Target(percentile=99.0, limit=0.1)
