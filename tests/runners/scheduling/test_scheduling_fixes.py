@@ -14,7 +14,7 @@ import pytest
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.profilers.causes import CAUSES
 from latfix.queueing.backlog import Backlog, FixedLimits, Ordering
-from latfix.queueing.simulator import Offered, Simulated, SimulatedQueue
+from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedQueue
 from latfix.results.diagnosis import Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import admit_limit, admit_shed
