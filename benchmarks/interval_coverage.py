@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.profilers.diagnose import diagnose
-from latfix.statistics.latency_summary import wilson_interval
+from latfix.statistics.distributions import wilson_interval
 
 _SIMULATOR = Path(__file__).resolve().parents[1] / "tests" / "profilers" / "conftest.py"
 _FIRST_SEED = 1000

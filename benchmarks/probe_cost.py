@@ -36,8 +36,7 @@ from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.profilers.probes.thread_counters import NO_ACCOUNT, NO_GROWTH
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.runners.gpu import async_batches as flights
-from latfix.runners.gpu.event_pool import EventPool
-from latfix.runners.gpu.worker_streams import Lane
+from latfix.runners.gpu.worker_streams import EventPool, Lane
 from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.replay.run_session import Replay, prepare_folder
 from latfix.runners.replay.runner_main import machine
@@ -177,12 +176,12 @@ def _without_probes(*, overlap: bool) -> Iterator[None]:
     idle = contextlib.nullcontext(SimpleNamespace(cost_ns=0, cpu_ns=0, count=0))
     with contextlib.ExitStack() as stack:
         for name, stand_in in {
-            "engine.ThreadCounters": _NoCounters,
-            "worker.ThreadCounters": _NoCounters,
-            "engine.ProcessMemory": _NoMemory,
-            "engine.cuda_counters": lambda _: None,
-            "engine.time": clocks,
-            "worker.time": clocks,
+            "engine.engine.ThreadCounters": _NoCounters,
+            "engine.worker.ThreadCounters": _NoCounters,
+            "engine.engine.ProcessMemory": _NoMemory,
+            "engine.engine.cuda_counters": lambda _: None,
+            "engine.engine.time": clocks,
+            "engine.worker.time": clocks,
             "engine.engine.difference": lambda *_: NO_ACCOUNT,
             "engine.worker.difference": lambda *_: NO_ACCOUNT,
             "replay.recorded_replay.GcPauses": lambda *_: idle,

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from latfix.config.workload_toml import read_spec, samples
-from latfix.runners.calls.model_call import call_model, elements_and_length, move, tensors_of
+from latfix.runners.calls.model_call import call_model
+from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.replay.runner_main import machine

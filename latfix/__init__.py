@@ -15,14 +15,8 @@ from latfix.request import Request
 from latfix.spans import span
 
 if TYPE_CHECKING:
-    from latfix.runners.live.errors import (
-        RequestError,
-        RequestFailed,
-        RequestShed,
-        RequestTimedOut,
-        RunnerClosed,
-    )
     from latfix.runners.live.load import load_runner
+    from latfix.runners.live.requests import RequestError, RequestFailed, RequestShed, RequestTimedOut, RunnerClosed
     from latfix.runners.live.runner import Runner
 
 __version__ = "0.1.0"
@@ -43,7 +37,7 @@ __all__ = [
     "span",
 ]
 
-_ERRORS = "latfix.runners.live.errors"
+_ERRORS = "latfix.runners.live.requests"
 #: Imported when first asked for: an adapter needs none of it, and this package stays light.
 _LATER = {
     "load_runner": "latfix.runners.live.load",

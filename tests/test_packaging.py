@@ -25,7 +25,8 @@ def _packages() -> set[str]:
             inside = file.parent.relative_to(ROOT / folder)
             if not any(part.is_symlink() for part in (file.parent, *file.parent.parents)):
                 found.add(".".join([package, *inside.parts]))
-    return found
+    samples = (folder for folder in (ROOT / "sample_workloads").iterdir() if (folder / "workload.toml").is_file())
+    return found | {f"latfix.sample_workloads.{folder.name}" for folder in samples}
 
 
 def test_every_package_is_installed() -> None:

@@ -31,12 +31,13 @@ def compare(
 ) -> int:
     """Compare recorded runs, complete or not: percentiles, their ratios with intervals, and gates."""
     from latfix.cli.shared.diagnose_flow import show_gates
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code, parse_gate
-    from latfix.gates.percentile_ratios import with_percentile_ratios
+    from latfix.gates.subject import with_percentile_ratios
     from latfix.reports.html.pages import write_comparison_report
     from latfix.reports.terminal.diagnosis import render_comparison
     from latfix.results.comparison import compare_rounds
-    from latfix.run_record.run_record import RunRecord, write_json
+    from latfix.run_record.run_record import RunRecord
     from latfix.runners.replay.run_session import open_folder
 
     check_seed(seed)

@@ -24,8 +24,8 @@ def doctor(
     """Look at processor, memory, limits, GPU and packages for what makes latency jitter. It changes nothing."""
     from rich.console import Console
 
+    from latfix.files.atomic_write import write_json
     from latfix.reports.terminal.doctor import render_doctor
-    from latfix.run_record.run_record import write_json
     from latfix.runners.doctor.examine import examine
     from latfix.runners.replay.run_session import open_folder
 
@@ -35,7 +35,7 @@ def doctor(
     folder = None if out is None else open_folder(out)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("looking …"):
-        document = examine(seconds)
+        document = examine(seconds).to_json()
     if folder is not None:
         write_json(folder / _DOCUMENT, document)
     target.write(document)

@@ -41,7 +41,7 @@ from latfix.errors import (
 )
 
 if TYPE_CHECKING:
-    from latfix.capacity.load_traffic import Part
+    from latfix.capacity.sweep_traffic import Part
     from latfix.results.sweep_result import Outcome, Setting
     from latfix.runners.replay.runner_process import OnEvent
     from latfix.settings import RunnerSettings
@@ -90,8 +90,8 @@ def sweep(
     json_file: JsonOption = None,
 ) -> int:
     """Replay recorded traffic at several loads and settings: the knee, the largest load, and why theory is off."""
-    from latfix.capacity.load_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
     from latfix.capacity.objective import Target
+    from latfix.capacity.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
     from latfix.cli.commands.optimize import parse_budget
     from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.config.plan import read_plan
@@ -181,7 +181,7 @@ def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: 
 
 
 def _write(folder: Path, document: dict[str, Any]) -> None:
-    from latfix.run_record.run_record import write_json
+    from latfix.files.atomic_write import write_json
 
     try:
         write_json(folder / "sweep.json", document)
@@ -227,11 +227,12 @@ def parse_variants(options: Sequence[str]) -> list[dict[str, Any]]:
 def _variant(text: str) -> tuple[str, list[Any]]:
     import difflib
 
-    from latfix.settings_rules import RUNNER_RULES
+    from latfix.settings import RunnerSettings, rules_of
 
     key, equals, listed = text.partition("=")
     key = key.strip()
-    known = [name for name in RUNNER_RULES if name not in _NOT_SWEPT]
+    rules = rules_of(RunnerSettings)
+    known = [name for name in rules if name not in _NOT_SWEPT]
     if not equals or not listed.strip():
         raise InputError(f"--set: found {text!r}; expected KEY=V1,V2, as in max_batch_size=1,4,8")
     if key not in known:
@@ -242,8 +243,8 @@ def _variant(text: str) -> tuple[str, list[Any]]:
     values: list[Any] = []
     for part in listed.split(","):
         value = _value(part.strip())
-        if not RUNNER_RULES[key].check(value):
-            raise InputError(f"--set {key}: found {part.strip()!r}; expected {RUNNER_RULES[key].describe()}")
+        if not rules[key].check(value):
+            raise InputError(f"--set {key}: found {part.strip()!r}; expected {rules[key].expected}")
         if value not in values:
             values.append(value)
     return key, values

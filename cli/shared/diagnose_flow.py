@@ -66,7 +66,7 @@ class Gates:
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
         """The run and the baseline as ``latfix compare`` sees them; ``None`` where no gate asks, or one is large."""
-        from latfix.gates.percentile_ratios import with_percentile_ratios
+        from latfix.gates.subject import with_percentile_ratios
         from latfix.results.comparison import compare_records
         from latfix.run_record.run_record import RunRecord
 
@@ -142,8 +142,8 @@ def _unwritable(folder: Path, error: OSError) -> InputError:
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
     """What the report shows: all of a record, or a large one thinned out."""
-    from latfix.profilers.chunked.chunks import WholeRecord
     from latfix.profilers.chunked.downsample import thinned
+    from latfix.profilers.chunked.record_chunks import WholeRecord
     from latfix.run_record.chunked_record import LARGE
     from latfix.run_record.run_record import RunRecord
 
@@ -172,11 +172,12 @@ def conclude(
     :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
     :raises RunnerError: it was replayed just now, and no request ended ok.
     """
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
+    from latfix.profilers.drilldown.explain import tell_slowest
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
-    from latfix.run_record.run_record import write_json
 
     where = folder or record.folder
     document = diagnosis.to_json()
@@ -186,7 +187,8 @@ def conclude(
     try:
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
-        write_run_report(where / "report.html", shown, in_report)
+        stories = tell_slowest(shown, in_report.ledger)
+        write_run_report(where / "report.html", shown, in_report, stories=stories)
     except OSError as error:
         raise _unwritable(where, error) from error
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None

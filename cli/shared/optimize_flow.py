@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
     from latfix.gates.evaluate import GateResult, GateSubject
     from latfix.history.rows import HistoryRow
+    from latfix.results.comparison import Summary
     from latfix.results.diagnosis import Diagnosis
+    from latfix.results.optimization import Optimization
     from latfix.results.optimization_step import Step
     from latfix.runners.optimize.optimizer import Options, Outcome
     from latfix.runners.replay.runner_process import OnEvent
     from latfix.settings import RunnerSettings
     from latfix.traffic.schedule import Traffic
-
-SCHEMA = "latfix.optimization/1"
 
 
 def optimize_into(
@@ -94,14 +94,14 @@ def _conclude(
     plan: str,
 ) -> int:
     """Judge the gates, write, show, record, and return the exit code."""
+    from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_optimization_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_optimization
-    from latfix.run_record.run_record import write_json
 
     results, row = _judge(folder, gates, outcome, plan)
-    document = _document(spec, outcome, results)
+    document = _optimization(spec, outcome, results).to_json()
     try:
         _write_baseline_diagnosis(outcome)
         _write_plan(folder / "plan.toml", spec, outcome, started_from)
@@ -192,7 +192,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
     """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
     round alone."""
     from latfix.gates.evaluate import GateSubject
-    from latfix.gates.percentile_ratios import with_percentile_ratios
+    from latfix.gates.subject import with_percentile_ratios
 
     if outcome.final is None:
         same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
@@ -219,72 +219,75 @@ def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubje
     )
 
 
-def _document(spec: WorkloadSpec, outcome: Outcome, results: Sequence[GateResult]) -> dict[str, Any]:
-    """``optimization.json`` of the contract, with some keys more."""
-    from latfix.results.ablation import ablation
+def _optimization(spec: WorkloadSpec, outcome: Outcome, gates: Sequence[GateResult]) -> Optimization:
+    from latfix.results.comparison import RATIO_KEYS
+    from latfix.results.optimization import BaselineVerdict, Optimization, PredictionErrors
+    from latfix.results.optimization_step import ablation
+    from latfix.statistics.decision import RatioEstimate
 
-    final = outcome.final
-    if final is not None:
-        before, after = final.before.to_json(), final.after.to_json()
-        ratio: Mapping[str, Any] = {key: estimate.to_json() for key, estimate in final.ratio.items()}
-    else:
-        before = after = _side(outcome)
-        ratio = {key: {"value": 1.0, "ci95": [1.0, 1.0]} for key in ("mean", "p50", "p90", "p95", "p99")}
-    notes = list(outcome.notes)
-    if final is not None:
-        notes += [note for note in final.notes if not note.startswith("settings:")]  # the plan says them
+    final, diagnosis, meta = outcome.final, outcome.diagnosis, outcome.baseline.meta
+    unchanged = RatioEstimate(value=1.0, lo=1.0, hi=1.0)
+    baseline = _baseline(outcome)
+    return Optimization(
+        workload=spec.name,
+        device=meta["device"],
+        verdict=outcome.verdict,
+        objective=meta["objective"],
+        before=final.before if final is not None else baseline,
+        after=final.after if final is not None else baseline,
+        ratio=final.ratio if final is not None else dict.fromkeys(RATIO_KEYS, unchanged),
+        rounds=final.rounds if final is not None else 0,
+        accuracy_kind=outcome.accuracy_kind,
+        accuracy_limit=outcome.accuracy_limit,
+        diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
+        steps=tuple(step.tried() for step in outcome.steps),
+        ablation=ablation(outcome.kept, final),
+        prediction_error=PredictionErrors.from_json(outcome.prediction_errors()),
+        layers=outcome.layers,
+        gates=tuple(gates),
+        plan="plan.toml",
+        interrupted=outcome.interrupted,
+        machine=meta.get("machine", {}),
+        versions=meta.get("versions", {}),
+        notes=tuple(_notes(outcome)),
+    )
+
+
+def _notes(outcome: Outcome) -> Iterator[str]:
+    yield from outcome.notes
+    if outcome.final is not None:
+        yield from (note for note in outcome.final.notes if not note.startswith("settings:"))  # the plan has them
         if not outcome.accurate:
-            notes.append(
+            yield (
                 f"The kept fixes together are not accurate enough ({outcome.accuracy_said}): the plan holds none of "
                 "them."
             )
         elif not outcome.planned:
-            notes.append("The final replay found the kept fixes together worse: the plan holds none of them.")
+            yield "The final replay found the kept fixes together worse: the plan holds none of them."
     elif not outcome.interrupted:
-        notes.append("No fix was kept, so there was nothing to replay in the end: after is the baseline itself.")
-    return {
-        "schema": SCHEMA,
-        "workload": spec.name,
-        "device": outcome.baseline.meta["device"],
-        "verdict": outcome.verdict,
-        "objective": dict(outcome.baseline.meta["objective"]),
-        "before": before,
-        "after": after,
-        "ratio": dict(ratio),
-        "rounds": final.rounds if final is not None else 0,
-        "accuracy_kind": outcome.accuracy_kind,
-        "accuracy_limit": outcome.accuracy_limit,
-        "diagnosis": {"verdict": outcome.diagnosis.verdict, "sentence": outcome.diagnosis.sentence},
-        "steps": [step.to_json() for step in outcome.steps],
-        "ablation": ablation(outcome.kept, final),
-        "prediction_error": outcome.prediction_errors(),
-        "layers": dict(outcome.layers),
-        "gates": [result.to_json() for result in results],
-        "plan": "plan.toml",
-        "interrupted": outcome.interrupted,
-        "machine": outcome.baseline.meta.get("machine", {}),
-        "versions": outcome.baseline.meta.get("versions", {}),
-        "notes": notes,
-    }
+        yield "No fix was kept, so there was nothing to replay in the end: after is the baseline itself."
 
 
-def _side(outcome: Outcome) -> dict[str, Any]:
+def _baseline(outcome: Outcome) -> Summary:
+    from latfix.results.comparison import Summary
+
     diagnosis = outcome.diagnosis
-    return {
-        "latency_ms": dict(diagnosis.latency_ms),
-        "latency_ci95_ms": {key: list(bounds) for key, bounds in diagnosis.latency_ci95_ms.items()},
-        "throughput_rps": diagnosis.throughput_rps,
-        "requests": dict(diagnosis.requests),
-        "accuracy": outcome.accuracy,
-        "trustworthy": diagnosis.trustworthy,
-    }
+    return Summary(
+        latency_ms=diagnosis.latency_ms,
+        latency_ci95_ms=diagnosis.latency_ci95_ms,
+        throughput_rps=diagnosis.throughput_rps,
+        requests=diagnosis.requests,
+        accuracy=outcome.accuracy,
+        trustworthy=diagnosis.trustworthy,
+    )
 
 
 def _write_baseline_diagnosis(outcome: Outcome) -> None:
     """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
+    from latfix.files.atomic_write import write_json
     from latfix.profilers.diagnose import write_causes
+    from latfix.profilers.drilldown.explain import tell_slowest
     from latfix.reports.html.pages import write_run_report
-    from latfix.run_record.run_record import write_json
 
     pairs = [(outcome.baseline, outcome.diagnosis)]
     if outcome.after is not None and outcome.after_diagnosis is not None:
@@ -292,7 +295,8 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
     for record, diagnosis in pairs:
         write_json(record.folder / "diagnosis.json", diagnosis.to_json())
         write_causes(diagnosis, record.folder / "causes.parquet")
-        write_run_report(record.folder / "report.html", record, diagnosis)
+        stories = tell_slowest(record, diagnosis.ledger)
+        write_run_report(record.folder / "report.html", record, diagnosis, stories=stories)
 
 
 def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> tuple[PlannedFix, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latfix.errors import InputError
+from latfix.files.atomic_write import is_device
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
@@ -177,14 +178,10 @@ class JsonTarget:
         if self.to_stdout:
             sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
             return
-        from latfix.run_record.run_record import write_json
+        from latfix.files.atomic_write import write_json
 
-        path = Path(self.where)
         try:
-            if is_device(path):  # a pipe or /dev/null takes the text; a new file must not take its place
-                path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            else:
-                write_json(path, document)
+            write_json(Path(self.where), document)
         except OSError as error:
             raise _refusal("--json", self.where, error) from error
 
@@ -237,11 +234,6 @@ def _recorded_in(path: Path) -> str:
         alone = False
     several = len(begin) > len(first)
     return "lines of JSON, as traffic is recorded" if alone and (several or b'"arrival_s"' in first) else ""
-
-
-def is_device(path: Path) -> bool:
-    """Whether a path is neither file nor folder: a pipe or ``/dev/null`` takes text, and is never replaced."""
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _refusal(option: str, where: str, error: OSError) -> InputError:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import JsonTarget, is_device, see_that_it_can_be_written
+from latfix.cli.shared.options import JsonTarget, see_that_it_can_be_written
 from latfix.errors import InputError, LatfixError
+from latfix.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,17 +74,11 @@ class TextTarget:
             return
         path = Path(self.where)
         try:
-            if self.append or is_device(path):
+            if self.append:
                 with path.open("a", encoding="utf-8") as file:
                     file.write(text)
                 return
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            try:
-                temporary.write_text(text, encoding="utf-8")
-                temporary.replace(path)
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            write_text(path, text)
         except OSError as error:
             raise InputError(
                 f"{self.option}: cannot write {self.where} ({error.strerror}); name another file"

@@ -1,6 +1,6 @@
 """How much load a service bears: the largest load that meets an objective, the knee, and the front over settings.
 
-All of it is computed from *cells* (:mod:`latfix.capacity.load_level`). Nothing here knows of clocks or processes.
+All of it is computed from *cells* (:mod:`latfix.capacity.measured_load`). Nothing here knows of clocks or processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from latfix.capacity.load_level import Cell
+from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.statistics.distributions import normal_quantile
 
@@ -125,9 +125,11 @@ def _rate(cell: Cell) -> str:
 
 def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float | None) -> float | None:
     """Where the percentile, made to grow with load, crosses the limit: straight between cells, on logarithms."""
+    from scipy.optimize import isotonic_regression  # imported late: it is slow to import
+
     value = np.array([min(cell.percentile.value, 1e6 * limit) for cell in cells])
     rate = np.log([cell.offered for cell in cells])
-    level = isotonic(np.log(np.maximum(value, 1e-12)))
+    level = isotonic_regression(np.log(np.maximum(value, 1e-12))).x
     goal = math.log(limit)
     if level[0] > goal:
         crossing = float(rate[0])
@@ -140,20 +142,6 @@ def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float |
         crossing = float(rate[k - 1] + share * (rate[k] - rate[k - 1]))
     found = math.exp(crossing)
     return min(max(found, lo if lo is not None else found), hi if hi is not None else found)
-
-
-def isotonic(values: Floats) -> Floats:
-    """The nearest sequence that never falls (least squares), by pooling adjacent violators (Ayer et al., 1955)."""
-    level: list[float] = []
-    weight: list[int] = []
-    for value in values.tolist():
-        level.append(value)
-        weight.append(1)
-        while len(level) > 1 and level[-2] > level[-1]:
-            total = weight[-2] + weight[-1]
-            level[-2:] = [(level[-2] * weight[-2] + level[-1] * weight[-1]) / total]
-            weight[-2:] = [total]
-    return np.repeat(np.array(level), weight)
 
 
 def knee(cells: Sequence[Cell], *, seed: int) -> Knee | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.capacity.load_point import LoadPoint
+from latfix.capacity.measured_load import LoadPoint
 from latfix.capacity.model_predictions import Modelled, ServiceModel
 from latfix.settings import RunnerSettings
 

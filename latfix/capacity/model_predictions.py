@@ -6,7 +6,6 @@ then miss at a higher load is shown with its reasons, in figures.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.capacity.batch_queue_model import BatchService, batch_wait, fit_batch_service
-from latfix.capacity.load_point import LoadPoint
+from latfix.capacity.measured_load import LoadPoint
 from latfix.capacity.objective import Target
 from latfix.capacity.queueing_models import Service, Wait, ggc_wait, percentile_of_sum, relaxation_time
+from latfix.capacity.sweep_traffic import Burstiness
 from latfix.settings import RunnerSettings
 
 Floats = npt.NDArray[np.float64]
@@ -53,31 +53,6 @@ class ServiceModel:
             "prepare_scv": pool.scv,
             "measured_at_loads": list(self.loads),
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Burstiness:
-    """How arrivals vary.
-
-    :param gap_scv: squared coefficient of variation of the gaps.
-    :param windows: in mean gaps, ascending, and ``index`` the index of dispersion of counts in them. Both stay what
-        they are when the schedule is stretched.
-    """
-
-    gap_scv: float
-    windows: tuple[float, ...]
-    index: tuple[float, ...]
-
-    def over(self, gaps: float) -> float:
-        """The index of dispersion over so many mean gaps; at the longest window that was counted at most."""
-        if not self.windows:
-            return self.gap_scv
-        return float(np.interp(math.log(max(gaps, 1e-9)), np.log(self.windows), self.index))
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"gap_scv": …, "index_of_dispersion": [[gaps, index], …]}``."""
-        pairs = [list(pair) for pair in zip(self.windows, self.index, strict=True)]
-        return {"gap_scv": self.gap_scv, "index_of_dispersion": pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

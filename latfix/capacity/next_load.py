@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from latfix.capacity.load_level import Cell
 from latfix.capacity.max_load import FAR
+from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 
 Kind = Literal["grid", "largest", "knee", "repeat"]

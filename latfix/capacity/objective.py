@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latfix.statistics.block_bootstrap import block_length, block_sums, evidence, sliding_sums
+from latfix.statistics.block_bootstrap import block_length, evidence
 from latfix.statistics.distributions import score_interval, student_t
+from latfix.statistics.percentiles import independent_draws
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,9 +69,8 @@ class Decision:
 def percentile_of(series: Sequence[Floats], percentile: float) -> Percentile:
     """A percentile over replays of one load, lost requests slower than any.
 
-    The interval is Woodruff's (1952): the share of requests beyond the percentile has an interval of its own, from
-    as many independent draws as blocks of neighbors are worth, and the latencies at its ends are the interval.
-    Where too few requests are that slow for an upper end, it is open (infinite).
+    The interval is Woodruff's (:func:`latfix.statistics.percentiles.percentile_interval`); where too few requests are
+    that slow for an upper end, it is open (infinite).
 
     :param series: latencies of each replay in order of arrival, in seconds.
     """
@@ -150,17 +150,7 @@ def _beyond(values: Floats, share: float, *, open_end: bool = False) -> float:
 
 def _draws(series: Sequence[Floats], limit: float, share: float) -> tuple[float, float]:
     """How many independent draws the series are worth for a share beyond a limit, and the degrees of freedom."""
-    effective, sums = 0.0, []
-    for part in series:
-        n = len(part)
-        if not n:
-            continue
-        over = (part > limit).astype(np.float64)
-        block = block_length(np.where(np.isfinite(part), part, np.nan)) if np.isfinite(part).any() else 1
-        observed = min(max(float(over.mean()), 1.0 / n), 0.5)
-        spread = float(sliding_sums(over, block).var())
-        inflation = max(1.0, spread / (block * observed * (1 - observed)) * n / max(n - block, 1))
-        effective += n / inflation
-        sums.append(block_sums(over - share, block))
-    freedom = max(2.0, evidence(np.concatenate(sums))) if sums else 2.0
-    return max(effective, 1.0), freedom
+    known = [part for part in series if len(part)]
+    parts = [independent_draws((part > limit).astype(np.float64), share, block_length(part)) for part in known]
+    added = np.concatenate([np.zeros(0), *(each for _, each in parts)])
+    return max(sum(draws for draws, _ in parts), 1.0), max(2.0, evidence(added))

@@ -78,11 +78,6 @@ class Wait:
         return np.asarray(rng.permutation(waits), dtype=np.float64)
 
 
-def utilization(rate: float, mean: float, servers: int = 1) -> float:
-    """Share of time that a server is busy, if it can keep up: ``rate * mean / servers``."""
-    return rate * mean / servers
-
-
 def erlang_c(servers: int, offered: float) -> float:
     """Chance that an arrival finds every server busy in M/M/c.
 
@@ -96,23 +91,13 @@ def erlang_c(servers: int, offered: float) -> float:
     return blocked / (1 - offered / servers * (1 - blocked))
 
 
-def mmc_wait(rate: float, mean: float, servers: int = 1) -> Wait | None:
-    """M/M/c; ``None`` where the servers cannot keep up."""
-    return ggc_wait(rate, Service(mean=mean, scv=1.0), arrival_scv=1.0, servers=servers)
-
-
-def mgc_wait(rate: float, service: Service, servers: int = 1) -> Wait | None:
-    """M/G/c; ``None`` where the servers cannot keep up."""
-    return ggc_wait(rate, service, arrival_scv=1.0, servers=servers)
-
-
-def ggc_wait(rate: float, service: Service, *, arrival_scv: float, servers: int = 1) -> Wait | None:
+def ggc_wait(rate: float, service: Service, *, arrival_scv: float = 1.0, servers: int = 1) -> Wait | None:
     """G/G/c by Allen and Cunneen, Kingman's formula for one server; ``None`` where the servers cannot keep up.
 
-    :param arrival_scv: of the gaps between arrivals; for bursts, whose gaps depend on each other, the index of
-        dispersion of the counts over the queue's own time scale (:func:`relaxation_time`) takes its place.
+    :param arrival_scv: of the gaps between arrivals, 1 for M/G/c; for bursts, whose gaps depend on each other, the
+        index of dispersion of the counts over the queue's own time scale (:func:`relaxation_time`) takes its place.
     """
-    busy = utilization(rate, service.mean, servers)
+    busy = rate * service.mean / servers
     if busy >= 1:
         return None
     waits = erlang_c(servers, rate * service.mean)
@@ -126,7 +111,7 @@ def relaxation_time(rate: float, mean: float, servers: int = 1) -> float:
     Cohen (1969). It is the time over which counts of arrivals decide a wait, and a measurement that does not last
     many times as long has not seen the queue settle. Several servers are taken for one that is as fast as all.
     """
-    busy = utilization(rate, mean, servers)
+    busy = rate * mean / servers
     return mean / servers / (1 - math.sqrt(busy)) ** 2 if busy < 1 else math.inf
 
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, InputError
+from latfix.files.json_documents import Document
 from latfix.formatting import key_label
-from latfix.gates.intervals import figure_bounds
-from latfix.gates.metrics import GateSubject
-from latfix.gates.reference_level import Level, Past
-from latfix.gates.sample_size import beside_past, more_past, more_requests
+from latfix.gates.bounds import Held, figure_bounds, more_needed
+from latfix.gates.reference_level import Past
+from latfix.gates.subject import Bounds, GateSubject
 from latfix.gates.syntax import EXAMPLES, Gate, parse_gate
 from latfix.statistics.decision import FINAL
 
@@ -36,7 +35,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateResult:
+class GateResult(Document):
     """What became of a gate.
 
     :param value: the figure, in milliseconds, requests a second, or a share.
@@ -50,25 +49,12 @@ class GateResult:
 
     gate: Gate
     value: float | None
-    limit: float | None
+    limit: float | None = None
     passed: bool | None
     reason: str
     more_requests: int | None = None
     more_minutes: float | None = None
     more_runs: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``gates`` in ``optimization.json``."""
-        return {
-            "gate": self.gate.text,
-            "value": self.value,
-            "limit": self.limit,
-            "passed": self.passed,
-            "reason": self.reason,
-            "more_requests": self.more_requests,
-            "more_minutes": self.more_minutes,
-            "more_runs": self.more_runs,
-        }
 
 
 def check_gates(
@@ -109,54 +95,52 @@ def evaluate(
     :raises InputError: the gate needs a baseline, a history or a figure that is not there.
     """
     check_gates([gate], baseline=baseline is not None, accuracy=True, causes=True, history=past is not None)
-    figure, level, reference = _figure(gate, subject), None, None
+    held = Held(gate=gate, subject=subject, figure=_figure(gate, subject))
     if gate.needs_history and past is not None:
         level = past.level(gate.metric)
         if level is None:
-            return _too_young(gate, figure, past)
-        reference = level.value
-    elif gate.needs_baseline and baseline is not None:
-        reference = _figure(gate, baseline)
-    limit = gate.limit if reference is None else reference * gate.factor + gate.limit
-    name = key_label(gate.metric)
-    shown = f"{name} is {gate.show(figure)}, limit {gate.show(limit)}"
-    if level is not None:
-        shown += f" from the median {gate.show(level.value)} of the last {level.runs} runs"
-    refusal = _refusal(gate, subject, baseline if gate.needs_baseline else None, past if level is not None else None)
+            why, runs = past.why_none(gate.metric)
+            return _result(held, None, f"{_name(held)} is {gate.show(held.figure)}; {why}", runs=runs)
+        held = replace(held, level=level, reference=level.value)
+        refusal = _refusal(held, past.lost_share())
+    else:
+        if gate.needs_baseline and baseline is not None:
+            held = replace(held, baseline=baseline, reference=_figure(gate, baseline))
+        refusal = _refusal(held, None if held.baseline is None else held.baseline.lost_share)
     if refusal is not None:
         passed, why = refusal
-        return GateResult(
-            gate=gate, value=_finite(figure), limit=_finite(limit), passed=passed, reason=f"{shown}: {why}"
-        )
-    if level is not None:
-        bounds = beside_past(gate, subject, level, figure, limit)
-    else:
-        bounds = figure_bounds(gate, subject, baseline, figure, reference, limit)
-    if not (math.isfinite(figure) and math.isfinite(limit)) or any(map(math.isnan, bounds or ())):
-        reason = f"{name} has no interval from so few requests; replay more traffic"
-        return GateResult(gate=gate, value=None, limit=_finite(limit), passed=None, reason=reason)
-    compare = _COMPARE[gate.operator]
-    ends = [compare(end, limit) for end in (bounds or (figure, figure))]
+        return _result(held, passed, f"{_comparison(held)}: {why}")
+    return _verdict(held, figure_bounds(held))
+
+
+def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
+    gate, limit = held.gate, held.limit
+    if not (math.isfinite(held.figure) and math.isfinite(limit)) or any(map(math.isnan, bounds or ())):
+        reason = f"{_name(held)} has no interval from so few requests; replay more traffic"
+        return replace(_result(held, None, reason), value=None)
+    shown = _comparison(held)
     if bounds is not None:
-        shown += f", {_called(gate, subject, level)} {gate.show(bounds[0])} to {gate.show(bounds[1])}"
-    if gate.is_latency and subject.lost:
-        shown += f"; {subject.lost} of {subject.total} requests did not end ok and are not in it"
-    if ends[0] == ends[1]:
-        return GateResult(gate=gate, value=figure, limit=limit, passed=ends[0], reason=shown)
-    around = bounds or (figure, figure)
-    if level is not None:
-        more = more_past(gate, subject, level, figure, limit)
-    else:
-        more = more_requests(gate, subject, figure, limit, around, reference)
+        shown += f", {_interval_name(held)} {gate.show(bounds[0])} to {gate.show(bounds[1])}"
+    if gate.is_latency and held.subject.lost:
+        shown += f"; {held.subject.lost} of {held.subject.total} requests did not end ok and are not in it"
+    around = bounds or (held.figure, held.figure)
+    lower, upper = (_COMPARE[gate.operator](end, limit) for end in around)
+    if lower == upper:
+        return _result(held, lower, shown)
+    more = more_needed(held, around)
+    undecided = _result(held, None, f"{shown}: {more.advice}", runs=more.runs)
+    return replace(undecided, more_requests=more.requests, more_minutes=more.minutes)
+
+
+def _result(held: Held, passed: bool | None, reason: str, *, runs: int | None = None) -> GateResult:
+    unknown = held.gate.needs_history and held.level is None
     return GateResult(
-        gate=gate,
-        value=figure,
-        limit=limit,
-        passed=None,
-        reason=f"{shown}: {more.advice}",
-        more_requests=more.requests,
-        more_minutes=more.minutes,
-        more_runs=more.runs,
+        gate=held.gate,
+        value=_finite(held.figure),
+        limit=None if unknown else _finite(held.limit),
+        passed=passed,
+        reason=reason,
+        more_runs=runs,
     )
 
 
@@ -172,13 +156,24 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _called(gate: Gate, subject: GateSubject, level: Level | None) -> str:
-    """What the interval of a gate is: bounds of a paired ratio are wider than its 95 % interval."""
-    if level is None and gate.needs_baseline:
-        estimate = subject.ratio.get(gate.metric)
-        if estimate is not None and estimate.decision is not None:
-            return f"decided at {100 * estimate.level:.3g} % by"
-        if estimate is None and gate.is_latency:
+def _name(held: Held) -> str:
+    return key_label(held.gate.metric)
+
+
+def _comparison(held: Held) -> str:
+    gate, level = held.gate, held.level
+    shown = f"{_name(held)} is {gate.show(held.figure)}, limit {gate.show(held.limit)}"
+    if level is None:
+        return shown
+    return f"{shown} from the median {gate.show(level.value)} of the last {level.runs} runs"
+
+
+def _interval_name(held: Held) -> str:
+    """Bounds of a paired ratio are wider than its 95 % interval, and are named by their level."""
+    if held.baseline is not None:
+        if held.estimate is not None and held.estimate.decision is not None:
+            return f"decided at {100 * held.estimate.level:.3g} % by"
+        if held.estimate is None and held.gate.is_latency:
             return f"decided at {100 * FINAL.level:.3g} % by"
     return "95 % interval"
 
@@ -196,35 +191,25 @@ def _figure(gate: Gate, subject: GateSubject) -> float:
     return float(value)
 
 
-def _too_young(gate: Gate, figure: float, past: Past) -> GateResult:
-    why, runs = past.why_none(gate.metric)
-    reason = f"{key_label(gate.metric)} is {gate.show(figure)}; {why}"
-    return GateResult(gate=gate, value=_finite(figure), limit=None, passed=None, reason=reason, more_runs=runs)
+def _refusal(held: Held, usual_loss: float | None) -> tuple[bool | None, str] | None:
+    """Why the figure must not be held against the limit, and whether the gate passed; ``None``: it may be.
 
-
-def _refusal(
-    gate: Gate, subject: GateSubject, baseline: GateSubject | None, past: Past | None
-) -> tuple[bool | None, str] | None:
-    """Why the figure must not be held against the limit at all, and what that makes of the gate."""
-    if gate.metric == "accuracy":
+    :param usual_loss: share of requests lost in the baseline or the history.
+    """
+    metric, subject = held.gate.metric, held.subject
+    if metric == "accuracy":
         return None
-    sides = [subject] if baseline is None else [subject, baseline]
-    for side in sides:
-        name = "the run" if side is subject else "the baseline"
+    for side, name in ((subject, "the run"), (held.baseline, "the baseline")):
+        if side is None:
+            continue
         if not side.total:
             return None, f"nothing was recorded in {name}"
-        if gate.metric != "error_rate" and not side.requests.get("ok", 0):
+        if metric != "error_rate" and not side.requests.get("ok", 0):
             return (False if side is subject else None), f"none of {side.total} requests in {name} ended ok"
-        if gate.metric != "error_rate" and not side.trustworthy:
+        if metric != "error_rate" and not side.trustworthy:
             return None, f"{name} was replayed too late for its latencies to mean anything; use a quieter machine"
-    if not gate.is_latency or (baseline is None and past is None):
-        return None
-    usual, name = (baseline.lost_share, "the baseline") if baseline is not None else (_usual(past), "the history")
-    fall = subject.lost_share - usual
+    fall = subject.lost_share - usual_loss if usual_loss is not None and held.gate.is_latency else 0.0
     if fall > MOST_LOST:
+        name = "the history" if held.baseline is None else "the baseline"
         return None, f"{100 * fall:.1f} % more of the requests failed than in {name}; gate error_rate too"
     return None
-
-
-def _usual(past: Past | None) -> float:
-    return past.lost_share() if past is not None else 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from latfix.formatting import key_label
-from latfix.gates.metrics import GateSubject
+from latfix.gates.subject import GateSubject
 from latfix.statistics.distributions import student_t
 
 #: ``history`` in a gate is the median of the last so many comparable runs.

@@ -7,10 +7,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from latfix.errors import InputError
-from latfix.statistics.latency_summary import LATENCY_KEYS
+from latfix.formatting import LATENCY_KEYS, clipped
 from latfix.statistics.percentiles import percentile_key, percentile_of
 
 Against = Literal["number", "baseline", "history"]
@@ -77,12 +77,23 @@ class Gate:
     :param against: what the limit is taken from.
     """
 
+    JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {"type": "string", "description": "METRIC OPERATOR LIMIT: p99<200ms"}
+
     text: str
     metric: str
     operator: str
     limit: float
     factor: float = 0.0
     against: Against = "number"
+
+    def to_json(self) -> str:
+        """As the user wrote it."""
+        return self.text
+
+    @classmethod
+    def from_json(cls, text: str) -> Gate:
+        """Parse what :meth:`to_json` wrote."""
+        return parse_gate(text)
 
     @property
     def needs_baseline(self) -> bool:
@@ -219,5 +230,5 @@ def _refused(option: str, text: str, found: str, expected: str) -> InputError:
 
 
 def _shown(text: str) -> str:
-    text = text if len(text) <= 60 else text[:57] + "..."
+    text = clipped(text)
     return text if text.isprintable() else repr(text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from latfix.gates.metrics import GateSubject
+from latfix.gates.subject import GateSubject
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from latfix.gates.reference_level import Level
 from latfix.history.rows import HistoryRow, Series
+from latfix.statistics.block_bootstrap import ranks
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
 #: Fewer runs cannot show a change beyond chance.
@@ -132,20 +133,13 @@ def _edges(values: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[int
     that is small beside another one."""
     if len(values) < FEWEST:
         return []
-    cuts = rate_changes(_ranks(values), seed=seed).tolist()
+    cuts = rate_changes(ranks(values), seed=seed).tolist()
     if len(cuts) == 2:
         return []
     found: list[int] = []
     for begin, end in itertools.pairwise(cuts):
         found += [begin, *(begin + inside for inside in _edges(values[begin:end], seed))]
     return found[1:]
-
-
-def _ranks(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Ranks from 1, ties averaged."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    upper = np.cumsum(counts)
-    return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)
 
 
 def _differs(first: HistoryRow, second: HistoryRow) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from latfix.gates.evaluate import MOST_LOST, GateSubject
+from latfix.files.json_documents import HIDDEN, Document, json_key
+from latfix.formatting import clipped
+from latfix.gates.evaluate import MOST_LOST, GateResult, GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.throughput import throughput_rps
@@ -21,14 +23,13 @@ from latfix.statistics.group_sequential import Need, needed
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, allowance
 
-COMPARISON_SCHEMA = "latfix.comparison/1"
 RATIO_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99")
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Document):
     """One arm. Latencies are over the requests that ended ``ok``; the others are counted beside them.
 
     :param latency_ms: by :data:`latfix.statistics.latency_summary.LATENCY_KEYS`.
@@ -50,63 +51,37 @@ class Summary:
         total = sum(self.requests.values())
         return self.requests.get("ok", 0) / total if total else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """``before`` or ``after`` of the document."""
-        return {
-            "latency_ms": dict(self.latency_ms),
-            "latency_ci95_ms": {key: list(bounds) for key, bounds in self.latency_ci95_ms.items()},
-            "throughput_rps": self.throughput_rps,
-            "requests": dict(self.requests),
-            "accuracy": self.accuracy,
-            "trustworthy": self.trustworthy,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What changed from ``before`` to ``after``.
+class Comparison(Document):
+    """What changed from ``before`` to ``after``: ``comparison.json``.
 
     :param ratio: after over before by ``RATIO_KEYS``, with 95 % intervals and the bounds that decide.
     :param judged: the key of ``ratio`` that the verdict is about.
-    :param smallest: the smallest difference worth a name.
     :param paired: the same traffic was replayed, so that what both arms share cancels.
     :param rounds: how many pairs of replays it rests on.
-    :param need: about how much more would decide it; ``None`` where it is decided, or past telling.
+    :param more_rounds: about how many more would decide it; ``None`` where it is decided, or past telling.
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
+    :param gates: those that the comparison was held against.
+    :param smallest: the smallest difference worth a name; not in the document.
     """
 
+    SCHEMA: ClassVar[str] = "latfix.comparison/1"
+
+    verdict: Verdict
+    judged: str = "p99"
     before: Summary
     after: Summary
     ratio: Mapping[str, RatioEstimate]
-    verdict: Verdict
-    judged: str = "p99"
-    smallest: float = 0.05
     paired: bool = True
     rounds: int = 1
-    need: Need | None = None
+    more_rounds: int | None = None
     only_before_ok: int = 0
     only_after_ok: int = 0
     notes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``latfix compare --json``."""
-        return {
-            "schema": COMPARISON_SCHEMA,
-            "verdict": self.verdict,
-            "judged": self.judged,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
-            "ratio": {key: estimate.to_json() for key, estimate in self.ratio.items()},
-            "paired": self.paired,
-            "rounds": self.rounds,
-            "more_rounds": self.need.rounds if self.need is not None else None,
-            "only_before_ok": self.only_before_ok,
-            "only_after_ok": self.only_after_ok,
-            "notes": list(self.notes),
-            **dict(self.extra),
-        }
+    gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    smallest: float = field(default=0.05, metadata=HIDDEN)
 
     def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
         """What gates look at: the new arm, which carries the ratio, and the baseline."""
@@ -167,7 +142,7 @@ def compare_rounds(
         smallest=smallest,
         paired=paired,
         rounds=len(pairs),
-        need=need,
+        more_rounds=None if need is None else need.rounds,
         only_before_ok=sum(pair.ok_only(pair.base, pair.new) for pair in pairs),
         only_after_ok=sum(pair.ok_only(pair.new, pair.base) for pair in pairs),
         notes=(*verdict_notes, *_pair_notes(pairs, paired), *_differences(base, new)),
@@ -343,12 +318,11 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = 
 
 
 def _short(value: Any) -> str:
-    text = "unset" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return "unset" if value is None else clipped(str(value))
 
 
 def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:
-    return GateSubject.from_parts(
+    return GateSubject(
         latency_ms=summary.latency_ms,
         requests=summary.requests,
         latency_ci95_ms=summary.latency_ci95_ms,

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-DIAGNOSIS_SCHEMA = "latfix.diagnosis/1"
+from latfix.files.json_documents import HIDDEN, Document, json_key
+from latfix.gates.evaluate import GateResult
+from latfix.results.request_explanation import Story
+from latfix.results.worker_summary import WorkerRow
 
 EvidenceClass = Literal["measured", "counted", "modelled", "propagated", "remainder"]
 
-#: Ids of every cause that this version can assign, in the order of the catalogue.
+#: The cause that holds what no other explains.
 UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseSummary:
+class Activity(Document):
+    """When a cause was active, in seconds from the run's start.
+
+    :param throughout: at no time of the run clearly more than at another.
+    :param intervals_s: when it was; the whole run where ``throughout``; empty where it never was.
+    :param text: the same in a phrase.
+    :param period_s: length of a cycle where it comes and goes in a rhythm.
+    :param duty: the share of the cycle in which it is active.
+    """
+
+    throughout: bool
+    intervals_s: tuple[tuple[float, float], ...]
+    text: str
+    period_s: float | None = field(default=None, metadata=json_key(omit_empty=True))
+    duty: float | None = field(default=None, metadata=json_key(omit_empty=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseSummary(Document):
     """One cause's share of the tail. All figures in milliseconds a tail request, unless said otherwise.
 
     :param tail_ms: mean over tail requests of own + propagated.
@@ -32,7 +53,7 @@ class CauseSummary:
     :param evidence: one sentence with the figures.
     :param whatif_ms: percentiles predicted with the cause removed.
     :param fixes: ids of fixes that treat it.
-    :param active: when it was active: ``throughout``, ``intervals_s`` and ``text``, where that was looked at.
+    :param active: when it was active; ``None`` where that was not analyzed.
     """
 
     cause: str
@@ -42,30 +63,56 @@ class CauseSummary:
     propagated_ms: float
     ci95_ms: tuple[float, float]
     named: bool
-    evidence_class: EvidenceClass
+    evidence_class: EvidenceClass = field(metadata=json_key("class"))
     requests: int
     evidence: str
     whatif_ms: Mapping[str, float]
     fixes: tuple[str, ...]
-    active: Mapping[str, Any] = field(default_factory=dict)
+    active: Activity | None = field(default=None, metadata=json_key(omit_empty=True))
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``causes`` in ``diagnosis.json``."""
-        return {
-            "cause": self.cause,
-            "tail_ms": self.tail_ms,
-            "tail_share": self.tail_share,
-            "own_ms": self.own_ms,
-            "propagated_ms": self.propagated_ms,
-            "ci95_ms": list(self.ci95_ms),
-            "named": self.named,
-            "class": self.evidence_class,
-            "requests": self.requests,
-            "evidence": self.evidence,
-            "whatif_ms": dict(self.whatif_ms),
-            "fixes": list(self.fixes),
-            **({"active": dict(self.active)} if self.active else {}),
-        }
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf(Document):
+    """Percentiles predicted with several causes removed together, in milliseconds.
+
+    :param without: ids of the causes.
+    """
+
+    without: tuple[str, ...]
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(Document):
+    """One stretch of the run; latencies of its ``ok`` requests by scheduled arrival.
+
+    :param start_s: from the run's start.
+    :param end_s: belongs to the next window.
+    :param requests: how many ended ``ok``.
+    :param offered_rps: counts every scheduled request that was recorded.
+    :param p50_ms: ``None`` where too few requests rest on it; the other percentiles likewise.
+    :param causes_ms: by cause, mean milliseconds a request, own and propagated; negative where it was relief.
+    """
+
+    COMPUTED: ClassVar[tuple[str, ...]] = ("note",)
+
+    start_s: float
+    end_s: float
+    requests: int
+    offered_rps: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    causes_ms: Mapping[str, float]
+
+    @property
+    def note(self) -> str:
+        """Which percentiles are omitted; empty where none is."""
+        figures = {"p50": self.p50_ms, "p95": self.p95_ms, "p99": self.p99_ms}
+        omitted = [name for name, value in figures.items() if value is None]
+        return f"{', '.join(omitted)} omitted: {self.requests} requests" if omitted else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +141,21 @@ class Ledger:
     classes: tuple[EvidenceClass, ...]
     ids: tuple[str, ...] = ()
 
+    @classmethod
+    def empty(cls) -> Ledger:
+        """The ledger of no request: a document does not hold one."""
+        none = np.zeros(0, dtype=np.int64)
+        table = np.zeros((0, 0), dtype=np.int64)
+        return cls(
+            request=none,
+            latency_ns=none,
+            reference_ns=0,
+            causes=(),
+            own_ns=table,
+            propagated_ns=table,
+            classes=(),
+        )
+
     def conservation_error_ns(self) -> int:
         """The largest absolute gap between excess and entries; zero unless latfix has a bug."""
         if not len(self.request):
@@ -103,18 +165,35 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """What :func:`latfix.profilers.diagnose.diagnose` found.
+class Diagnosis(Document):
+    """What :func:`latfix.profilers.diagnose.diagnose` found: ``diagnosis.json``.
 
+    :param requests: how many measured requests ended in each status.
     :param latency_ms: mean, p50, p90, p95, p99, p99_9, max.
     :param latency_ci95_ms: intervals of the same keys (moving-block bootstrap).
-    :param stages_ms: for each stage mean, p50, p99, and ``reference``.
+    :param stages_ms: for each stage mean, p50, p99, ``reference`` and ``tail``.
+    :param percentile: where the tail begins.
+    :param excess_ms: what a tail request takes beyond ``reference_ms``, on average.
+    :param reference_ms: the latency of a quiet, typical request.
     :param causes: sorted by ``tail_ms``, ``unexplained`` among them.
     :param dispatch_ms: the replayer's own lag: p50, p99, max.
+    :param trustworthy: false where the replay itself was too late for the percentiles to mean anything.
     :param notes: warnings a reader must see, one sentence each (dispatch lag too large, partial run,
         warm-up missing, too few requests for the percentile, …).
-    :param trustworthy: false where the replay itself was too late for the percentiles to mean anything.
+    :param reference_gap_ms: the reference less the median of the quiet requests; ``quiet_requests`` of them.
+    :param queue_closure_ms: of a tail request's wait, what the replayed queue leaves open.
+    :param models: how well the models of service times fit, by stage.
+    :param whatif: the two and the three largest causes removed together.
+    :param workers: a row a worker; none where there was one.
+    :param learned_from: requests that references and models were learned from.
+    :param pieces: into how many chunks the run was cut; one where it fits into memory.
+    :param gates: those that the run was held against.
+    :param requests_explained: only in what ``--json`` writes, where requests were asked for.
+    :param ledger: not in the document.
     """
+
+    SCHEMA: ClassVar[str] = "latfix.diagnosis/1"
+    COMPUTED: ClassVar[tuple[str, ...]] = ("tail.unexplained_share",)
 
     workload: str
     device: str
@@ -124,46 +203,31 @@ class Diagnosis:
     stages_ms: Mapping[str, Mapping[str, float]]
     verdict: str
     sentence: str
-    percentile: float
-    excess_ms: float
-    reference_ms: float
-    unexplained_ms: float
+    percentile: float = field(metadata=json_key("tail.percentile"))
+    excess_ms: float = field(metadata=json_key("tail.excess_ms"))
+    reference_ms: float = field(metadata=json_key("tail.reference_ms"))
+    unexplained_ms: float = field(metadata=json_key("tail.unexplained_ms"))
     causes: tuple[CauseSummary, ...]
     dispatch_ms: Mapping[str, float]
     throughput_rps: float
     overhead: Mapping[str, float]
-    ledger: Ledger
     partial: bool = False
     trustworthy: bool = True
     notes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    reference_gap_ms: float = 0.0
+    quiet_requests: int = 0
+    queue_closure_ms: float = 0.0
+    models: Mapping[str, Any] = field(default_factory=dict)
+    whatif: tuple[WhatIf, ...] = ()
+    windows: tuple[Window, ...] = ()
+    workers: tuple[WorkerRow, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    learned_from: int | None = field(default=None, metadata=json_key(omit_empty=True))
+    pieces: int | None = field(default=None, metadata=json_key(omit_empty=True))
+    gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    requests_explained: tuple[Story, ...] | None = field(default=None, metadata=json_key(omit_empty=True))
+    ledger: Ledger = field(default_factory=Ledger.empty, metadata=HIDDEN)
 
-    def to_json(self) -> dict[str, Any]:
-        """``diagnosis.json``. Keys beyond the published ones may be added, none removed."""
-        share = self.unexplained_ms / self.excess_ms if self.excess_ms > 0 else 0.0
-        return {
-            "schema": DIAGNOSIS_SCHEMA,
-            "workload": self.workload,
-            "device": self.device,
-            "requests": dict(self.requests),
-            "latency_ms": dict(self.latency_ms),
-            "latency_ci95_ms": {key: list(value) for key, value in self.latency_ci95_ms.items()},
-            "stages_ms": {stage: dict(row) for stage, row in self.stages_ms.items()},
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "tail": {
-                "percentile": self.percentile,
-                "excess_ms": self.excess_ms,
-                "reference_ms": self.reference_ms,
-                "unexplained_ms": self.unexplained_ms,
-                "unexplained_share": share,
-            },
-            "causes": [cause.to_json() for cause in self.causes],
-            "dispatch_ms": dict(self.dispatch_ms),
-            "throughput_rps": self.throughput_rps,
-            "overhead": dict(self.overhead),
-            "partial": self.partial,
-            "trustworthy": self.trustworthy,
-            "notes": list(self.notes),
-            **dict(self.extra),
-        }
+    @property
+    def unexplained_share(self) -> float:
+        """Of the tail's excess; 0 where there is none."""
+        return self.unexplained_ms / self.excess_ms if self.excess_ms > 0 else 0.0

@@ -5,16 +5,17 @@ All times are integer nanoseconds; those called ``at_ns`` count from the request
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from latfix.results.diagnosis import EvidenceClass
+from latfix.files.json_documents import Document, json_key
+
+_NAMED = json_key(objects=("name", "ns"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Document):
     """What a thread did over an interval: ``cpu_ns + runq_ns + blocked_ns`` is its wall time.
 
     :param vcsw: voluntary switches, ``icsw`` involuntary ones.
@@ -32,7 +33,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class Happening(Document):
     """Known events of one kind within a stage, put together where there are several alike.
 
     :param kind: as in :data:`latfix.run_record.schema.EVENT_KINDS`.
@@ -53,7 +54,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTime:
+class StageTime(Document):
     """One stage of the request.
 
     :param parts: name and nanoseconds of what it consists of; they sum to the stage where there are any.
@@ -62,13 +63,13 @@ class StageTime:
     stage: str
     at_ns: int
     duration_ns: int
-    parts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[tuple[str, int], ...] = field(default=(), metadata=_NAMED)
     account: Account | None = None
     happenings: tuple[Happening, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFacts:
+class BatchFacts(Document):
     """The batch that the request was computed in.
 
     :param members: ids of its recorded members, in the order in which they were finished; at most some.
@@ -86,7 +87,7 @@ class BatchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Document):
     """A batch that held a worker, or a prepare that held its thread, while the request waited or before it came.
 
     :param label: the batch's number, or the id of the request that was prepared.
@@ -101,6 +102,8 @@ class Holder:
     :param facts: what else is known of it.
     """
 
+    COMPUTED: ClassVar[tuple[str, ...]] = ("excess_ns",)
+
     label: str
     thread: int
     size: int
@@ -108,7 +111,7 @@ class Holder:
     held_ns: int
     within_ns: int
     typical_ns: int
-    causes: tuple[tuple[str, int], ...]
+    causes: tuple[tuple[str, int], ...] = field(metadata=_NAMED)
     overtook: int = 0
     facts: tuple[str, ...] = ()
 
@@ -119,18 +122,18 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
+class Others(Document):
     """Holders that are not told one by one, together."""
 
     count: int
     held_ns: int
     within_ns: int
     excess_ns: int
-    causes: tuple[tuple[str, int], ...]
+    causes: tuple[tuple[str, int], ...] = field(metadata=_NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(Document):
     """A wait for a thread, and who had it, back to the moment at which that thread was last idle.
 
     :param resource: ``prepare`` (a thread of the pool) or ``queue`` (a worker).
@@ -149,13 +152,13 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Document):
     """One line of the request's ledger."""
 
     cause: str
     own_ns: int
     propagated_ns: int
-    evidence_class: EvidenceClass
+    evidence_class: str = field(metadata=json_key("class"))
 
     @property
     def total_ns(self) -> int:
@@ -164,7 +167,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class Story(Document):
     """Everything that is known of one request.
 
     :param index: its place in the schedule; negative for a warm-up request.
@@ -176,6 +179,8 @@ class Story:
     :param sentence: why it was slow, in plain words.
     :param matches: how many requests of the schedule bear this id.
     """
+
+    COMPUTED: ClassVar[tuple[str, ...]] = ("faster_share", "difference_ns")
 
     id: str
     index: int
@@ -210,28 +215,3 @@ class Story:
     def faster_share(self) -> float | None:
         """Share of the ok requests that were faster."""
         return None if self.faster is None or not self.ok_requests else self.faster / self.ok_requests
-
-    def to_json(self) -> dict[str, Any]:
-        """An object of ``requests_explained``."""
-        document = asdict(self)
-        document["features"] = {name: _plain(value) for name, value in self.features.items()}
-        document["faster_share"] = self.faster_share
-        document["difference_ns"] = self.difference_ns
-        for told, stage in zip(document["stages"], self.stages, strict=True):
-            told["parts"] = _named(stage.parts)
-        for told, wait in zip(document["waits"], self.waits, strict=True):
-            for holder, known in zip(told["holders"], wait.holders, strict=True):
-                holder |= {"excess_ns": known.excess_ns, "causes": _named(known.causes)}
-            if wait.others is not None:
-                told["others"]["causes"] = _named(wait.others.causes)
-        for entry in document["entries"]:
-            entry["class"] = entry.pop("evidence_class")
-        return document
-
-
-def _named(pairs: tuple[tuple[str, int], ...]) -> list[dict[str, Any]]:
-    return [{"name": name, "ns": ns} for name, ns in pairs]
-
-
-def _plain(value: int | float | str) -> int | float | str | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

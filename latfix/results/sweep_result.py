@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latfix.capacity.load_level import Cell, cell_of, run_spread, with_spread
-from latfix.capacity.load_point import LoadPoint
-from latfix.capacity.load_traffic import Part
+from latfix.capacity.measured_load import Cell, LoadPoint, cell_of, run_spread, with_spread
 from latfix.capacity.next_load import Kind
 from latfix.capacity.objective import Target
+from latfix.capacity.sweep_traffic import Part
 from latfix.settings import RunnerSettings
 
 

@@ -7,9 +7,7 @@ A folder whose runner was killed has segments only; :meth:`RunRecord.load` reads
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -20,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
+from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import PARQUET, ROW_GROUP, unreadable
 from latfix.files.parquet_types import check_type, read_column
 from latfix.files.regular_file import check_regular
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
 from latfix.run_record.validation import RequestCheck, check_batches, check_detail, check_document, damaged
-from latfix.settings_rules import OBJECTIVE_RULES, RUNNER_RULES
+from latfix.settings import Objective, RunnerSettings, rules_of
 from latfix.stages import STAGES, STATUS_NAMES, Status
 from latfix.traffic.schedule import Traffic
 
@@ -144,6 +143,12 @@ class RunRecord:
         keep = self.measured & (self.requests["status"] == Status.OK)
         return np.asarray(self.requests["latency_ns"][keep], dtype=np.int64)
 
+    def slowest(self, count: int = 20) -> list[int]:
+        """Rows of the slowest measured requests of any status, the slowest first."""
+        rows = np.flatnonzero(self.measured)
+        order = np.argsort(-self.requests["latency_ns"][rows], kind="stable")
+        return [int(row) for row in rows[order[:count]]]
+
     def unrecorded(self) -> int:
         """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
         return int(self.meta.get("scheduled", len(self.traffic))) - sum(self.counts().values())
@@ -192,9 +197,9 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
     for key in ("overhead", "calibration"):
         values = meta.get(key)
         checks.append((key, values, not isinstance(values, dict) or all(map(_is_number, values.values()))))
-    for key, rules in (("settings", RUNNER_RULES), ("objective", OBJECTIVE_RULES)):
+    for key, kind in (("settings", RunnerSettings), ("objective", Objective)):
         for name, value in meta[key].items() if isinstance(meta.get(key), dict) else ():
-            known = rules.get(name)
+            known = rules_of(kind).get(name)
             unstated = value is None and objective is meta.get(key) and name != "percentile"
             checks.append((f"{key}.{name}", value, known is None or unstated or known.check(value)))
     for key, value, sound in checks:
@@ -204,17 +209,6 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document so that a reader sees either the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def finalize(folder: Path) -> None:
@@ -237,9 +231,8 @@ def finalize(folder: Path) -> None:
         "requests": _request_tables(requests, folder / SCHEDULE, errors),
     }
     for name, parts in tables.items():  # requests last: its presence says that the others are there
-        temporary = folder / f".{name}.parquet.tmp"
-        _write_parts(temporary, parts)
-        temporary.replace(folder / f"{name}.parquet")
+        with replacement(folder / f"{name}.parquet") as temporary:
+            _write_parts(temporary, parts)
     for path in (folder / SEGMENTS).iterdir():
         path.unlink()
     (folder / SEGMENTS).rmdir()

@@ -44,28 +44,7 @@ def block_length(values: npt.ArrayLike) -> int:
     least = default_block(n)
     if n < 32 or (series[0] == series[-1] and np.ptp(series) == 0):
         return least
-    return int(max(least, min(_politis_white(_ranks(series)), n // 8)))
-
-
-def block_indices(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-    """Positions of ``replicates`` resamples, ``(replicates, n)``.
-
-    Takes ``8·replicates·n`` bytes; :func:`iter_block_indices` gives the same rows one at a time.
-    """
-    rows = np.empty((replicates, n), dtype=np.intp)
-    for row, indices in zip(rows, iter_block_indices(n, block=block, replicates=replicates, rng=rng), strict=True):
-        row[:] = indices
-    return rows
-
-
-def iter_block_indices(
-    n: int, *, block: int, replicates: int, rng: np.random.Generator
-) -> Iterator[npt.NDArray[np.intp]]:
-    """Positions of ``replicates`` resamples, one ``(n,)`` array after the other."""
-    block = max(1, min(block, n))
-    offsets = np.arange(block, dtype=np.intp)
-    for starts in iter_block_starts(n, block=block, replicates=replicates, rng=rng):
-        yield ((starts[:, None] + offsets).ravel()[:n] % n).astype(np.intp, copy=False)
+    return int(max(least, min(_politis_white(ranks(series)), n // 8)))
 
 
 def iter_block_starts(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> Iterator[IntArray]:
@@ -157,8 +136,8 @@ def sliding_sums(each: FloatArray, block: int) -> FloatArray:
     return np.asarray(running[block : block + n] - running[:n], dtype=np.float64)
 
 
-def _ranks(series: FloatArray) -> FloatArray:
-    """Ranks with ties averaged, so that constant stretches stay constant."""
+def ranks(series: FloatArray) -> FloatArray:
+    """Ranks from 1, ties averaged. By hand because ``scipy.stats`` takes over a second to import."""
     _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
     upper = np.cumsum(counts)
     return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)

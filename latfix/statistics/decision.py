@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Verdict = Literal["better", "worse", "no_difference", "undecided"]
 
@@ -65,6 +65,20 @@ class RatioEstimate(Interval):
     :param rounds: how many pairs of replays it rests on.
     :param spread: about the standard deviation of the logarithm of one round's ratio; NaN where not known.
     """
+
+    JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {
+        "type": "object",
+        "description": "A ratio with its 95 % interval, and the bounds that decide; null where an end is open.",
+        "properties": {
+            "value": {"type": ["number", "null"]},
+            "ci95": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "null"}]},
+            "decision": {"type": "array", "items": {"type": ["number", "null"]}},
+            "level": {"type": "number"},
+            "rounds": {"type": "integer"},
+            "spread": {"type": ["number", "null"]},
+        },
+        "required": ["value", "ci95"],
+    }
 
     decision: tuple[float, float] | None = None
     level: float = LEVEL

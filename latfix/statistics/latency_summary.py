@@ -21,37 +21,13 @@ from latfix.formatting import LATENCY_KEYS
 from latfix.statistics.block_bootstrap import (
     FloatArray,
     SortedSample,
-    block_indices,
     block_length,
     block_sums,
-    default_block,
     evidence,
-    iter_block_indices,
     sliding_sums,
 )
-from latfix.statistics.decision import Interval, RatioEstimate, Verdict, judge
-from latfix.statistics.distributions import normal_quantile, student_t, wilson_interval
+from latfix.statistics.distributions import normal_quantile, student_t
 from latfix.statistics.percentiles import percentile_interval
-
-__all__ = [
-    "LATENCY_KEYS",
-    "QUANTILES",
-    "Interval",
-    "RatioEstimate",
-    "Verdict",
-    "block_indices",
-    "block_length",
-    "default_block",
-    "influence",
-    "iter_block_indices",
-    "judge",
-    "limit_of",
-    "percentile_ns",
-    "student_t",
-    "summarize_ms",
-    "summary_intervals_ms",
-    "wilson_interval",
-]
 
 #: The keys that are percentiles, as fractions.
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}

@@ -99,25 +99,44 @@ def percentile_interval(
 ) -> Bounds:
     """Woodruff's interval (1952) of a percentile, in the series' unit.
 
-    The share of requests beyond the percentile has an interval of its own, from as many independent draws as
-    blocks of neighbors are worth; the latencies at its ends are the interval. Beyond the slowest request the
-    tail is continued as a power law with Hill's exponent, so that a p99 of 100 requests does not claim to
-    know where they end.
+    The share of requests beyond the percentile has an interval of its own (:func:`share_interval`); the latencies at
+    its ends are the interval. Beyond the slowest request the tail continues as a power law with Hill's exponent, so
+    that a p99 of 100 requests does not end at their maximum.
 
     :param series: ``(n,)`` in order of arrival, without NaN.
     :param values: the same, ascending.
     :param q: the percentile as a fraction.
     """
-    n = len(series)
     share = 1.0 - q
     beyond = (series > float(np.quantile(values, q))).astype(np.float64)
+    lo, hi = share_interval(share, *independent_draws(beyond, share, block), confidence)
+    exponent = _hill(values)
+    return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
+
+
+def independent_draws(beyond: FloatArray, share: float, block: int) -> tuple[float, FloatArray]:
+    """How many independent draws a series is worth, and by how much each block exceeds the expected share.
+
+    Slow requests come in clusters: the variance of the counts in ``block`` neighbors over that of independent draws
+    says by how much fewer draws there are than requests.
+
+    :param beyond: ``(n,)`` in order of arrival; 1 where a request lies beyond the limit, else 0.
+    :param share: of the requests that is expected there.
+    """
+    n = len(beyond)
     observed = min(max(float(beyond.mean()), 1.0 / n), 1.0 - 1.0 / n) if n > 1 else 0.5
     spread = float(sliding_sums(beyond, block).var())
     inflation = max(1.0, spread / (block * observed * (1 - observed)) * n / max(n - block, 1))
-    quantile = student_t(confidence, max(2.0, evidence(block_sums(beyond - share, block))))
-    lo, hi = score_interval(share, n / inflation, quantile)
-    exponent = _hill(values)
-    return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
+    return n / inflation, block_sums(beyond - share, block)
+
+
+def share_interval(share: float, draws: float, added: FloatArray, confidence: float = 0.95) -> Bounds:
+    """Wilson's interval of a share, with Student's t for as many degrees of freedom as blocks stand out.
+
+    :param draws: independent draws behind it.
+    :param added: by how much each block exceeds the share.
+    """
+    return score_interval(share, draws, student_t(confidence, max(2.0, evidence(added))))
 
 
 def _hill(values: FloatArray) -> float:

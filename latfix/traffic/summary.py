@@ -261,11 +261,12 @@ def _dispersion(seconds: npt.NDArray[np.float64]) -> tuple[Dispersion, ...]:
         windows = int(span / window)
         if windows < _MIN_COUNT_WINDOWS:
             break
-        found.append(Dispersion(window_s=window, windows=windows, index=_fano(seconds, window, windows)))
+        found.append(Dispersion(window_s=window, windows=windows, index=fano_factor(seconds, window, windows)))
     return tuple(found)
 
 
-def _fano(seconds: npt.NDArray[np.float64], window: float, windows: int) -> float:
+def fano_factor(seconds: npt.NDArray[np.float64], window: float, windows: int) -> float:
+    """Variance over mean of the counts in windows: the index of dispersion."""
     index = (seconds / window).astype(np.int64)
     counts = np.bincount(index[index < windows], minlength=windows)
     mean = float(counts.mean())
@@ -332,7 +333,7 @@ def _order_ratio(gaps: npt.NDArray[np.float64], dispersion: tuple[Dispersion, ..
     shuffled: list[list[float]] = []
     for _ in range(9):
         seconds = np.concatenate([[0.0], np.cumsum(random.permutation(gaps))])
-        shuffled.append([_fano(seconds, entry.window_s, entry.windows) for entry in dispersion])
+        shuffled.append([fano_factor(seconds, entry.window_s, entry.windows) for entry in dispersion])
     typical = np.median(np.array(shuffled), axis=0)
     ratios = [entry.index / max(float(base), 0.5) for entry, base in zip(dispersion, typical, strict=True)]
     return max(ratios, default=1.0)

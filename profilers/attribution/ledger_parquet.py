@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import ROW_GROUP
 from latfix.results.diagnosis import Ledger
 
@@ -20,24 +22,20 @@ class CausesFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._file = contextlib.ExitStack()
         self._writer: Any = None
 
     def __enter__(self) -> CausesFile:
         import pyarrow.parquet as pq
 
-        self._writer = pq.ParquetWriter(self._temporary, _schema())
+        temporary = self._file.enter_context(replacement(self._path))
+        self._writer = self._file.enter_context(pq.ParquetWriter(temporary, _schema()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._writer.close()
-            if error is None:
-                self._temporary.replace(self._path)
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        self._file.__exit__(kind, error, trace)
 
     def add(self, ledger: Ledger) -> None:
         """Write the entries of some requests."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfix.files.atomic_write import write_json
 from latfix.profilers.calibration.microbenchmarks import MEASURES, UnitCost, measure, minor_fault
-from latfix.run_record.run_record import write_json
 
 #: Raised with every change of what is measured or how.
 CALIBRATION_VERSION = 1

@@ -11,6 +11,7 @@ from heapq import nsmallest
 import numpy as np
 
 from latfix.errors import InputError
+from latfix.formatting import shown
 from latfix.profilers.evidence.work_model import Ints
 from latfix.run_record.run_record import RunRecord
 
@@ -43,9 +44,9 @@ def check_ids(wanted: Sequence[str], ids: Sequence[str]) -> None:
     unknown = set(wanted).difference(ids)
     for name in wanted:
         if name in unknown:
-            near = ", ".join(_shown(found) for found in nearest(name, ids))
+            near = ", ".join(shown(found) for found in nearest(name, ids))
             raise InputError(
-                f"--request: found {_shown(name)}, which is none of the traffic's {len(ids):,} requests; expected an "
+                f"--request: found {shown(name)}, which is none of the traffic's {len(ids):,} requests; expected an "
                 f"id{f', e.g. {near}' if near else ''}"
             )
 
@@ -92,17 +93,10 @@ def choose_ids(record: RunRecord, wanted: Sequence[str]) -> tuple[Chosen, ...]:
     return tuple(chosen)
 
 
-def slowest_rows(record: RunRecord, count: int = 20) -> list[int]:
-    """Rows of the slowest measured requests of any status, the slowest first."""
-    candidates = np.flatnonzero(record.measured)
-    order = np.argsort(-record.requests["latency_ns"][candidates], kind="stable")
-    return [int(row) for row in candidates[order[:count]]]
-
-
 def choose_slowest(record: RunRecord, count: int) -> tuple[Chosen, ...]:
     """The slowest measured requests of any status, the slowest first."""
     index = record.requests["index"]
-    return tuple(Chosen(index=int(index[row]), row=row, matches=1) for row in slowest_rows(record, count))
+    return tuple(Chosen(index=int(index[row]), row=row, matches=1) for row in record.slowest(count))
 
 
 def check_slowest(count: int | None) -> None:
@@ -124,9 +118,3 @@ def _warmup_row(index: Ints, wanted: int, scheduled: int) -> int | None:
     early = np.flatnonzero(index < 0)
     same = early[(-index[early] - 1) % max(scheduled, 1) == wanted]
     return int(same[-1]) if len(same) else None
-
-
-def _shown(name: str) -> str:
-    """An id in one line of an error message."""
-    shown = repr(name)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
 from latfix.formatting import share, significant
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
+from latfix.results.diagnosis import Activity
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 from latfix.traffic.periodicity import find_period
 
@@ -29,34 +27,6 @@ _STRIKE = 0.25
 _PHASES = 20
 _MOST_TIMED = 20_000
 _LEAST_OFF = 0.15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
-    """When a cause was active, in seconds from the run's start.
-
-    :param throughout: at no time of the run clearly more than at another.
-    :param intervals_s: when it was; the whole run where ``throughout``; empty where it never was.
-    :param text: the same in a phrase.
-    :param period_s: length of a cycle where it comes and goes in a rhythm; ``duty`` the share of it that is active.
-    """
-
-    throughout: bool
-    intervals_s: Spans
-    text: str
-    period_s: float | None = None
-    duty: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry ``active`` of a cause in ``diagnosis.json``."""
-        document: dict[str, Any] = {
-            "throughout": self.throughout,
-            "intervals_s": [list(interval) for interval in self.intervals_s],
-            "text": self.text,
-        }
-        if self.period_s is not None:
-            document |= {"period_s": self.period_s, "duty": self.duty}
-        return document
 
 
 def activity(own_ns: Ints, moment_ns: Ints, *, start_s: float, end_s: float, seed: int = 0) -> Activity:
@@ -145,7 +115,8 @@ def _active(levels: Floats, sums: Floats) -> Bools:
 
 def _intervals(times: Floats, edges: Ints, active: Bools, start_s: float, end_s: float) -> Spans:
     """Active stretches in seconds, neighbors joined."""
-    begins = np.concatenate([[start_s], times[edges[1:-1]], [end_s]])
+    # What waits in a queue when arrivals end is served after `end_s`.
+    begins = np.concatenate([[start_s], np.minimum(times[edges[1:-1]], end_s), [end_s]])
     intervals: list[tuple[float, float]] = []
     for k in np.flatnonzero(active):
         begin, end = float(begins[k]), float(begins[k + 1])

@@ -73,7 +73,11 @@ def _answers(row: Mapping[str, Any], first: str) -> Text:
     if row["backend"] == first:
         return Text("the reference", style="dim")
     deviation = finite(row["deviation"])
-    said = "in shape or kind" if deviation is None else f"by {significant(deviation, 2)} of the largest number"
+    said = (
+        "in shape, kind or whole numbers"
+        if deviation is None
+        else f"by {significant(deviation, 2)} of the largest number"
+    )
     if row["agreeing"] < row["compared"]:
         return Text(f"{row['agreeing']} of {count(row['compared'])} agree; off {said}", style="bold red")
     if deviation is None or deviation > _ROUNDING:

@@ -1,1 +1,1 @@
-"""latfix backends: which can serve this model, how fast, same answers?"""
+"""``latfix backends``: which backends can serve a model, how fast, and whether their answers agree."""

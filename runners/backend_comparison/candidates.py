@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from latfix.adapter_api import Workload
 from latfix.config.tensorrt_requirements import driver_missing
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
-from latfix.runners.backends.onnx_export import Exported, export
+from latfix.runners.backends.onnx_export import Exported, dynamic_of, example_of, export, sizes_of
+from latfix.runners.backends.replaced_model import FlatModel, export_program
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
@@ -148,73 +150,51 @@ class Converter:
 
         :raises LatfixError: the backend is not installed, or an exporter refused, with its reason.
         """
-        if backend == exported.BACKEND:
-            return self._timed(self._folder / "model.pt2", self._save_exported)
-        if backend == torchscript.BACKEND:
-            return self._timed(self._folder / "model.pt", self._save_traced)
-        return self._to_onnx("openvino" if backend == OPENVINO else "onnxruntime")
-
-    def _timed(self, file: Path, save: Callable[[Path], None]) -> _Made:
-        started = time.perf_counter()
         with torch.no_grad():
-            save(file)
-        seconds = time.perf_counter() - started
-        return _Made(file=file, inputs=(), wrap=Unpacked, seconds=seconds)
+            outputs = flatten(call_model(self._model, self._example))[1]
+            if backend == exported.BACKEND:
+                file, inputs, seconds = self._save("model.pt2", self._save_exported)
+            elif backend == torchscript.BACKEND:
+                file, inputs, seconds = self._save("model.pt", self._save_traced)
+            else:
+                file, inputs, seconds = self._save_onnx("openvino" if backend == OPENVINO else "onnxruntime")
+        return _Made(file=file, inputs=inputs, wrap=lambda model: Unpacked(model, outputs), seconds=seconds)
+
+    def _save(self, name: str, save: Callable[[Path], None]) -> tuple[Path, tuple[str, ...], float]:
+        started = time.perf_counter()
+        save(self._folder / name)
+        return self._folder / name, (), time.perf_counter() - started
 
     def _save_exported(self, file: Path) -> None:
-        tensors, shape = flatten(example_of(self._batches))
-        varying = [
-            {d: torch.export.Dim.DYNAMIC for d in range(tensor.dim()) if _differs(self._batches, k, d)}
-            for k, tensor in enumerate(tensors)
-        ]
-        program = torch.export.export(
-            Flat(self._model, shape), tuple(tensors), dynamic_shapes={"tensors": tuple(varying)}, strict=False
-        )
-        torch.export.save(program, file)
+        sizes = sizes_of([flatten(batch)[0] for batch in self._batches])
+        torch.export.save(export_program(self._model, self._example, dynamic_of(sizes)), file)
 
     def _save_traced(self, file: Path) -> None:
-        tensors, shape = flatten(example_of(self._batches))
+        tensors, shape = flatten(self._example)
         traced = torch.jit.trace(  # type: ignore[no-untyped-call]
-            Flat(self._model, shape), tuple(tensors), check_trace=False, strict=False
+            FlatModel(self._model, shape), tuple(tensors), check_trace=False, strict=False
         )
         torch.jit.save(traced, file)
 
-    def _to_onnx(self, package: str) -> _Made:
-        missing = backend_missing(package)
-        if missing:
+    def _save_onnx(self, package: str) -> tuple[Path, tuple[str, ...], float]:
+        if missing := backend_missing(package):
             raise RunnerError(missing)
         if self._onnx is None:  # both backends read the same file; what lies in a cache has taken no time
             self._onnx = export(self._model, self._batches, self._sources, fresh=True)
-        with torch.no_grad():
-            outputs = flatten(call_model(self._model, example_of(self._batches)))[1]
-        made = self._onnx
-        return _Made(
-            file=made.file,
-            inputs=made.inputs,
-            wrap=lambda model: Unpacked(model, outputs),
-            seconds=made.seconds,
-        )
+        return self._onnx.file, self._onnx.inputs, self._onnx.seconds
 
-
-class Flat(torch.nn.Module):
-    """A model that takes its tensors in a row, as exporters and tracers want them."""
-
-    def __init__(self, model: torch.nn.Module, shape: Any) -> None:
-        super().__init__()
-        self.model = model
-        self._shape = shape
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return call_model(self.model, unflatten(self._shape, tensors))
+    @functools.cached_property
+    def _example(self) -> Any:
+        return example_of(self._batches)
 
 
 class Unpacked(torch.nn.Module):
     """Takes inputs as the adapter makes them, and calls a model that takes them in a row.
 
-    :param outputs: the structure of the answers, where the model returns them in a row.
+    :param outputs: the structure of the answers, which the model returns in a row.
     """
 
-    def __init__(self, model: Any, outputs: Any = None) -> None:
+    def __init__(self, model: Any, outputs: Any) -> None:
         super().__init__()
         self._model = model
         self._outputs = outputs
@@ -222,23 +202,4 @@ class Unpacked(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tensors, _ = flatten(kwargs if kwargs else args)
         output = self._model(*tensors)
-        if self._outputs is None:
-            return output
         return unflatten(self._outputs, output if isinstance(output, tuple) else (output,))
-
-
-def _differs(batches: Sequence[Any], tensor: int, dimension: int) -> bool:
-    return len({flatten(batch)[0][tensor].shape[dimension] for batch in batches}) > 1
-
-
-def example_of(batches: Sequence[Any]) -> Any:
-    """The smallest batch without a dimension of 1 that varies, which a tracer would take for a constant."""
-
-    def ones(batch: Any) -> int:
-        return sum(
-            size == 1 and _differs(batches, k, d)
-            for k, tensor in enumerate(flatten(batch)[0])
-            for d, size in enumerate(tensor.shape)
-        )
-
-    return min(batches, key=lambda batch: (ones(batch), sum(tensor.numel() for tensor in flatten(batch)[0])))

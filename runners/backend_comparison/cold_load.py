@@ -27,13 +27,10 @@ def load_file(file: Path, backend: str, inputs: Sequence[str]) -> torch.nn.Modul
     :raises LatfixError: the backend is not installed, or refuses the file.
     """
     from latfix.runners.model_files import open_model
-    from latfix.runners.model_files.formats import onnx as onnx_runtime
-    from latfix.runners.model_files.formats.openvino import OpenVinoModule
+    from latfix.runners.model_files.formats import onnx
 
-    if backend == OPENVINO:
-        return OpenVinoModule(file, inputs)
-    if backend == onnx_runtime.BACKEND:
-        return onnx_runtime.SessionModule(onnx_runtime.session_of(file), file.name, inputs)
+    if backend in (OPENVINO, onnx.BACKEND):
+        return onnx.load_graph(file, inputs, openvino=backend == OPENVINO)
     return open_model(file).load("cpu")
 
 

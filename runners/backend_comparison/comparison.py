@@ -21,7 +21,7 @@ import numpy as np
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
-from latfix.run_record.run_record import write_json
+from latfix.files.atomic_write import write_json
 from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.writer import load_schedule, save_schedule

@@ -15,9 +15,9 @@ import torch
 from latfix.errors import RunnerError
 from latfix.runners.backend_comparison.candidates import Candidate
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, split_output
-from latfix.runners.measure.accuracy import agree, flatten
+from latfix.runners.calls.output_agreement import agree, deviation_of, flatten
+from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import student_t
-from latfix.statistics.latency_summary import Interval
 
 #: Rounds below which there is no interval.
 _FEWEST_ROUNDS = 5
@@ -109,7 +109,7 @@ def _compare_all(ready: Sequence[Candidate], work: Work, served: Mapping[str, Se
         one.compared = len(answers)
         for wanted, got in zip(expected, answers, strict=True):
             one.agreeing += agree(wanted, got)
-            one.deviation = max(one.deviation, deviation(wanted, got))
+            one.deviation = max(one.deviation, deviation_of(wanted, got))
 
 
 def _warm_up(model: Any, work: Work) -> None:
@@ -124,26 +124,6 @@ def _answers(model: Any, work: Work) -> list[Any]:
     for batch, size in zip(work.batches, work.sizes, strict=True):
         answers += [flatten(output) for output in split_output(call_model(model, batch), size)]
     return answers
-
-
-def deviation(expected: Sequence[Any], got: Sequence[Any]) -> float:
-    """The largest difference of two answers' numbers, as a share of the largest number in the first one."""
-    if len(expected) != len(got):
-        return math.inf
-    return max((_of_leaf(np.asarray(a), np.asarray(b)) for a, b in zip(expected, got, strict=True)), default=0.0)
-
-
-def _of_leaf(a: Any, b: Any) -> float:
-    if a.shape != b.shape:
-        return math.inf
-    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub" or not a.size:
-        return 0.0 if np.array_equal(a, b) else math.inf
-    first, second = a.astype(np.float64), b.astype(np.float64)
-    if np.array_equal(first, second, equal_nan=True):
-        return 0.0
-    largest = float(np.abs(first).max())
-    difference = float(np.abs(first - second).max())
-    return difference / largest if largest > 0 and math.isfinite(difference) else math.inf
 
 
 def _time_all(

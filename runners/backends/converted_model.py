@@ -12,12 +12,13 @@ import torch
 
 from latfix.errors import InputError, RunnerError
 from latfix.runners.backends.onnx_export import Exported, export
-from latfix.runners.backends.openvino_graph import OpenVinoGraph
+from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
+from latfix.runners.backends.replaced_model import ReplacedModel
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
-from latfix.runners.calls.output_deviation import MOST_DEVIATION, as_called, deviation_of, in_order
-from latfix.runners.calls.tensor_tree import flatten, unflatten
+from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
+from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import RunnerSettings
 
 Arrays = list[Any]
@@ -50,61 +51,9 @@ class Conversion:
         return asdict(self)
 
 
-class ConvertedModel(torch.nn.Module):
-    """Stands in for the adapter's model: the same inputs, the same structure of outputs.
-
-    A batch that the converted model was not made for (a dimension that never varied in the traffic, other names, or
-    the same in another order) is run by the original, and not counted.
-
-    :param run: runs arrays in the order of the flattened inputs.
-    :param example: a batch that the model was converted with.
-    """
-
-    def __init__(
-        self,
-        original: torch.nn.Module,
-        exported: Exported,
-        run: Callable[[Arrays], Arrays],
-        example: Any,
-        outputs: Any,
-    ) -> None:
-        super().__init__()
-        # Not as a submodule: its parameters are not what runs.
-        self._original = (original,)
-        self._sizes = exported.sizes
-        self._run = run
-        self._inputs = in_order(flatten(as_called(example))[1])
-        self._outputs = outputs
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original would return."""
-        tensors = self._tensors(kwargs if kwargs else args)
-        if tensors is None:
-            return self._original[0](*args, **kwargs)
-        found = self._run([tensor.detach().contiguous().numpy() for tensor in tensors])
-        return unflatten(self._outputs, [torch.from_numpy(array) for array in found])
-
-    def _tensors(self, inputs: Any) -> list[torch.Tensor] | None:
-        """The inputs in the order of the file's; ``None`` where it was not made for them."""
-        try:
-            tensors, names = flatten(inputs)
-        except TypeError:  # something that is no tensor
-            return None
-        if in_order(names) != self._inputs:
-            return None
-        fitting = all(_fits(tensor.shape, of) for tensor, of in zip(tensors, self._sizes, strict=True))
-        return tensors if fitting else None
-
-
-def _fits(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
-    if len(shape) != len(sizes):
-        return False
-    return all(fixed is None or size == fixed for size, fixed in zip(shape, sizes, strict=True))
-
-
 def convert(
     model: torch.nn.Module, batches: Sequence[Any], settings: RunnerSettings, sources: Path, tally: Tally
-) -> tuple[ConvertedModel, Conversion]:
+) -> tuple[ReplacedModel, Conversion]:
     """Convert a model as the settings say, and compare its answers with the original's on every batch.
 
     :param batches: several sizes of what the service will run.
@@ -135,23 +84,22 @@ def _convert(
     tally: Tally,
     *,
     fresh: bool,
-) -> tuple[ConvertedModel, Conversion]:
+) -> tuple[ReplacedModel, Conversion]:
     started = time.perf_counter()
     exported = export(model, batches, sources, fresh=fresh)
     threads = settings.intra_op_threads or torch.get_num_threads()
     try:
         with torch.no_grad():
             expected = [flatten(call_model(model, batch)) for batch in batches]
-        load = _LOADERS[settings.backend]
-        run, version, precisions = load(exported, threads, settings)
-        converted = ConvertedModel(model, exported, tally.counting(run), batches[0], expected[0][1])
+        graph = load_graph(exported, threads, settings)
+        converted = _stand_in(model, exported, tally.counting(graph.run), batches[0], expected[0][1])
         deviation = max(
             deviation_of(tensors, flatten(call_model(converted, batch))[0])
             for (tensors, _), batch in zip(expected, batches, strict=True)
         )
+    except KeyboardInterrupt:
+        raise
     except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         if exported.cached:
             raise _FromCache from error
         raise RunnerError(f"the model as converted for {settings.backend} does not run: {describe(error)}") from error
@@ -164,7 +112,7 @@ def _convert(
             f" {len(batches)} batches is {deviation:.2g} of the largest number, limit {MOST_DEVIATION:g}"
         )
     return converted, Conversion(
-        backend=f"{settings.backend} {version}",
+        backend=f"{settings.backend} {graph.version}",
         seconds=round(time.perf_counter() - started, 3),
         export_s=round(exported.seconds, 3),
         cached=exported.cached,
@@ -172,43 +120,34 @@ def _convert(
         deviation=float(deviation),
         varying=sum(size is None for of in exported.sizes for size in of),
         threads=threads,
-        precisions=precisions,
+        precisions=graph.precisions(),
     )
 
 
-Loaded = tuple[Callable[[Arrays], Arrays], str, dict[str, int]]
+def _stand_in(
+    model: torch.nn.Module, exported: Exported, run: Callable[[Arrays], Arrays], example: Any, outputs: Any
+) -> ReplacedModel:
+    """Stands in for the model where sizes differ in no dimension that never varied in the traffic."""
+
+    def fits(tensors: Sequence[torch.Tensor]) -> bool:
+        return all(
+            len(tensor.shape) == len(of)
+            and all(fixed is None or size == fixed for size, fixed in zip(tensor.shape, of, strict=True))
+            for tensor, of in zip(tensors, exported.sizes, strict=True)
+        )
+
+    def torch_run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.from_numpy(array) for array in run([tensor.numpy() for tensor in tensors])]
+
+    return ReplacedModel(model, example, outputs, fits=fits, run=torch_run)
 
 
-def _load_onnxruntime(exported: Exported, threads: int, settings: RunnerSettings) -> Loaded:
-    del settings
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Threads that spin while they wait take the core from prepare threads and from the other workers.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(str(exported.file), options, providers=["CPUExecutionProvider"])
-    wanted = {each.name for each in session.get_inputs()}
-    outputs = [each.name for each in session.get_outputs()]
-
-    def run(arrays: Arrays) -> Arrays:
-        feed = {name: array for name, array in zip(exported.inputs, arrays, strict=True) if name in wanted}
-        return list(session.run(outputs, feed))
-
-    return run, str(onnxruntime.__version__), {}
-
-
-def _load_openvino(exported: Exported, threads: int, settings: RunnerSettings) -> Loaded:
+def load_graph(exported: Exported, threads: int, settings: RunnerSettings) -> OnnxGraph:
+    """An exported model in the runtime that the settings ask for."""
+    if settings.backend == "onnxruntime":
+        return OnnxRuntimeGraph(onnxruntime_session(exported.file, threads), exported.inputs)
     # What it compiles lies beside the file, and goes with it.
     cache = exported.file.parent / "openvino"
-    half = settings.precision == "bf16"
-    graph = OpenVinoGraph(exported.file, exported.inputs, threads=threads, half=half, cache=cache)
-    return graph.run, graph.version, graph.precisions()
-
-
-_LOADERS: dict[str, Callable[[Exported, int, RunnerSettings], Loaded]] = {
-    "onnxruntime": _load_onnxruntime,
-    "openvino": _load_openvino,
-}
+    return OpenVinoGraph(
+        exported.file, exported.inputs, threads=threads, half=settings.precision == "bf16", cache=cache
+    )

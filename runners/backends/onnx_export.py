@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +14,11 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.backends.artifact_cache import cache_folder, keep, model_digest, used
-from latfix.runners.calls.flat_model import FlatModel
-from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.backends.replaced_model import export_program, quiet, raised_as, root_reason
 from latfix.runners.calls.tensor_tree import flatten
+
+#: Of each tensor the size of each dimension, ``None`` where it varies.
+Sizes = tuple[tuple[int | None, ...], ...]
 
 #: The file's name in its folder of the cache; large weights lie beside it.
 _FILE = "model.onnx"
@@ -37,7 +35,7 @@ class Exported:
 
     file: Path
     inputs: tuple[str, ...]
-    sizes: tuple[tuple[int | None, ...], ...]
+    sizes: Sizes
     cached: bool
     seconds: float
 
@@ -55,7 +53,7 @@ def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fre
         flat = [flatten(batch)[0] for batch in batches]
     except TypeError as error:
         raise RunnerError(f"the model cannot be exported to ONNX: among its inputs, {error}") from error
-    sizes = _sizes(flat)
+    sizes = sizes_of(flat)
     names = tuple(f"x{k}" for k in range(len(sizes)))
     dtypes = [str(tensor.dtype) for tensor in flat[0]]
     place = cache_folder("onnx") / model_digest(model, sources, repr(sizes), repr(dtypes))
@@ -64,7 +62,7 @@ def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fre
         shutil.rmtree(place, ignore_errors=True)
         made = Path(tempfile.mkdtemp(prefix="new-", dir=place.parent))
         try:
-            _write(model, _example(batches, flat, sizes), sizes, names, made / _FILE)
+            _write(model, example_of(batches), sizes, names, made / _FILE)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
@@ -75,8 +73,11 @@ def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fre
     return Exported(file=place / _FILE, inputs=names, sizes=sizes, cached=cached, seconds=seconds)
 
 
-def _sizes(batches: Sequence[Sequence[torch.Tensor]]) -> tuple[tuple[int | None, ...], ...]:
-    """Of each tensor the size of each dimension that all batches agree in, ``None`` elsewhere."""
+def sizes_of(batches: Sequence[Sequence[torch.Tensor]]) -> Sizes:
+    """Of each tensor the size of each dimension that all batches agree in, ``None`` elsewhere.
+
+    :raises RunnerError: tensors at one place have different numbers of dimensions.
+    """
     seen = [{tuple(batch[k].shape) for batch in batches} for k in range(len(batches[0]))]
     if any(len({len(shape) for shape in shapes}) > 1 for shapes in seen):
         raise RunnerError("the inputs have tensors of different dimensions at one place, which cannot be exported")
@@ -85,56 +86,33 @@ def _sizes(batches: Sequence[Sequence[torch.Tensor]]) -> tuple[tuple[int | None,
     )
 
 
-def _example(batches: Sequence[Any], flat: Sequence[Sequence[torch.Tensor]], sizes: Any) -> Any:
+def example_of(batches: Sequence[Any]) -> Any:
     """The smallest batch in which no varying dimension is 0 or 1, which a trace would take for constants."""
-    fitting = [
-        k
-        for k, tensors in enumerate(flat)
-        if all(
-            size > 1
-            for tensor, of in zip(tensors, sizes, strict=True)
-            for size, fixed in zip(tensor.shape, of, strict=True)
-            if fixed is None
+    flat = [flatten(batch)[0] for batch in batches]
+    sizes = sizes_of(flat)
+
+    def constants(tensors: Sequence[torch.Tensor]) -> bool:
+        pairs = (
+            pair for tensor, of in zip(tensors, sizes, strict=True) for pair in zip(tensor.shape, of, strict=True)
         )
-    ]
-    candidates = fitting or list(range(len(batches)))
-    return batches[min(candidates, key=lambda k: sum(tensor.numel() for tensor in flat[k]))]
+        return any(fixed is None and size <= 1 for size, fixed in pairs)
+
+    def cost(k: int) -> tuple[bool, int]:
+        return constants(flat[k]), sum(tensor.numel() for tensor in flat[k])
+
+    return batches[min(range(len(batches)), key=cost)]
 
 
 def _write(model: torch.nn.Module, example: Any, sizes: Any, names: Sequence[str], file: Path) -> None:
-    tensors, shape = flatten(example)
-    dynamic = torch.export.Dim.DYNAMIC
-    varying = tuple({d: dynamic for d, size in enumerate(of) if size is None} or None for of in sizes)
-    try:
-        with _quiet(), torch.no_grad():
-            program = torch.export.export(
-                FlatModel(model, shape), tuple(tensors), dynamic_shapes={"tensors": varying}, strict=False
-            )
+    with raised_as("the model cannot be exported to ONNX", root_reason):
+        program = export_program(model, example, dynamic_of(sizes))
+        with quiet(), torch.no_grad():
             converted = torch.onnx.export(program, input_names=list(names), verbose=False)
             assert converted is not None, "the exporter returns a program where no file is named"
             converted.save(file)
-    except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise RunnerError(f"the model cannot be exported to ONNX: {_reason(error)}") from error
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Exporters tell their progress and what they think of each other's versions; only a failure is of interest."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of the error at the bottom of a chain that says something; exporters wrap theirs in pages."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else describe(error)
+def dynamic_of(sizes: Sizes) -> list[dict[int, Any] | None]:
+    """Sizes as ``torch.export`` takes them: by tensor, the dimensions that vary."""
+    varies = torch.export.Dim.DYNAMIC
+    return [{d: varies for d, size in enumerate(of) if size is None} or None for of in sizes]

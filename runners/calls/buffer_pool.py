@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from latfix.adapter_api import check_stackable, map_structure
+from latfix.runners.calls.tensor_tree import map_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -64,20 +65,12 @@ class BufferPool:
         """As :func:`latfix.adapter_api.default_collate`, into the pool's buffers."""
         return map_structure(inputs, self._stack)
 
-    def release(self, output: Any, path: tuple[Any, ...] = ()) -> Any:
+    def release(self, output: Any) -> Any:
         """``output`` in buffers for answers; what is too large for them stays where the model put it.
 
         Nothing that lies in a batch's buffers is returned: the next batch is written into them.
         """
-        import torch
-
-        if isinstance(output, torch.Tensor):
-            return self._answer(output, path)
-        if isinstance(output, dict):
-            return {key: self.release(item, (*path, key)) for key, item in output.items()}
-        if _plain(output):
-            return type(output)(self.release(item, (*path, k)) for k, item in enumerate(output))
-        return output
+        return map_tensors(output, self._answer)
 
     @property
     def bytes_held(self) -> int:
@@ -107,7 +100,9 @@ class BufferPool:
         return out
 
     def _answer(self, output: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
-        if output.device.type != "cpu" or output.layout != _strided() or output.is_quantized:
+        import torch
+
+        if output.device.type != "cpu" or output.layout != torch.strided or output.is_quantized:
             return output
         large = output.numel() * output.element_size() > LARGEST_ANSWER
         if large or output.requires_grad:
@@ -177,14 +172,3 @@ def _references(storage: torch.UntypedStorage) -> int:
     import torch
 
     return torch._C._storage_Use_Count(storage._cdata)
-
-
-def _strided() -> Any:
-    import torch
-
-    return torch.strided
-
-
-def _plain(output: Any) -> bool:
-    """A tuple or list, and no subclass with a constructor of its own."""
-    return type(output) in (tuple, list)

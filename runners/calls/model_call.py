@@ -1,13 +1,8 @@
-"""Loading a workload's adapter from its file, and calling its model."""
+"""Calling a model, splitting what it returns, and the errors that it may raise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
-
+from typing import Any
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter fails one request
 #: only, and so does a panic in a native library, which is no ``Exception`` either.
@@ -23,42 +18,6 @@ def describe(error: BaseException) -> str:
         return name
     text = " ".join(text.encode("utf-8", "replace").decode().split())
     return f"{name}: {text[:300]}" if text else name
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """All tensors in a tensor, tuple, list or dict of them, nested or not."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in tensors_of(item)]
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    return []
-
-
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with ``change`` of each of its tensors in their places; lists become tuples, as a model is called."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(item, change) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(map_tensors(item, change) for item in value)
-    return value
-
-
-def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
-    """``value`` with its tensors on ``device`` and its floating-point ones in ``dtype``."""
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return tensor.to(device=device, dtype=cast, non_blocking=True)
-
-    return map_tensors(value, moved)
 
 
 def call_model(model: Any, inputs: Any) -> Any:
@@ -94,12 +53,13 @@ def split_output(output: Any, size: int) -> list[Any]:
     raise ValueError(f"the model returned a {type(output).__name__}; expected tensors with the batch in dimension 0")
 
 
-def elements_and_length(tensors: Sequence[torch.Tensor], dimension: int) -> tuple[int, int]:
-    """Elements in all tensors, and the largest size of ``dimension`` among them (0 where none has it)."""
-    elements = 0
-    length = 0
-    for tensor in tensors:
-        elements += tensor.numel()
-        if tensor.dim() > dimension:
-            length = max(length, tensor.shape[dimension])
-    return elements, length
+def as_called(batch: Any) -> Any:
+    """A batch as the model's ``forward`` gets it (:func:`latfix.runners.calls.model_call.call_model`)."""
+    if isinstance(batch, dict):
+        return batch
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def in_order(names: Any) -> str:
+    """A structure with the order of its names, which a comparison of dicts leaves out."""
+    return repr(names)

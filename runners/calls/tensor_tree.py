@@ -1,8 +1,8 @@
-"""Inputs and outputs of a model as flat lists of tensors, and back."""
+"""Tensors in nested tuples, lists and dicts: a model's inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,3 +45,62 @@ def _built(shape: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 def _joined(parts: Sequence[tuple[list[torch.Tensor], Any]]) -> list[torch.Tensor]:
     return [tensor for tensors, _ in parts for tensor in tensors]
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """All tensors in a tensor, tuple, list or dict of them, nested or not."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_of(item)]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def map_tensors(
+    value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()
+) -> Any:
+    """The same structure of tuples, lists and dicts with other tensors.
+
+    :param change: called with each tensor and the keys and indices that lead to it.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value, path)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change, (*path, key)) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map_tensors(item, change, (*path, k)) for k, item in enumerate(value))
+    if isinstance(value, list):
+        return [map_tensors(item, change, (*path, k)) for k, item in enumerate(value)]
+    return value
+
+
+def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
+    """``value`` with its tensors on ``device`` and its floating-point ones in ``dtype``."""
+
+    def moved(tensor: torch.Tensor, _: tuple[Any, ...]) -> torch.Tensor:
+        cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=device, dtype=cast, non_blocking=True)
+
+    return map_tensors(value, moved)
+
+
+def elements_of(value: Any) -> int:
+    """Elements in all tensors of a structure."""
+    return sum(tensor.numel() for tensor in tensors_of(value))
+
+
+def elements_and_length(tensors: Sequence[torch.Tensor], dimension: int) -> tuple[int, int]:
+    """Elements in all tensors, and the largest size of ``dimension`` among them (0 where none has it)."""
+    elements = 0
+    length = 0
+    for tensor in tensors:
+        elements += tensor.numel()
+        if tensor.dim() > dimension:
+            length = max(length, tensor.shape[dimension])
+    return elements, length

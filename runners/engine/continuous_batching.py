@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from latfix.errors import RunnerError
 from latfix.profilers.probes.thread_counters import NO_GROWTH, Account, difference
-from latfix.runners.calls.host_compute import Ran
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, elements_and_length, move, tensors_of
-from latfix.runners.engine.worker import ModelInstance, Worker
+from latfix.runners.calls.model_call import USER_ERRORS, call_model
+from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
+from latfix.runners.engine.worker import ModelInstance, Ran, Worker
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
 from latfix.runners.scheduling.control import Ended
 from latfix.runners.scheduling.routed_queue import Door
@@ -102,7 +102,7 @@ class SteppingWorker(Worker):
         self._free = [0] * self._most
         self._rows: list[_Row] = []
         self._state: Any = None
-        self._door, _ = engine.door(number)
+        self._door = engine.door(number)
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
         """Serve a batch and all that join it, until none is left."""

@@ -24,19 +24,19 @@ from latfix.profilers.probes.thread_counters import (
     difference,
 )
 from latfix.request import PRIORITIES, Request
-from latfix.runners.calls.model_call import USER_ERRORS, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.engine.overlapping_worker import OverlappingWorker
 from latfix.runners.engine.worker import ModelInstance, Outcome, Worker
 from latfix.runners.gpu.device_clock import DeviceClock
-from latfix.runners.host.cpu_placement import Places
-from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 from latfix.runners.scheduling.batch_queue import BatchQueue, Waiting, bucket_length
 from latfix.runners.scheduling.control import Steering, ordering_of
-from latfix.runners.scheduling.keep_warm import IdleGate, TakenFrom
+from latfix.runners.scheduling.keep_warm import IdleTurn
 from latfix.runners.scheduling.replica_router import Router, Shift
-from latfix.runners.scheduling.routed_queue import DoorGate, RoutedQueue
+from latfix.runners.scheduling.routed_queue import Door, RoutedQueue
 from latfix.settings import RunnerSettings
 from latfix.spans import SpanRecord, collect_spans
 from latfix.stages import Status
@@ -94,8 +94,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.steering = Steering.of(settings, instances[0].device)
         self.queue = self._make_queue()
-        #: Through which workers wait for requests where they keep themselves warm meanwhile.
-        self.gate = IdleGate(self.queue, lambda: self._pending) if settings.keep_warm_ms > 0 else None
+        #: Of workers that keep themselves warm; ``None`` where they do not.
+        self.idle_turn = IdleTurn(lambda: self._pending) if settings.keep_warm_ms > 0 else None
         self.places = Places(settings)
         self._pending = 0
         self._pending_lock = threading.Lock()
@@ -133,12 +133,9 @@ class Engine:
             router=Router(settings.workers, places, self._note_shift), workers=settings.workers, **policy
         )
 
-    def door(self, worker: int) -> tuple[TakenFrom, IdleGate | None]:
-        """Where a worker takes its batches, and through what it waits for them where it keeps itself warm."""
-        if not isinstance(self.queue, RoutedQueue):
-            return self.queue, self.gate
-        door = self.queue.door(worker)
-        return door, None if self.gate is None else DoorGate(door, self.gate)
+    def door(self, worker: int) -> BatchQueue | Door:
+        """Where a worker takes its batches."""
+        return self.queue.door(worker) if isinstance(self.queue, RoutedQueue) else self.queue
 
     def device_taken(self, device: str, others: float) -> None:
         """Other processes had this share of a device, from 0 to 1, just now."""
@@ -279,7 +276,7 @@ class Engine:
             self._inbox.put(None)
         for thread in self._prepare_threads:
             thread.join()
-        self._close_queue()
+        self.queue.close()
         for worker in self.workers:
             worker.join()
         self._close_files()
@@ -289,7 +286,7 @@ class Engine:
         deadline = time.monotonic() + timeout_s
         for _ in self._prepare_threads:
             self._inbox.put(None)
-        self._close_queue()
+        self.queue.close()
         threads = sum(len(ids) for ids in self.thread_ids().values())
         while len(self.ended_threads()) < threads:
             while len(self.queue):
@@ -304,11 +301,6 @@ class Engine:
         self.memory.close()
         if self.steering is not None:
             self.steering.close()
-
-    def _close_queue(self) -> None:
-        self.queue.close()
-        if self.gate is not None:
-            self.gate.close()
 
     def _prepare_loop(self, number: int) -> None:
         counters = ThreadCounters()
@@ -366,8 +358,6 @@ class Engine:
             share=share,
             memory=bytes_needed,
         )
-        if self.gate is not None:
-            self.gate.work_came()
 
     def log_spans(self, spans: list[SpanRecord], slot: int, stage: str) -> int:
         """Log this thread's spans as events and empty the list; returns their total length."""

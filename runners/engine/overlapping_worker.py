@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 
-from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.engine.worker import Worker
 from latfix.runners.gpu.async_batches import Flight
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
@@ -60,10 +59,9 @@ class OverlappingWorker(Worker):
         airborne = _Airborne(
             formed, live, self._open(live, formed.open_ns, formed.close_ns, free_ns, retried=False), free_ns
         )
-        try:
-            flight = self._launch(airborne.batch_id, live)
-        except USER_ERRORS as error:  # told when its turn comes: the one before is still under way
-            airborne.failure = describe(error)
+        flight = self._tried(self._launch, airborne.batch_id, live)
+        if isinstance(flight, str):  # reported when its turn comes: the one before is still under way
+            airborne.failure = flight
             return airborne
         flight.slots = [member.slot for member in live]
         flight.behind = behind
@@ -75,13 +73,10 @@ class OverlappingWorker(Worker):
         members, batch_id = airborne.members, airborne.batch_id
         if airborne.flight is None:
             return self._retry(batch_id, members, airborne.failure)
-        ran = None
-        try:
-            ran = self._land(airborne.flight, members)
-        except USER_ERRORS as error:
-            airborne.failure, airborne.flight = describe(error), None
-        if ran is None:
-            return self._retry(batch_id, members, airborne.failure)
+        ran = self._tried(self._land, airborne.flight, members)
+        if isinstance(ran, str):
+            airborne.flight = None
+            return self._retry(batch_id, members, ran)
         end = self._finish(batch_id, members, ran)
         steering = self._engine.steering
         if steering is not None:

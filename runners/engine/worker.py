@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
@@ -16,25 +16,17 @@ from latfix.profilers.probes.batch_delays import Delays
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters, difference
 from latfix.runners.calls.buffer_pool import BufferPool
 from latfix.runners.calls.call_counters import Calls
-from latfix.runners.calls.host_compute import Collated, Ran, compute_on_host
-from latfix.runners.calls.model_call import (
-    USER_ERRORS,
-    describe,
-    elements_and_length,
-    map_tensors,
-    move,
-    split_output,
-    tensors_of,
-)
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, split_output
+from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, tensors_of
 from latfix.runners.gpu.accelerator import Accelerator
-from latfix.runners.gpu.async_batches import Flight, Flights
+from latfix.runners.gpu.async_batches import Collated, Flight, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
 from latfix.runners.gpu.device_selection import in_mode
 from latfix.runners.gpu.pinned_staging import Staging
 from latfix.runners.gpu.worker_streams import Lane
 from latfix.runners.gpu_memory.caching_allocator import Reserved, reserve_on_stream
+from latfix.runners.host.cpu_placement import limit_operator_threads
 from latfix.runners.host.cpu_quota import usable_cores
-from latfix.runners.host.operator_threads import limit_operator_threads
 from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import Formed, Waiting
 from latfix.runners.scheduling.control import Ended
@@ -48,6 +40,7 @@ if TYPE_CHECKING:
     from latfix.runners.engine.engine import Engine
 
 Collate = Callable[[list[Any]], Any]
+T = TypeVar("T", "Ran", "Flight")
 
 
 @dataclass(slots=True)
@@ -113,7 +106,7 @@ class ModelInstance:
         accelerator = self.accelerator
         if accelerator is None:
             return move(batch, self.device, self.dtype)
-        return map_tensors(batch, lambda tensor: accelerator.upload(tensor, self.dtype))
+        return map_tensors(batch, lambda tensor, _: accelerator.upload(tensor, self.dtype))
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
         """Whether no batch of these shapes has run here before; remembers them."""
@@ -131,6 +124,16 @@ class Outcome:
     status: Status
     output: Any = None
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A batch that ran; ``process_ns`` and ``spent`` are the process's and the thread's counters at its end."""
+
+    outputs: list[Any]
+    end_ns: int
+    process_ns: int
+    spent: Account
 
 
 class Worker:
@@ -201,12 +204,12 @@ class Worker:
             return
         finally:
             self._ready.set()
-        queue, gate = self._engine.door(self.number)
+        queue, turn = self._engine.door(self.number), self._engine.idle_turn
         memory = self._engine.device_memory
         free = time.perf_counter_ns()
         with self._instance.guard():
             while True:
-                formed, free = self.keeper.next(queue, gate, free)
+                formed, free = self.keeper.next(queue, turn, free)
                 if formed is None:
                     break
                 if memory is not None:
@@ -214,7 +217,7 @@ class Worker:
                 free = self._serve(formed, free)
                 if memory is not None:
                     memory.leave()
-                if gate is not None:
+                if turn is not None:
                     self.keeper.learn(formed.members, self._engine.recorder.input_elements)
                 self._engine.between_batches()
         self._counters.close()
@@ -268,13 +271,9 @@ class Worker:
         peak = steering.peak if steering is not None else None
         if peak is not None:
             peak.begin()
-        ran = None
-        try:
-            ran = self._execute(batch_id, live)
-        except USER_ERRORS as error:
-            failure = describe(error)
-        if ran is None:  # out of the handler: what is raised holds the failed batch's inputs and activations
-            return self._retry(batch_id, live, failure)
+        ran = self._tried(self._execute, batch_id, live)
+        if isinstance(ran, str):
+            return self._retry(batch_id, live, ran)
         need = peak.need_bytes() if peak is not None else 0
         end = self._finish(batch_id, live, ran)
         if steering is not None:
@@ -319,12 +318,21 @@ class Worker:
 
     def _serve_single(self, batch_id: int, member: Waiting) -> int:
         """A batch of one that is not tried again."""
-        ran = None
+        ran = self._tried(self._execute, batch_id, [member])
+        if isinstance(ran, str):
+            return self._retry(batch_id, [member], ran)
+        return self._finish(batch_id, [member], ran)
+
+    @staticmethod
+    def _tried(run: Callable[..., T], *arguments: Any) -> T | str:
+        """What a part of the batch's way returns; in words what it raised.
+
+        The error itself must be gone before a retry: it holds the failed batch's inputs and activations.
+        """
         try:
-            ran = self._execute(batch_id, [member])
+            return run(*arguments)
         except USER_ERRORS as error:
-            failure = describe(error)
-        return self._retry(batch_id, [member], failure) if ran is None else self._finish(batch_id, [member], ran)
+            return describe(error)
 
     def _open(self, members: list[Waiting], open_ns: int, close_ns: int, free_ns: int, *, retried: bool) -> int:
         recorder = self._engine.recorder
@@ -355,12 +363,21 @@ class Worker:
             return self._land(self._launch(batch_id, members), members)
         collated = self._collate(batch_id, members)
         reading = self._instance.calls.begin()
-        output, end_ns = compute_on_host(self._instance, collated.batch, self._engine.recorder.batch, batch_id)
+        output, end_ns = self._compute(batch_id, collated.batch)
         self._instance.calls.end(reading, inference=self._in_inference_mode())
         after, process_ns = self._counters.snapshot(), time.process_time_ns()
         spent = difference(after, collated.spent)
         self._account(batch_id, spent, process_ns - collated.process_ns, collated.memory)
         return Ran(split_output(output, len(members)), end_ns, process_ns, after)
+
+    def _compute(self, batch_id: int, batch: Any) -> tuple[Any, int]:
+        """Run a batch on the host; returns the output and when it was there."""
+        stamp, pool = self._engine.recorder.batch, self._instance.pool
+        # There is no device to copy to or from: the copy stages have no length.
+        stamp["collated_ns"][batch_id] = stamp["h2d_end_ns"][batch_id] = time.perf_counter_ns()
+        output = call_model(self._instance.model, batch)
+        stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = end = time.perf_counter_ns()
+        return output if pool is None else pool.release(output), end
 
     def _collate(self, batch_id: int, members: list[Waiting]) -> Collated:
         """Make the batch's tensors, and account for it."""

@@ -92,7 +92,7 @@ class Accelerator(Protocol):
         """Have every call that keeps the host waiting for the device warn (:mod:`warnings`) where it is made."""
 
 
-class CudaAccelerator:
+class CudaAccelerator(Accelerator):
     """A CUDA device.
 
     :param device: ``cuda:N``.
@@ -105,17 +105,15 @@ class CudaAccelerator:
         self._torch = torch
 
     def stream(self) -> Stream:
-        """A new stream of the default priority."""
         made: Stream = self._torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return made
 
     def event(self, *, blocking: bool = False) -> Event:
-        """A new event that takes the device's time; the device must be this thread's when it is recorded."""
+        """The device must be this thread's when the event is recorded."""
         made: Event = self._torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
         return made
 
     def synchronize(self) -> None:
-        """As ``torch.cuda.synchronize``."""
         self._torch.cuda.synchronize(self.device)
 
     def forget_workspaces(self) -> None:
@@ -132,27 +130,22 @@ class CudaAccelerator:
         return self._torch.cuda.stream(stream)  # type: ignore[arg-type]
 
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """Non-blocking; from pageable memory the driver copies through a buffer of its own, and the host with it."""
         there = host.to(self.device, non_blocking=True)
         # Cast over there: the host would take longer than the device, and the bytes of integers stay what they are.
         return there if dtype is None or not there.is_floating_point() else there.to(dtype)
 
     def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        """Non-blocking into pinned memory; otherwise the host waits."""
         if into is None:
             return there.to("cpu")
         return into.view(there.shape).copy_(there, non_blocking=True)
 
     def pinned(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """From torch's caching allocator of pinned memory."""
         return self._torch.empty(elements, dtype=dtype, pin_memory=True)
 
     def is_pinned(self, host: torch.Tensor) -> bool:
-        """As torch says."""
         return host.is_pinned()
 
     def is_here(self, tensor: torch.Tensor) -> bool:
-        """By the tensor's own device."""
         return str(tensor.device) == self.device
 
     @contextlib.contextmanager

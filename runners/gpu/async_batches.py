@@ -11,13 +11,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.probes.thread_counters import Account
-from latfix.runners.calls.host_compute import Collated
 from latfix.runners.calls.model_call import call_model
+from latfix.runners.calls.tensor_tree import map_tensors
 from latfix.runners.gpu.accelerator import Accelerator, Event
 from latfix.runners.gpu.device_clock import DeviceClock
 
@@ -33,6 +33,16 @@ _READY = 256
 _MOST_UNREAD = _READY // 2
 _READ_AT_ONCE = 2
 _IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class Collated:
+    """A batch before its compute; the counters are the thread's, the process's clock, and the process's memory."""
+
+    batch: Any
+    spent: Account
+    process_ns: int
+    memory: Account
 
 
 @dataclass(slots=True)
@@ -257,11 +267,11 @@ class Flights:
                 stamp["pageable_bytes"][batch_id] += size
             return tensor
 
-        return _mapped(batch, stage)
+        return map_tensors(batch, stage)
 
     def _uploaded(self, batch: Any) -> Any:
         accelerator, dtype = self._accelerator, self._instance.dtype
-        return _mapped(
+        return map_tensors(
             batch, lambda tensor, _: tensor if accelerator.is_here(tensor) else accelerator.upload(tensor, dtype)
         )
 
@@ -278,19 +288,4 @@ class Flights:
                 stamp["pageable_bytes"][batch_id] += size
             return self._accelerator.download(tensor, None if staging is None else staging.landing(tensor, path))
 
-        return _mapped(output, download)
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
-    """The same structure with other tensors; ``change`` is told where each stands."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return change(value, path)
-    if isinstance(value, dict):
-        return {key: _mapped(item, change, (*path, key)) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_mapped(item, change, (*path, k)) for k, item in enumerate(value))
-    if isinstance(value, list):
-        return [_mapped(item, change, (*path, k)) for k, item in enumerate(value)]
-    return value
+        return map_tensors(output, download)

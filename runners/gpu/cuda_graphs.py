@@ -19,7 +19,7 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 
 #: Runs before a capture, in which libraries set up what they keep: workspaces, plans, chosen kernels.
@@ -175,7 +175,7 @@ class GraphedModel(torch.nn.Module):
         :raises RunnerError: the model cannot be captured, or answers something else as a graph.
         """
         started, held = time.perf_counter(), self._capturer.reserved_bytes()
-        flat = [flatten(_as_called(batch)) for batch in batches]
+        flat = [flatten(as_called(batch)) for batch in batches]
         flat.sort(key=lambda each: -sum(tensor.numel() for tensor in each[0]))
         for tensors, names in flat:
             self._names = self._names if self._names is not None else names
@@ -282,13 +282,6 @@ class GraphedModel(torch.nn.Module):
                     ):
                         dimensions.setdefault(dimension, source)
         return found
-
-
-def _as_called(batch: Any) -> Any:
-    """A batch as the model's ``forward`` gets it (:func:`latfix.runners.calls.model_call.call_model`)."""
-    if isinstance(batch, dict):
-        return batch
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
 def _fill(place: torch.Tensor, tensor: torch.Tensor) -> None:

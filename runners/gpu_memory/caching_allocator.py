@@ -14,11 +14,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from latfix.profilers.gpu.alloc_conf import conf_text, read_conf
 from latfix.profilers.gpu.allocator_counters import COUNTING, NATIVE, AllocatorCounters, from_nested
 from latfix.settings import RunnerSettings
+
+if TYPE_CHECKING:
+    from latfix.runners.gpu_memory.batch_memory import PeakMemory
 
 #: The variable that torch reads its allocator's settings from, and the one that it read before 2.9. It still does
 #: where the other is not set, and for what only CUDA has before the other.
@@ -91,66 +94,44 @@ class DeviceAllocator(Protocol):
         """``native``, or another allocator in its place."""
 
 
-class CudaAllocator:
+class CudaAllocator(DeviceAllocator):
     """torch's own.
 
     :param device: a torch device string with a number.
     """
 
     def __init__(self, device: str) -> None:
-        self._device = device
+        import torch
+
+        self._device, self._cuda = device, torch.cuda
 
     def stats(self) -> Mapping[str, Any]:
-        """:meth:`DeviceAllocator.stats`."""
-        import torch
-
-        if self.backend() not in COUNTING:
-            return {}
-        found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return found
+        return self._cuda.memory_stats_as_nested_dict(self._device) if self.backend() in COUNTING else {}
 
     def reset_peaks(self) -> None:
-        """:meth:`DeviceAllocator.reset_peaks`."""
-        import torch
-
         if self.backend() in COUNTING:
-            torch.cuda.reset_peak_memory_stats(self._device)
+            self._cuda.reset_peak_memory_stats(self._device)
 
     def memory(self) -> tuple[int, int]:
-        """:meth:`DeviceAllocator.memory`."""
-        import torch
-
-        left, total = torch.cuda.mem_get_info(self._device)
+        left, total = self._cuda.mem_get_info(self._device)
         return int(left), int(total)
 
     def share(self) -> float:
-        """:meth:`DeviceAllocator.share`."""
-        import torch
-
-        if self.backend() not in COUNTING or not hasattr(torch.cuda, "get_per_process_memory_fraction"):
+        if self.backend() not in COUNTING or not hasattr(self._cuda, "get_per_process_memory_fraction"):
             return 1.0  # a version of torch that does not tell
-        return float(torch.cuda.get_per_process_memory_fraction(self._device))
+        return float(self._cuda.get_per_process_memory_fraction(self._device))
 
     def set_share(self, share: float) -> None:
-        """:meth:`DeviceAllocator.set_share`."""
-        import torch
-
-        torch.cuda.set_per_process_memory_fraction(share, self._device)
+        self._cuda.set_per_process_memory_fraction(share, self._device)
 
     def settings(self) -> Mapping[str, Any]:
-        """:meth:`DeviceAllocator.settings`."""
-        import torch
-
         if self.backend() != NATIVE:  # another one has none of these, and refuses to be looked at
             return {}
-        found = torch.cuda.memory._snapshot(self._device).get("allocator_settings", {})
+        found = self._cuda.memory._snapshot(self._device).get("allocator_settings", {})
         return {str(name): value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
     def backend(self) -> str:
-        """:meth:`DeviceAllocator.backend`."""
-        import torch
-
-        return str(torch.cuda.get_allocator_backend())
+        return str(self._cuda.get_allocator_backend())
 
 
 def allocator_of(device: str) -> DeviceAllocator | None:
@@ -240,16 +221,6 @@ def _reserved(allocator: DeviceAllocator) -> int:
     return 0 if counters is None else counters.reserved_bytes
 
 
-class Peaks(Protocol):
-    """Somebody who sets the allocator's peaks back while requests are served."""
-
-    def forget(self) -> None:
-        """A run begins."""
-
-    def highest(self) -> tuple[int, int]:
-        """Bytes in use and held at most since then, as far as it saw."""
-
-
 class DeviceFacts:
     """What a run shows of its devices' memory, for the fixes: read where it begins and where it ends.
 
@@ -261,12 +232,12 @@ class DeviceFacts:
         self._allocators = allocators
         self._first = self._read()
         self._begun: dict[str, AllocatorCounters] = {}
-        self._peaks: Peaks | None = None
+        self._peaks: PeakMemory | None = None
 
-    def begin(self, peaks: Peaks | None = None) -> None:
+    def begin(self, peaks: PeakMemory | None = None) -> None:
         """Before the first measured request.
 
-        :param peaks: who sets the first device's back from now on.
+        :param peaks: what resets the first device's peaks from now on, batch by batch.
         """
         for allocator in self._allocators.values():
             allocator.reset_peaks()

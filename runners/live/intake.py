@@ -14,13 +14,7 @@ from latfix.profilers.probes.ring_recorder import RingRecorder
 from latfix.request import Request
 from latfix.runners.calls.model_call import USER_ERRORS
 from latfix.runners.engine.worker import Outcome
-from latfix.runners.live.errors import (
-    RequestError,
-    RequestFailed,
-    RequestShed,
-    RequestTimedOut,
-    RunnerClosed,
-)
+from latfix.runners.live.requests import RequestError, RequestFailed, RequestShed, RequestTimedOut, RunnerClosed
 from latfix.stages import Status
 
 E = TypeVar("E", bound=RequestError)

@@ -1,4 +1,4 @@
-"""What a caller hands to a live runner, made into the request that the adapter knows from recorded traffic."""
+"""A live runner's requests: how a caller's mapping becomes one, and the errors by which one can fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from latfix.errors import InputError
+from latfix.errors import InputError, RunnerError
 from latfix.formatting import shown
 from latfix.request import PRIORITIES, FeatureValue, Priority, Request
 from latfix.traffic.derived_features import parse_mapping
@@ -22,6 +22,33 @@ T = TypeVar("T")
 _NESTED = "features"
 #: Some 31 years: a caller that would wait for longer waits for ever, and more nanoseconds than these are no number.
 LONGEST_MS = 1e12
+
+
+class RequestError(RunnerError):
+    """Base of what can become of one request besides an answer.
+
+    :param request_id: whose; empty where it has none.
+    """
+
+    def __init__(self, message: str, request_id: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+class RequestFailed(RequestError):
+    """``prepare``, the model or ``finish`` raised an error over this request. Sent again it would again."""
+
+
+class RequestTimedOut(RequestError):
+    """Its deadline passed before there was an answer."""
+
+
+class RequestShed(RequestError):
+    """It was not taken in, because as many are inside as may be. Later it might be."""
+
+
+class RunnerClosed(RequestError):
+    """The runner serves no more: it was closed, a thread of it died, or the process was forked from its own."""
 
 
 class RequestReader:

@@ -24,9 +24,8 @@ from latfix.profilers.probes.ring_recorder import RingRecorder
 from latfix.request import Request
 from latfix.runners.engine.worker import Outcome
 from latfix.runners.host.start_environment import Variable
-from latfix.runners.live.errors import RequestShed, RequestTimedOut, RunnerClosed
 from latfix.runners.live.intake import Call, Intake
-from latfix.runners.live.requests import LONGEST_MS, RequestReader
+from latfix.runners.live.requests import LONGEST_MS, RequestReader, RequestShed, RequestTimedOut, RunnerClosed
 from latfix.runners.live.stats import RunnerStats, window_figures
 from latfix.runners.replay.run_facts import RunFacts
 from latfix.runners.service.loaded_service import Service
@@ -201,7 +200,7 @@ class Runner:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Take no more requests, wait for those inside, and end the threads. Twice is once.
 
-        Whoever still waits after ``timeout_s`` seconds gets :class:`~latfix.runners.live.errors.RunnerClosed`.
+        Whoever still waits after ``timeout_s`` seconds gets :class:`~latfix.runners.live.requests.RunnerClosed`.
         """
         if os.getpid() != self._pid:  # of a fork: the threads are its parent's
             return

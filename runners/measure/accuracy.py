@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from latfix.errors import RunnerError
 from latfix.request import Request
 from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.output_agreement import Difference, difference, flatten
 from latfix.runners.measure.accuracy_guard import Loss, judge, paired_loss
-from latfix.runners.measure.output_agreement import Difference, Reference, agree, difference, flatten
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.statistics.distributions import wilson_interval
 from latfix.traffic.schedule import Traffic
-
-__all__ = ["Accuracy", "agree", "evaluate", "flatten", "sample_requests", "save_outputs"]
 
 #: Requests whose outputs are compared where the workload has no score of its own; as many again where they do not
 #: decide.
@@ -38,7 +39,7 @@ class Accuracy:
         nothing is known.
     :param loss: of the score against the original's, on the same requests.
     :param agreement: share of the same requests to which the original says the same.
-    :param deviation: see :class:`latfix.runners.measure.output_agreement.Difference`; ``broken`` likewise.
+    :param deviation: see :class:`latfix.runners.calls.output_agreement.Difference`; ``broken`` likewise.
     """
 
     score: float
@@ -54,6 +55,45 @@ class Accuracy:
     agreement_hi: float | None = None
     deviation: float | None = None
     broken: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The original's answers.
+
+    :param sample: flattened answers to a sample of the traffic, ``None`` for a request that failed; empty where the
+        workload has a score of its own.
+    :param ids: of the requests that ``evaluate`` asked for, in that order; empty where there is no ``evaluate``.
+    :param answers: what it was given for them.
+    :param score: what it made of them.
+    """
+
+    sample: tuple[list[Any] | None, ...]
+    ids: tuple[str, ...] = ()
+    answers: tuple[Any, ...] = ()
+    score: float | None = None
+
+    def save(self, file: Path) -> None:
+        """Write it to one file, for another process of the same workload.
+
+        Answers that cannot be pickled are left out, and with them the comparison of scores request by request.
+        """
+        arrays = {f"{k}.{j}": leaf for k, leaves in enumerate(self.sample) for j, leaf in enumerate(leaves or ())}
+        counts = np.array([-1 if leaves is None else len(leaves) for leaves in self.sample], dtype=np.int64)
+        try:
+            scored = pickle.dumps((self.ids, self.answers, self.score))
+        except Exception:  # noqa: BLE001 - whatever a user's own class raises when it is pickled
+            scored = pickle.dumps(((), (), None))
+        np.savez(file, count=counts, scored=np.frombuffer(scored, dtype=np.uint8), **arrays)
+
+    @classmethod
+    def load(cls, file: Path) -> Reference:
+        """Read what :meth:`save` wrote; the file is this program's own."""
+        with np.load(file) as archive:
+            counts = archive["count"].tolist()
+            sample = tuple(None if n < 0 else [archive[f"{k}.{j}"] for j in range(n)] for k, n in enumerate(counts))
+            ids, answers, score = pickle.loads(archive["scored"].tobytes())
+        return cls(sample=sample, ids=ids, answers=answers, score=score)
 
 
 @dataclass(slots=True)
@@ -133,28 +173,26 @@ def _agreement(
 
 def _decided(found: Accuracy, max_drop: float) -> bool:
     """Whether more requests cannot change the verdict: it is allowed, or its whole interval lies beyond the limit."""
-    allowed, _ = judge(_fields(found), 1.0, max_drop)
+    allowed, _ = judge(asdict(found), 1.0, max_drop)
     return allowed or (found.loss_lo is not None and found.loss_lo > max_drop)
 
 
-def _agreeing(found: Difference) -> Accuracy:
+def _agreement_fields(found: Difference) -> dict[str, Any]:
     lo, hi = wilson_interval(found.agreeing, found.compared)
-    share = found.agreeing / max(found.compared, 1)
-    return Accuracy(
-        score=share,
-        kind="agreement",
-        samples=found.compared,
-        lo=lo,
-        hi=hi,
-        loss=1.0 - share,
-        loss_lo=1.0 - hi,
-        loss_hi=1.0 - lo,
-        agreement=share,
-        agreement_lo=lo,
-        agreement_hi=hi,
-        deviation=found.deviation,
-        broken=found.broken,
-    )
+    return {
+        "agreement": found.agreeing / max(found.compared, 1),
+        "agreement_lo": lo,
+        "agreement_hi": hi,
+        "deviation": found.deviation,
+        "broken": found.broken,
+    }
+
+
+def _agreeing(found: Difference) -> Accuracy:
+    fields = _agreement_fields(found)
+    share, lo, hi = fields["agreement"], fields["agreement_lo"], fields["agreement_hi"]
+    loss = {"loss": 1.0 - share, "loss_lo": 1.0 - hi, "loss_hi": 1.0 - lo}
+    return Accuracy(score=share, kind="agreement", samples=found.compared, lo=lo, hi=hi, **loss, **fields)
 
 
 def _evaluated(service: Service) -> _Asked:
@@ -192,10 +230,7 @@ def _scored(service: Service, asked: _Asked, reference: Reference | None) -> Acc
     if reference is None or reference.score is None or reference.ids != tuple(asked.ids):
         return Accuracy(**own)
     found = difference([flatten(one) for one in reference.answers], [flatten(one) for one in asked.answers])
-    share = found.agreeing / max(found.compared, 1)
-    lo, hi = wilson_interval(found.agreeing, found.compared)
-    own |= {"agreement": share, "agreement_lo": lo, "agreement_hi": hi}
-    own |= {"deviation": found.deviation, "broken": found.broken, "loss": reference.score - asked.score}
+    own |= {**_agreement_fields(found), "loss": reference.score - asked.score}
     loss = _loss(service, asked, reference)
     if loss is not None:
         own |= {"loss": loss.value, "loss_lo": loss.lo, "loss_hi": loss.hi}
@@ -232,8 +267,3 @@ def _answers(service: Service, requests: Sequence[Request]) -> list[list[Any] | 
     """Flattened outputs; ``None`` for a request that failed."""
     outcomes = service.predict(requests)
     return [flatten(outcome.output) if outcome.status == Status.OK else None for outcome in outcomes]
-
-
-def _fields(found: Accuracy) -> dict[str, Any]:
-    names = ("score", "samples", "loss", "loss_lo", "loss_hi", "agreement", "deviation", "broken")
-    return {name: getattr(found, name) for name in names}

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfix.errors import RunnerError
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, move, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import move, tensors_of
 from latfix.runners.measure.accuracy import Accuracy, evaluate, sample_requests
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.model_transforms.layer_times import layer_times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,36 @@ class FileModule(torch.nn.Module):
         if missing > 0:
             tensor = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
         return tensor.movedim(0, axis) if axis else tensor
+
+
+class SealedModule(torch.nn.Module):
+    """A model whose weights torch does not see: it cannot be copied, cast or moved.
+
+    :param file: its name, for messages.
+    :param todo: what to do for another precision or device.
+    """
+
+    def __init__(self, file: str, device: str, todo: str) -> None:
+        super().__init__()
+        self._file, self._device, self._todo = file, device, todo
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SealedModule:
+        """Refuse another precision or device, which torch would give to parameters."""
+        del recurse
+        probe = torch.zeros(1, device=self._device)
+        changed = fn(probe)
+        if (changed.dtype, changed.device) != (probe.dtype, probe.device):
+            raise ValueError(f"{self._file} holds its precision in the file; {self._todo} instead")
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SealedModule:
+        del memo
+        return self
+
+
+def alone_or_tuple(outputs: Sequence[Any]) -> Any:
+    """The only output, or a tuple of all."""
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _mapped(output: Any, change: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving, removable
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization_step import Prediction
+from latfix.results.optimization import Prediction
 from latfix.runners.fixes import Fix
 from latfix.settings import RunnerSettings
 

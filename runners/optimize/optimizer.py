@@ -11,13 +11,14 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
+from latfix.files.atomic_write import write_json
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization_step import Step
 from latfix.results.skipped_fixes import BUDGET
-from latfix.run_record.run_record import RunRecord, write_json
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.final_replay import WANTED_ROUNDS, prove
@@ -188,7 +189,7 @@ class Optimizer:
                     base.accuracy = outcome.accuracy
                 base = search.ladder(base)
                 outcome.layers = search.layers
-                base = search.tune(base)
+                base = search.propose(base)
                 search.leave_one_out(base)
                 if why := self._bench.room.alone:
                     outcome.notes.append(
@@ -253,7 +254,7 @@ class Optimizer:
         return self._outcome(record, diagnosis, score, kind), journal
 
     def _resumed(self) -> tuple[Outcome, Journal]:
-        bench, journal = self._bench, Journal.read(self._out, {fix.id for fix in FIXES})
+        bench, journal = self._bench, Journal.read(self._out, {fix.id: fix for fix in FIXES})
         journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)

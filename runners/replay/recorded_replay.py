@@ -80,6 +80,12 @@ class RecordedReplay:
         self._probe_lines: dict[str, str] = {}
 
     def run(self) -> dict[str, Any]:
+        """Replay, record, and return what ``run.json`` says of it.
+
+        :raises RunnerError: a thread of the service died, or nothing moved any more.
+        """
+        import torch
+
         service, recorder = self._service, self._recorder
         pools = service.models.pools
         hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
@@ -127,7 +133,7 @@ class RecordedReplay:
             "overhead": self._overhead(cost, pauses, samplers, lock, engine),
             "probes": self._probe_lines,
             "threads": engine.thread_ids(),
-            "torch_threads": torch_threads(),
+            "torch_threads": torch.get_num_threads(),
             "cores": usable_cores(),
             "probe_polls_us": {
                 name: {"polls": len(times), "median": float(np.median(times)) / 1e3, "max": max(times) / 1e3}
@@ -141,7 +147,7 @@ class RecordedReplay:
             "device_clocks": _clocks(engine),
             "sent": cost["sent"],
             "t0_ns": recorder.t0_ns,
-            "warmup": vars_of(service.warmup),
+            "warmup": asdict(service.warmup),
             **facts.found,
         }
 
@@ -390,15 +396,3 @@ def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
             "read_us": max((worker.longest_read_ns for worker in workers), default=0) / 1e3,
         }
     return found
-
-
-def torch_threads() -> int:
-    """Threads that the framework runs one operator on, as it says itself."""
-    import torch
-
-    return torch.get_num_threads()
-
-
-def vars_of(value: Any) -> dict[str, Any]:
-    """The fields of a slotted dataclass, as plain values."""
-    return asdict(value)

@@ -14,7 +14,8 @@ from typing import Any
 import latfix
 from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
 from latfix.errors import InputError, LatfixError
-from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize, write_json
+from latfix.files.atomic_write import write_json
+from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.measure.compute_pace import typical_batches
 from latfix.runners.replay.folder_lock import claim

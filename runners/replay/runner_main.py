@@ -15,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.measure.compute_pace import measure_pace
 from latfix.runners.measure.layer_sensitivity import measure as measure_sensitivity
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
-from latfix.runners.replay.recorded_replay import RecordedReplay, vars_of
+from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.service.load import pool_applies
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -118,7 +119,7 @@ class Child:
             max_drop=command.get("max_drop"),
             save=self._home / save if save else None,
         )
-        return vars_of(measured)
+        return asdict(measured)
 
     def do_facts(self, command: dict[str, Any]) -> dict[str, Any]:
         """What there is to change in the model: the evidence of the service as it is, and its layers' times."""

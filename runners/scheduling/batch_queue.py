@@ -34,6 +34,10 @@ class Formed(NamedTuple):
     dropped: tuple[Waiting, ...] = ()
 
 
+#: What a worker gets that ran out of patience.
+IDLE = Formed([], 0, 0)
+
+
 class BatchQueue:
     """Requests wait here for a worker.
 
@@ -108,14 +112,27 @@ class BatchQueue:
             self._closed = True
             self._changed.notify_all()
 
-    def take(self, free_ns: int) -> Formed | None:
-        """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed."""
+    def take(self, free_ns: int, patience_s: float | None = None) -> Formed | None:
+        """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed.
+
+        :param patience_s: seconds to wait for its turn, and then for a request, before it gets :data:`IDLE`;
+            ``None`` for as long as it takes.
+        """
+        if not self._forming.acquire(timeout=-1 if patience_s is None else patience_s):
+            return IDLE
+        try:
+            return self._form_next(free_ns, patience_s)
+        finally:
+            self._forming.release()
+
+    def _form_next(self, free_ns: int, patience_s: float | None) -> Formed | None:
         backlog = self._backlog
-        with self._forming, self._changed:
+        with self._changed:
             while not len(backlog):
                 if self._closed:
                     return None
-                self._changed.wait()
+                if not self._changed.wait(patience_s) and not len(backlog):
+                    return IDLE
             most, window_ns = self._limits.size, self._limits.window_ns
             # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
             oldest = backlog.oldest_ns() if len(backlog) < most else backlog.head_ns()
@@ -128,19 +145,16 @@ class BatchQueue:
                 self._changed.wait(left / 1e9)
             full = len(backlog) >= most
             close_ns = self._clock()
-            if self._doomed is None:
-                members, dropped = backlog.pop(most)
-            else:
-                hopeless = self._doomed
-                members, dropped = backlog.pop(most, lambda item: hopeless(item, close_ns))
-            return Formed(
-                members=members,
-                open_ns=open_ns,
-                close_ns=close_ns,
-                full=full,
-                left=len(backlog),
-                dropped=tuple(dropped),
-            )
+            members, dropped = self._pop(most, close_ns)
+            return Formed(members, open_ns, close_ns, full, len(backlog), tuple(dropped))
+
+    def _pop(self, most: int, now_ns: int, skip: int = 0) -> tuple[list[Waiting], list[Waiting]]:
+        """Up to ``most`` members of a batch that closes now, behind the first ``skip``, and what was dropped."""
+        doomed = self._doomed
+        hopeless = None if doomed is None else (lambda item: doomed(item, now_ns))
+        if skip:
+            return self._backlog.pop_behind(skip, most, hopeless)
+        return self._backlog.pop(most, hopeless)
 
     def take_full(self) -> Formed | None:
         """A batch of as many requests as it may hold, if so many wait now; ``None`` where they do not, or another
@@ -159,18 +173,9 @@ class BatchQueue:
                 if len(self._backlog) < least:
                     return None
                 now = self._clock()
-                hopeless = self._doomed
-                doomed = None if hopeless is None else (lambda item: hopeless(item, now))
-                members, dropped = self._backlog.pop(most, doomed)
-                left = len(self._backlog)
-                return Formed(
-                    members=members,
-                    open_ns=now,
-                    close_ns=now,
-                    full=len(members) == self._limits.size,
-                    left=left,
-                    dropped=tuple(dropped),
-                )
+                members, dropped = self._pop(most, now)
+                full = len(members) == self._limits.size
+                return Formed(members, now, now, full, len(self._backlog), tuple(dropped))
         finally:
             self._forming.release()
 

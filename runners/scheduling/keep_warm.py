@@ -12,87 +12,40 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.gpu.allocator_counters import Inside
 from latfix.profilers.probes.thread_counters import ThreadCounters
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import elements_of, map_tensors
 from latfix.runners.model_transforms.embedding_rows import HotRows
-from latfix.runners.scheduling.batch_queue import Formed, Waiting
+from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed, Waiting
 from latfix.settings import RunnerSettings
 
 if TYPE_CHECKING:
     from latfix.runners.engine.worker import ModelInstance
+    from latfix.runners.scheduling.routed_queue import Door
 
 
-class TakenFrom(Protocol):
-    """What a worker takes its batches from."""
+@dataclass(slots=True)
+class IdleTurn:
+    """Lets one idle worker at a time run an input of its own, and none while a request is inside.
 
-    def __len__(self) -> int:
-        """Requests that wait."""
+    The others stay ready for a request, and whatever is being prepared or computed is not slowed down.
 
-    def take(self, free_ns: int) -> Formed | None:
-        """The next batch; ``None`` at the end."""
-
-    def take_at_once(self, most: int) -> Formed | None:
-        """Up to ``most`` requests that wait now, for a worker that has room; ``None`` for none."""
-
-
-class IdleGate:
-    """Lets workers wait for a request for a bounded time, which the queue itself does not.
-
-    One worker at a time stands before the queue, so that what it sees there is still there when it takes it. The
-    engine says when something was put in (:meth:`work_came`) and when nothing will be (:meth:`close`).
-
-    :param inside: requests inside the service, wherever they are.
+    :param inside: returns the number of requests inside the service.
     """
 
-    def __init__(self, queue: TakenFrom, inside: Callable[[], int] = lambda: 0) -> None:
-        self._queue = queue
-        self._inside = inside
-        self._turn = threading.Lock()
-        self._changed = threading.Condition(threading.Lock())
-        self._closed = False
-        #: Held by the one worker that runs its own input: the others are there for a request meanwhile.
-        self.warming = threading.Lock()
+    inside: Callable[[], int]
+    _taken: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def quiet(self) -> bool:
-        """No request is inside: none is prepared or computed, which a worker's own input would slow down."""
-        return self._inside() == 0
+    def begin(self) -> bool:
+        """Take the turn; false where it is taken or a request is inside."""
+        return self.inside() == 0 and self._taken.acquire(blocking=False)
 
-    def work_came(self) -> None:
-        """A request was put into the queue."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """The queue was closed."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def take(self, free_ns: int, patience_s: float) -> Formed | Idle | None:
-        """The next batch, ``None`` at the end, or :data:`IDLE` after ``patience_s`` without a request."""
-        if not self._turn.acquire(timeout=patience_s):
-            return IDLE
-        try:
-            with self._changed:
-                if not self._changed.wait_for(self._ready, patience_s):
-                    return IDLE
-            return self._queue.take(free_ns)
-        finally:
-            self._turn.release()
-
-    def _ready(self) -> bool:
-        return self._closed or len(self._queue) > 0
-
-
-class Idle:
-    """What a worker gets that waited in vain."""
-
-
-IDLE = Idle()
+    def end(self) -> None:
+        """Give the turn back."""
+        self._taken.release()
 
 
 @dataclass(slots=True)
@@ -131,9 +84,11 @@ class Resident:
 
     def learn(self, inputs: Any) -> None:
         """Keep a copy of a request's inputs where they are the smallest so far."""
-        elements = _elements(inputs)
+        elements = elements_of(inputs)
         if elements and (self.inputs is None or elements < self.elements):
-            self.inputs, self.elements = _copied(inputs), elements
+            # A copy: what ``prepare`` returned may be overwritten by its owner.
+            self.inputs = map_tensors(inputs, lambda tensor, _: tensor.detach().clone())
+            self.elements = elements
 
     def once(self) -> None:
         """Run the input; one that fails is never run again."""
@@ -166,7 +121,7 @@ class Keeper:
         self._instance = instance
         self._memory = memory
         self._counters: ThreadCounters | None = None
-        self.resident = Resident(self._run, instance.resident, _elements(instance.resident))
+        self.resident = Resident(self._run, instance.resident, elements_of(instance.resident))
         self._period_s = settings.keep_warm_ms / 1000
         self._settles = settings.keep_warm_ms > 0 or settings.warmup_shapes > 0
         self._patience_s = self._period_s * (1 + number / settings.workers)
@@ -190,17 +145,20 @@ class Keeper:
         self.resident.done = Residence(failure=self.resident.done.failure)
         counters.snapshot()
 
-    def next(self, queue: TakenFrom, gate: IdleGate | None, free_ns: int) -> tuple[Formed | None, int]:
-        """The next batch, ``None`` at the end, and when the worker was free for it."""
-        if gate is None:
+    def next(self, queue: BatchQueue | Door, turn: IdleTurn | None, free_ns: int) -> tuple[Formed | None, int]:
+        """The next batch, ``None`` at the end, and when the worker was free for it.
+
+        :param turn: the engine's; ``None`` where workers are not kept warm.
+        """
+        if turn is None:
             return queue.take(free_ns), free_ns
-        while isinstance(formed := gate.take(free_ns, self._patience_s), Idle):
+        while (formed := queue.take(free_ns, self._patience_s)) is IDLE:
             self._patience_s = self._period_s
-            if gate.quiet and gate.warming.acquire(blocking=False):
+            if turn.begin():
                 try:
                     self._stay_warm()
                 finally:
-                    gate.warming.release()
+                    turn.end()
                 self.resident.done.delayed += len(queue) > 0
                 free_ns = time.perf_counter_ns()
         return formed, free_ns
@@ -228,23 +186,6 @@ class Keeper:
         batch = instance.collate(list(inputs))  # held until the device is done with it
         with instance.working():
             call_model(instance.model, instance.on_device(batch))
-
-
-def _elements(inputs: Any) -> int:
-    return elements_and_length(tensors_of(inputs), 0)[0]
-
-
-def _copied(value: Any) -> Any:
-    """The same structure with tensors of its own: what ``prepare`` returned may be overwritten by its owner."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_copied(item) for item in value)
-    return value
 
 
 def summed(parts: Sequence[Residence]) -> Residence:

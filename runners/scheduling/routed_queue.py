@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
-from latfix.runners.scheduling.keep_warm import IDLE, Idle, IdleGate
+from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
 from latfix.runners.scheduling.replica_router import Choice, Router
 
 #: A request that is tried on a slow worker has at least so many times as long as it is expected to take there.
@@ -107,8 +106,8 @@ class RoutedQueue(BatchQueue):
             return choice.again_ns
         return self._form(worker, choice, free_ns, now_ns, full=full)
 
-    def take_at(self, worker: int, free_ns: int, patience_s: float | None) -> Formed | Idle | None:
-        """A batch, ``None`` when closed, :data:`keep_warm.IDLE` after waiting so long in vain."""
+    def take_at(self, worker: int, free_ns: int, patience_s: float | None) -> Formed | None:
+        """A batch, ``None`` when closed, ``IDLE`` after waiting so long in vain."""
         with self._lock:
             now = self._clock()
             until = None if patience_s is None else now + int(patience_s * 1e9)
@@ -149,24 +148,13 @@ class RoutedQueue(BatchQueue):
 
     def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:
         """Take a batch out, and note that the worker begins it."""
-        hopeless, door = self._doomed, self._doors[worker]
-        doomed = None if hopeless is None else (lambda item: hopeless(item, now_ns))
-        if choice.skip:
-            members, dropped = self._backlog.pop_behind(choice.skip, choice.take, doomed)
-        else:
-            members, dropped = self._backlog.pop(choice.take, doomed)
+        door = self._doors[worker]
+        members, dropped = self._pop(choice.take, now_ns, choice.skip)
         self.router.probes += choice.probe
         first = min((member.enqueued_ns for member in members), default=now_ns)
         # Until now it was not to take them: what they waited for meanwhile was another worker.
         opened = now_ns if door.held_ns >= first else max(free_ns, first)
-        formed = Formed(
-            members=members,
-            open_ns=opened,
-            close_ns=now_ns,
-            full=full,
-            left=len(self._backlog),
-            dropped=tuple(dropped),
-        )
+        formed = Formed(members, opened, now_ns, full, len(self._backlog), tuple(dropped))
         door.began(formed)
         return formed
 
@@ -194,14 +182,8 @@ class Door:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def take(self, free_ns: int) -> Formed | None:
+    def take(self, free_ns: int, patience_s: float | None = None) -> Formed | None:
         """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`; its last batch ended at ``free_ns``."""
-        got = self._queue.take_at(self._worker, free_ns, None)
-        assert not isinstance(got, Idle), "it waits without end"
-        return got
-
-    def take_patiently(self, free_ns: int, patience_s: float) -> Formed | Idle | None:
-        """As :meth:`take`; :data:`latfix.runners.scheduling.keep_warm.IDLE` after waiting so long in vain."""
         return self._queue.take_at(self._worker, free_ns, patience_s)
 
     def take_at_once(self, most: int) -> Formed | None:
@@ -239,25 +221,3 @@ class Door:
             router.ended(self._worker, ticket, free_ns, size=size, longest=longest, total=total)
         while self._rows:
             router.ended(self._worker, self._rows.popitem()[1], free_ns, size=0, longest=0, total=0)
-
-
-class DoorGate(IdleGate):
-    """The gate of a worker that keeps itself warm, before its door.
-
-    :param shared: the engine's, with which workers take turns at their own inputs.
-    """
-
-    def __init__(self, door: Door, shared: IdleGate) -> None:
-        super().__init__(door)
-        self._door = door
-        self._shared = shared
-        self.warming = shared.warming
-
-    @property
-    def quiet(self) -> bool:
-        """No request is inside."""
-        return self._shared.quiet
-
-    def take(self, free_ns: int, patience_s: float) -> Formed | Idle | None:
-        """The next batch, ``None`` at the end, or ``IDLE`` after ``patience_s`` without one."""
-        return self._door.take_patiently(free_ns, patience_s)

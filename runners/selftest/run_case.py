@@ -21,7 +21,8 @@ import numpy as np
 
 from latfix.config.workload_toml import WorkloadSpec, read_spec
 from latfix.errors import InputError, LatfixError
-from latfix.run_record.run_record import RunRecord, write_json
+from latfix.files.atomic_write import write_json
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.run_session import Replay, run
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.selftest.case import CLEAN_START, INTENSITIES, ITEMS, Case, Draft, steady_gaps

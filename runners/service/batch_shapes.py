@@ -8,8 +8,8 @@ from typing import Any
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.runners.backends.tensorrt.shape_profile import Shapes
-from latfix.runners.calls.model_call import USER_ERRORS, describe, tensors_of
-from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.tensor_tree import flatten, tensors_of
 from latfix.runners.service.warm_up import prepared_sample
 from latfix.traffic.schedule import Traffic
 

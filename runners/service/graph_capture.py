@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
-from latfix.runners.calls.model_call import USER_ERRORS, describe, elements_and_length, tensors_of
-from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.tensor_tree import elements_of, flatten
 from latfix.runners.gpu.cuda_graphs import Capturer, CudaCapturer, GraphedModel
 from latfix.runners.service.warm_up import as_worker, doubling, representative
 from latfix.settings import RunnerSettings
@@ -61,13 +61,13 @@ def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEA
     found = representative(adapter, traffic, _LENGTHS)
     order = random.Random(0).sample(range(len(traffic)), len(traffic))
     until = time.perf_counter() + seconds
-    longest = max((_elements(value) for value in found), default=0)
+    longest = max((elements_of(value) for value in found), default=0)
     for position in order:
         if time.perf_counter() > until:
             break
         try:
             value = adapter.prepare(traffic.request(position))
-            elements = _elements(value)
+            elements = elements_of(value)
         except USER_ERRORS:  # a request that fails is reported when it is replayed
             continue
         if elements > longest:
@@ -75,10 +75,6 @@ def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEA
             found.append(value)
     # Of those that were only the longest for a while, the last is enough.
     return found[:_LENGTHS] + found[_LENGTHS:][-1:]
-
-
-def _elements(value: Any) -> int:
-    return elements_and_length(tensors_of(value), 0)[0]
 
 
 def _ragged(inputs: Sequence[Any]) -> list[int]:

@@ -13,8 +13,7 @@ from latfix.adapter_api import Workload
 from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.buffer_pool import BufferPool
-from latfix.runners.calls.call_counters import Calls, Tally
-from latfix.runners.calls.fallback_counts import Outside
+from latfix.runners.calls.call_counters import Calls, Outside, Tally
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.accelerator import accelerator_of

@@ -16,7 +16,8 @@ from latfix.profilers.probes.compile_probe import CompileEvents
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.calls.call_counters import summary
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import elements_of
 from latfix.runners.engine.engine import Engine, OnDone
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.engine.worker import ModelInstance, Outcome
@@ -378,7 +379,7 @@ class Service:
                 with instance.guard():
                     batch = instance.collate(inputs)
                 waits |= dict.fromkeys(waits_in(instance, batch))
-                elements = elements_and_length(tensors_of(batch), 0)[0]
+                elements = elements_of(batch)
                 work = profile_batch(instance, batch, size=len(inputs), elements=elements)
                 if work is not None:
                     found.append(work.to_json())

@@ -7,11 +7,11 @@ the worker's cores; those that were mapped from a file come to lie in memory of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from latfix.runners.engine.worker import ModelInstance
-from latfix.runners.host.cpu_placement import Places
+from latfix.runners.service.warm_up import as_worker
 from latfix.settings import RunnerSettings
 
 
@@ -26,17 +26,8 @@ def bring_home(instances: Sequence[ModelInstance], settings: RunnerSettings) -> 
         if id(instance.model) in done or instance.device != "cpu":
             continue
         done.add(id(instance.model))
-        with ThreadPoolExecutor(1, thread_name_prefix="latfix-home") as thread:
-            copied += thread.submit(_copy_on, number, instance.model, settings).result()
+        copied += as_worker(settings, partial(copy_weights, instance.model), number)
     return copied
-
-
-def _copy_on(number: int, model: Any, settings: RunnerSettings) -> int:
-    import torch
-
-    most = Places(settings).worker(number)
-    torch.set_num_threads(most or settings.intra_op_threads or torch.get_num_threads())
-    return copy_weights(model)
 
 
 def copy_weights(model: Any) -> int:

@@ -7,22 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.profilers.probes.stage_recorder import StageRecorder
-from latfix.runners.calls.host_compute import Collated
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, elements_and_length, tensors_of
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
+from latfix.runners.calls.tensor_tree import elements_of, tensors_of
 from latfix.runners.engine.worker import ModelInstance
-from latfix.runners.gpu.async_batches import Flights
+from latfix.runners.gpu.async_batches import Collated, Flights
 from latfix.runners.gpu.device_clock import DeviceClock
-from latfix.runners.host.cpu_placement import Places
-from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+
+T = TypeVar("T")
 
 #: Requests looked at to find the shapes that traffic has, for warming up and for converting.
 _SHAPE_SAMPLE = 96
@@ -60,7 +61,7 @@ def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = Fal
     for pick in picks:
         try:
             value = adapter.prepare(traffic.request(int(pick)))
-            elements = elements_and_length(tensors_of(value), 0)[0]
+            elements = elements_of(value)
         except USER_ERRORS:  # a request that fails is reported when it is replayed
             continue
         prepared.append((elements, value))
@@ -136,19 +137,19 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
     return once
 
 
-def as_worker(settings: RunnerSettings, work: Callable[[], None]) -> None:
-    """Do something on a fresh thread that is set up as a worker's.
+def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) -> T:
+    """What ``work`` returns on a fresh thread that is set up as that of the worker with this number.
 
     Threads of the framework are counted for each thread that uses them, and a compiled graph is compiled again where
     the number differs.
     """
 
-    def run() -> None:
-        limit_operator_threads(settings, Places(settings).worker(0))
-        work()
+    def run() -> T:
+        limit_operator_threads(settings, Places(settings).worker(number))
+        return work()
 
     with ThreadPoolExecutor(1, thread_name_prefix="latfix-warmup") as pool:
-        pool.submit(run).result()
+        return pool.submit(run).result()
 
 
 def doubling(most: int) -> list[int]:

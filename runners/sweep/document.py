@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from latfix.capacity.load_level import Cell, Spread, run_spread
-from latfix.capacity.load_point import LoadPoint
-from latfix.capacity.load_traffic import budget_for
 from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
+from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
 from latfix.capacity.model_predictions import ServiceModel
 from latfix.capacity.objective import TAIL_REQUESTS
+from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.results.sweep_result import Measured, Outcome, Setting
 from latfix.runners.sweep.predictions import Predicted, predict, typical_errors

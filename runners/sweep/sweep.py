@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from latfix.capacity.load_level import Cell
-from latfix.capacity.load_point import load_point
-from latfix.capacity.load_traffic import POINT_OVERHEAD_S, Part
 from latfix.capacity.max_load import largest_load
+from latfix.capacity.measured_load import Cell, load_point
 from latfix.capacity.next_load import Kind, Proposal, ceiling, propose
+from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
 from latfix.results.sweep_result import Measured, Options, Outcome, Setting, Skipped

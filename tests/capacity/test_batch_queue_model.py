@@ -9,14 +9,16 @@ import pytest
 
 from latfix.capacity import batch_queue_model as bulk_queue
 from latfix.capacity.batch_queue_model import BatchService, BatchWait, batch_wait, fit_batch_service
-from latfix.capacity.load_point import LoadPoint, load_point
-from latfix.capacity.queueing_models import Service, mgc_wait, mmc_wait
+from latfix.capacity.measured_load import LoadPoint, load_point
+from latfix.capacity.queueing_models import Service, ggc_wait
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
 MakeTraffic = Callable[..., Traffic]
 Simulate = Callable[..., RunRecord]
+
+EXPONENTIAL = Service(mean=1.0, scv=1.0)
 
 
 def solved(rate: float, service: BatchService, **more: float) -> BatchWait:
@@ -29,7 +31,7 @@ def solved(rate: float, service: BatchService, **more: float) -> BatchWait:
 @pytest.mark.parametrize("scv", [0.0, 0.5, 1.0, 2.0])
 def test_batches_of_one_are_pollaczek_and_khinchine(busy: float, scv: float) -> None:
     found = solved(busy, BatchService(fixed=0.0, each=1.0, scv=scv), most=1)
-    known = mgc_wait(busy, Service(mean=1.0, scv=scv))
+    known = ggc_wait(busy, Service(mean=1.0, scv=scv))
     assert known is not None
     assert found.wait.mean == pytest.approx(known.mean, rel=0.01)
     assert found.wait.probability == pytest.approx(busy, rel=0.01)
@@ -38,7 +40,7 @@ def test_batches_of_one_are_pollaczek_and_khinchine(busy: float, scv: float) -> 
 
 def test_several_workers_of_batches_of_one_are_erlangs() -> None:
     found = solved(2.4, BatchService(fixed=0.0, each=1.0, scv=1.0), most=1, workers=3)
-    known = mmc_wait(2.4, 1.0, servers=3)
+    known = ggc_wait(2.4, EXPONENTIAL, servers=3)
     assert known is not None
     assert found.wait.mean == pytest.approx(known.mean, rel=0.01)
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from latfix.capacity.load_level import Cell, Spread, run_spread, with_spread
-from latfix.capacity.max_load import LargestLoad, at_least, isotonic, knee, largest_load, pareto
+from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
+from latfix.capacity.measured_load import Cell, Spread, run_spread, with_spread
 from latfix.capacity.objective import Decision, Percentile, Target
 
 LIMIT = Target(percentile=99.0, limit=0.1)
@@ -136,11 +136,6 @@ def test_the_front() -> None:
 def test_a_place_on_the_front_that_noise_decides_is_not_certain() -> None:
     front = pareto([(0, cell(1.0, 0.1, achieved=50.0)), (1, cell(1.0, 0.105, achieved=49.9))])
     assert [(point.setting, point.certain) for point in front] == [(0, False)]
-
-
-def test_isotonic() -> None:
-    assert isotonic(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1.0, 2.5, 2.5, 4.0]
-    assert isotonic(np.array([3.0, 2.0, 1.0])).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_the_spread_between_replays_is_what_requests_do_not_explain() -> None:

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfix.capacity.load_point import LoadPoint, load_point
-from latfix.capacity.load_traffic import burstiness
+from latfix.capacity.measured_load import LoadPoint, load_point
 from latfix.capacity.model_discrepancies import reasons
-from latfix.capacity.model_predictions import Burstiness, Modelled, ServiceModel, model_load, service_model
+from latfix.capacity.model_predictions import Modelled, ServiceModel, model_load, service_model
 from latfix.capacity.objective import Target
+from latfix.capacity.sweep_traffic import Burstiness, burstiness
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.sweep.replay_prediction import measured_work, replayed, replays_exactly
 from latfix.settings import RunnerSettings

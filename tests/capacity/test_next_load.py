@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from latfix.capacity.load_level import Cell, cell_of, run_spread, with_spread
-from latfix.capacity.load_point import LoadPoint, load_point
 from latfix.capacity.max_load import LargestLoad, largest_load
+from latfix.capacity.measured_load import Cell, LoadPoint, cell_of, load_point, run_spread, with_spread
 from latfix.capacity.next_load import ceiling, is_far, propose
 from latfix.capacity.objective import Target
 from latfix.run_record.run_record import RunRecord

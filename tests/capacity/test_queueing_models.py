@@ -12,11 +12,11 @@ from latfix.capacity.queueing_models import (
     Wait,
     erlang_c,
     ggc_wait,
-    mgc_wait,
-    mmc_wait,
     percentile_of_sum,
     relaxation_time,
 )
+
+EXPONENTIAL = Service(mean=1.0, scv=1.0)
 
 
 def mean_of(wait: Wait | None) -> float:
@@ -26,7 +26,7 @@ def mean_of(wait: Wait | None) -> float:
 
 @pytest.mark.parametrize("busy", [0.1, 0.5, 0.9, 0.99])
 def test_mm1_waits_as_known(busy: float) -> None:
-    assert mean_of(mmc_wait(busy, 1.0)) == pytest.approx(busy / (1 - busy))
+    assert mean_of(ggc_wait(busy, EXPONENTIAL)) == pytest.approx(busy / (1 - busy))
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_erlang_c_of_textbooks(servers: int, offered: float, chance: float) -> N
 
 def test_two_servers_wait_a_third() -> None:
     # M/M/2 at a load of 1 Erlang: C / (c mu - lambda) = (1/3) / (2 - 1)
-    assert mean_of(mmc_wait(1.0, 1.0, servers=2)) == pytest.approx(1 / 3)
+    assert mean_of(ggc_wait(1.0, EXPONENTIAL, servers=2)) == pytest.approx(1 / 3)
 
 
 def test_constant_service_halves_the_wait() -> None:
-    constant = mean_of(mgc_wait(0.8, Service(mean=1.0, scv=0.0)))
-    assert constant == pytest.approx(mean_of(mmc_wait(0.8, 1.0)) / 2)
+    constant = mean_of(ggc_wait(0.8, Service(mean=1.0, scv=0.0)))
+    assert constant == pytest.approx(mean_of(ggc_wait(0.8, EXPONENTIAL)) / 2)
 
 
 def test_pollaczek_and_khinchine() -> None:
@@ -51,13 +51,13 @@ def test_pollaczek_and_khinchine() -> None:
     samples = np.array([0.5, 2.0] * 50)
     rate = 0.6
     exact = rate * float((samples**2).mean()) / (2 * (1 - rate * float(samples.mean())))
-    assert mean_of(mgc_wait(rate, Service.of(samples))) == pytest.approx(exact)
+    assert mean_of(ggc_wait(rate, Service.of(samples))) == pytest.approx(exact)
 
 
 def test_kingman_with_independent_arrivals_is_pollaczek_and_khinchine() -> None:
     service = Service(mean=1.0, scv=3.0)
-    assert mean_of(ggc_wait(0.7, service, arrival_scv=1.0)) == pytest.approx(mean_of(mgc_wait(0.7, service)))
-    assert mean_of(ggc_wait(0.7, service, arrival_scv=5.0)) == pytest.approx(2 * mean_of(mgc_wait(0.7, service)))
+    assert mean_of(ggc_wait(0.7, service, arrival_scv=1.0)) == pytest.approx(mean_of(ggc_wait(0.7, service)))
+    assert mean_of(ggc_wait(0.7, service, arrival_scv=5.0)) == pytest.approx(2 * mean_of(ggc_wait(0.7, service)))
 
 
 def test_metronomes_do_not_wait() -> None:
@@ -66,7 +66,7 @@ def test_metronomes_do_not_wait() -> None:
 
 @pytest.mark.parametrize(("rate", "servers"), [(1.0, 1), (1.2, 1), (3.0, 3), (2.0, 2)])
 def test_no_answer_where_the_servers_cannot_keep_up(rate: float, servers: int) -> None:
-    assert mmc_wait(rate, 1.0, servers=servers) is None
+    assert ggc_wait(rate, EXPONENTIAL, servers=servers) is None
     assert math.isinf(relaxation_time(rate, 1.0, servers))
 
 
@@ -78,7 +78,7 @@ def test_service_moments() -> None:
 
 @pytest.mark.parametrize("q", [0.5, 0.9, 0.99])
 def test_quantiles_of_mm1_waits_are_exact(q: float) -> None:
-    wait = mmc_wait(0.8, 1.0)
+    wait = ggc_wait(0.8, EXPONENTIAL)
     assert wait is not None
     # P(W > t) = rho exp(-(mu - lambda) t)
     t = wait.quantile(q)
@@ -92,7 +92,7 @@ def test_a_quantile_below_the_chance_of_waiting_is_no_wait() -> None:
 
 @pytest.mark.parametrize("percentile", [50.0, 95.0, 99.0])
 def test_latency_of_mm1_is_exponential(percentile: float) -> None:
-    wait = mmc_wait(0.7, 1.0)
+    wait = ggc_wait(0.7, EXPONENTIAL)
     assert wait is not None
     service = -np.log1p(-(np.arange(5000) + 0.5) / 5000)
     exact = -math.log(1 - percentile / 100) / (1 - 0.7)
@@ -106,4 +106,4 @@ def test_a_simulated_queue_waits_as_predicted() -> None:
     service = rng.gamma(1 / scv, scv, n)
     before = np.cumsum(service) - service
     wait = np.maximum.accumulate(arrival - before) + before - arrival
-    assert float(wait.mean()) == pytest.approx(mean_of(mgc_wait(rate, Service.of(service))), rel=0.05)
+    assert float(wait.mean()) == pytest.approx(mean_of(ggc_wait(rate, Service.of(service))), rel=0.05)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.capacity.load_traffic import part_of, plan_requests
 from latfix.capacity.objective import Target
+from latfix.capacity.sweep_traffic import part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
 from latfix.results.sweep_result import Options, Outcome, Setting

@@ -157,7 +157,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkloa
     return Swept(code, out, err, folder, document)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_real_sweep_answers(swept: Swept) -> None:
     assert swept.code == 0, (swept.document.get("gate"), swept.err)
     document = swept.document
@@ -175,7 +175,7 @@ def test_a_real_sweep_answers(swept: Swept) -> None:
     assert {"mm1", "mg1", "kingman", "replay", "replay_own"} == set(low["predictions"])
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_its_records_can_be_read_again(swept: Swept) -> None:
     runs = [run for point in swept.document["points"] for run in point["runs"]]
     assert len(runs) >= 2
@@ -186,7 +186,7 @@ def test_its_records_can_be_read_again(swept: Swept) -> None:
     assert (swept.folder / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_gate_that_is_missed_is_the_exit_code(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     rows = [{"arrival_s": 0.02 * k} for k in range(120)]
     workload = write_workload(tmp_path / "w", adapter=SLEEPER, traffic=rows)

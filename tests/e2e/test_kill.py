@@ -18,7 +18,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]

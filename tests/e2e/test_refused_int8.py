@@ -12,7 +12,7 @@ import pytest
 
 from latfix.config.plan import read_plan
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]

@@ -128,7 +128,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_as_a_process_of_uvicorn_started_with_the_plans_environment(arranged: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     plan = tmp_path / "plan.toml"

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
+from latfix.formatting import LATENCY_KEYS
 from latfix.gates.evaluate import GateResult, GateSubject, check_gates, evaluate, exit_code, parse_gate
 from latfix.gates.reference_level import FEWEST_RUNS, Past
 from latfix.statistics.decision import RatioEstimate
-from latfix.statistics.latency_summary import LATENCY_KEYS, summarize_ms, summary_intervals_ms
+from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 
 
 def _subject(**changes: Any) -> GateSubject:

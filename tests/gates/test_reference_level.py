@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from latfix.gates.evaluate import evaluate, parse_gate
-from latfix.gates.metrics import GateSubject
 from latfix.gates.reference_level import FEWEST_RUNS, MOST_RUNS, Level, Past
+from latfix.gates.subject import GateSubject
 
 
 def _run(p99: float) -> GateSubject:

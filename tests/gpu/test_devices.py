@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,11 @@ import torch
 from latfix import Request, Workload
 from latfix.profilers.gpu.device_probes import allocator_probes, nvml_probes, open_devices
 from latfix.profilers.probes.sampler import Sampler
-from latfix.profilers.probes.stage_recorder import EventLog, SampleLog, StageRecorder
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import Outcome
+from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
 from latfix.runners.service.load import LoadedModels, load_models
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
+from tests.runners.engine.served import Served, requests_of, serve
 
 _THERE = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = pytest.mark.skipif(_THERE < 2, reason=f"two CUDA devices are needed, this machine has {_THERE}")
@@ -51,39 +51,20 @@ def _load(folder: Path, **settings: object) -> LoadedModels:
     return load_models(folder, "adapter:Square", RunnerSettings(**settings))  # type: ignore[arg-type]
 
 
-def _serve(
-    models: LoadedModels, settings: RunnerSettings, count: int
-) -> tuple[StageRecorder, dict[int, Outcome], Engine]:
-    recorder, outcomes = StageRecorder(count), dict[int, Outcome]()
-    engine = Engine(
-        adapter=models.adapter,
-        instances=models.instances,
-        settings=settings,
-        recorder=recorder,
-        events=EventLog(),
-        request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
-        on_done=outcomes.__setitem__,
-    )
-    engine.start()
-    for slot in range(count):
-        recorder.scheduled_ns[slot] = time.perf_counter_ns()
-        engine.submit(slot)
-        time.sleep(0.001)
-    engine.drain()
-    engine.shutdown()
-    return recorder, outcomes, engine
+def _serve(models: LoadedModels, count: int, **settings: Any) -> Served:
+    return serve(requests_of(count), instances=models.instances, gap_s=0.001, workers=2, devices=2, **settings)
 
 
 @pytest.mark.parametrize("routing", ["pull", "weighted"])
 def test_both_devices_serve_and_answer_alike(tmp_path: Path, routing: str) -> None:
-    settings = RunnerSettings(workers=2, devices=2, device="cuda", max_batch_size=4, routing=routing)  # type: ignore[arg-type]
     models = _load(tmp_path, workers=2, devices=2, device="cuda", max_batch_size=4)
     assert [instance.device for instance in models.instances] == ["cuda:0", "cuda:1"]
     assert [next(instance.model.parameters()).device.index for instance in models.instances] == [0, 1]
-    recorder, outcomes, engine = _serve(models, settings, 300)
+    served = _serve(models, 300, max_batch_size=4, routing=routing)
+    outcomes = served.outcomes
     assert {outcome.status for outcome in outcomes.values()} == {Status.OK}
-    assert set(recorder.drain_batches()["worker"].tolist()) == {0, 1}
-    assert [worker.device for worker in engine.workers] == ["cuda:0", "cuda:1"]
+    assert set(served.batches["worker"].tolist()) == {0, 1}
+    assert [worker.device for worker in served.engine.workers] == ["cuda:0", "cuda:1"]
     weight = models.instances[0].model.weight.detach().cpu()
     for slot in (0, 1, 150, 299):
         expected = (
@@ -100,15 +81,14 @@ def test_one_model_a_device_where_it_is_shared(tmp_path: Path) -> None:
 
 def test_a_device_slowed_by_others_work_is_given_less(tmp_path: Path) -> None:
     """Something else keeps the second device busy; its replica must be weighted down and serve less than half."""
-    settings = RunnerSettings(workers=2, devices=2, device="cuda", routing="weighted")
     models = _load(tmp_path, workers=2, devices=2, device="cuda")
     busy = torch.randn(8192, 8192, device="cuda:1")
     for _ in range(400):  # queued: seconds of work
         busy = busy @ busy * 1e-4
-    recorder, _, engine = _serve(models, settings, 600)
+    served = _serve(models, 600, routing="weighted")
     torch.cuda.synchronize("cuda:1")
-    share = float((recorder.drain_batches()["worker"] == 1).mean())
-    assert share < 0.4, (share, engine.load())
+    share = float((served.batches["worker"] == 1).mean())
+    assert share < 0.4, (share, served.series)
 
 
 def test_series_of_both_devices_are_read() -> None:

@@ -10,7 +10,7 @@ import torch
 from latfix.profilers.allocator_lab.compare_policies import policy_of, replay
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace, write_trace
-from latfix.runners.gpu_memory.allocator_playback import play_apart
+from tests.gpu.allocator_playback import play_apart
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
-from latfix.gates.metrics import GateSubject
+from latfix.gates.subject import GateSubject
 from latfix.history import store as module
 from latfix.history.rows import (
     HistoryRow,
@@ -125,7 +125,7 @@ def test_the_past_is_the_last_sound_runs_of_the_same_series(tmp_path: Path) -> N
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     """Both begin with no file; each writes forty rows and reads in between, and every row is there in the end."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom latfix.gates.metrics import GateSubject\n"
+        "import sys\nfrom pathlib import Path\nfrom latfix.gates.subject import GateSubject\n"
         "from latfix.history.store import History\nfrom latfix.history.rows import HistoryRow, Series\n"
         "who, path = sys.argv[1], Path(sys.argv[2])\n"
         "series = Series(workload='w', machine='m', device='cpu', command='diagnose', traffic='t')\n"

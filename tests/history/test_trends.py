@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.gates.metrics import GateSubject
+from latfix.gates.subject import GateSubject
 from latfix.history.rows import HistoryRow, Series
 from latfix.history.trends import FEWEST, trends
 

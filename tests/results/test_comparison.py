@@ -94,7 +94,7 @@ def test_rounds_that_agree_show_no_difference() -> None:
     comparison = compare_rounds(base, new)
 
     assert comparison.verdict == "no_difference" and comparison.rounds == 8
-    assert comparison.need is None
+    assert comparison.more_rounds is None
 
 
 def test_one_round_with_a_small_difference_says_what_it_cannot_tell() -> None:
@@ -105,9 +105,9 @@ def test_one_round_with_a_small_difference_says_what_it_cannot_tell() -> None:
 
     assert comparison.ratio["p50"].hi < 1 and comparison.verdict == "undecided"
     assert any("one round cannot tell a difference below about 48 %" in note for note in comparison.notes)
-    assert comparison.need is not None and comparison.need.requests == comparison.need.rounds * N
-    assert any(f"about {comparison.need.rounds} more rounds" in note for note in comparison.notes)
-    assert comparison.to_json()["more_rounds"] == comparison.need.rounds
+    more = comparison.more_rounds
+    assert more is not None and comparison.to_json()["more_rounds"] == more
+    assert any(f"about {more} more rounds" in note and f"({more * N} more" in note for note in comparison.notes)
     assert live.verdict == "better"
 
 

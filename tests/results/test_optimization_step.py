@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.results.comparison import Comparison, Summary
-from latfix.results.optimization_step import Prediction, Step
+from latfix.results.optimization import Prediction
+from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold
 from latfix.stages import Status
-from latfix.statistics.latency_summary import LATENCY_KEYS, RatioEstimate
+from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
 
 Bounds = tuple[float, float, float]
@@ -116,7 +118,7 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
         verified="8 objects frozen",
         settings={"gc": "freeze"},
     )
-    entry = json.loads(json.dumps(step.to_json(), allow_nan=False))
+    entry = json.loads(json.dumps(step.tried().to_json(), allow_nan=False))
     assert set(entry) >= KEYS
     assert entry["ratio"]["p95"] == {"value": 0.5, "ci95": [0.4, 0.6]}
     assert (entry["p99_ms"], entry["predicted_p99_ms"], entry["accuracy"]) == (10.0, 12.0, 0.9)
@@ -125,7 +127,7 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
 
 
 def test_an_entry_of_a_fix_that_was_not_tried() -> None:
-    entry = json.loads(json.dumps(Step(fix="gc.freeze", status="skipped", reason="no pauses").to_json()))
+    entry = json.loads(json.dumps(Step(fix="gc.freeze", status="skipped", reason="no pauses").tried().to_json()))
     assert set(entry) >= KEYS
     assert entry["ratio"] == {}
     assert entry["p99_ms"] is entry["accuracy"] is entry["predicted_p99_ms"] is None

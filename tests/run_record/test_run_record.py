@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.errors import InputError
-from latfix.run_record.run_record import RunRecord, feature_column, finalize, write_json
+from latfix.run_record.run_record import RunRecord, feature_column, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.traffic.io.writer import save_schedule
 from latfix.traffic.schedule import Traffic
@@ -341,12 +341,3 @@ def test_parquet_of_an_older_version_may_lack_columns(tmp_path: Path) -> None:
 
     assert record.requests["input_length"].tolist() == [0] * N
     assert record.batches["retried"].tolist() == [0] * 3
-
-
-def test_a_document_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    file = tmp_path / "d.json"
-    write_json(file, {"a": 1})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(file, {"a": math.inf})
-    assert json.loads(file.read_text()) == {"a": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["d.json"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -11,21 +10,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.statistics.block_bootstrap import (
     SortedSample,
     block_counts,
+    block_length,
     block_sums,
+    default_block,
     evidence,
     iter_block_starts,
     sliding_sums,
 )
 from latfix.statistics.distributions import normal_quantile, student_t, wilson_interval
 from latfix.statistics.latency_summary import (
-    LATENCY_KEYS,
-    block_indices,
-    block_length,
-    default_block,
-    iter_block_indices,
     percentile_ns,
     summarize_ms,
     summary_intervals_ms,
@@ -126,31 +123,13 @@ def test_p99_of_a_hundred_requests_does_not_end_at_their_maximum() -> None:
 # --- blocks ------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 2**32))
-def test_resamples_are_runs_of_neighbors(n: int, block: int, seed: int) -> None:
-    rows = block_indices(n, block=block, replicates=4, rng=np.random.default_rng(seed))
-
-    assert rows.shape == (4, n)
-    assert rows.min() >= 0 and rows.max() < n
-    steps = np.diff(rows, axis=1) % n
-    inside = np.arange(1, n) % min(block, n) != 0
-    assert (steps[:, inside] == 1 % n).all()
-
-
-def test_the_generator_gives_the_same_rows() -> None:
-    whole = block_indices(50, block=7, replicates=5, rng=np.random.default_rng(4))
-    single = iter_block_indices(50, block=7, replicates=5, rng=np.random.default_rng(4))
-
-    assert [row.tolist() for row in single] == whole.tolist()
-
-
 @given(st.integers(1, 120), st.integers(1, 30), st.integers(0, 2**32))
-def test_counts_say_what_indices_say(n: int, block: int, seed: int) -> None:
+def test_a_resample_is_runs_of_neighbors(n: int, block: int, seed: int) -> None:
     block = min(block, n)
-    starts = next(iter_block_starts(n, block=block, replicates=1, rng=np.random.default_rng(seed)))
-    (row,) = block_indices(n, block=block, replicates=1, rng=np.random.default_rng(seed))
+    (starts,) = iter_block_starts(n, block=block, replicates=1, rng=np.random.default_rng(seed))
+    drawn = [(start + k) % n for start in starts.tolist() for k in range(block)][:n]
 
-    assert block_counts(n, starts, block).tolist() == np.bincount(row, minlength=n).tolist()
+    assert block_counts(n, starts, block).tolist() == np.bincount(drawn, minlength=n).tolist()
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(0, 2**32))
@@ -214,7 +193,7 @@ def test_student_t_falls_to_the_normal() -> None:
     quantiles = [student_t(0.95, freedom) for freedom in (1, 1.5, 2, 2.5, 7.3, 50, 200, 201, 1000)]
 
     assert quantiles == sorted(quantiles, reverse=True)
-    assert student_t(0.95, 200) == pytest.approx(student_t(0.95, 200.001), rel=1e-5)
+    assert student_t(0.95, 0.5) == student_t(0.95, 1)
     assert student_t(0.95, 1e9) == pytest.approx(normal_quantile(0.95)) == pytest.approx(1.959964)
 
 
@@ -229,7 +208,5 @@ def test_a_million_requests_fit_in_memory_and_time() -> None:
     latencies = np.random.default_rng(11).lognormal(size=1_000_000) * 1e6
 
     lo, hi = summary_intervals_ms(latencies, seed=0, replicates=50)["p99"]
-    rows = list(itertools.islice(iter_block_indices(10**6, block=200, replicates=2, rng=np.random.default_rng(0)), 2))
 
     assert hi / lo < 1.05
-    assert all(row.shape == (10**6,) for row in rows)

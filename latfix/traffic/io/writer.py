@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import InputError, input_error
+from latfix.files.atomic_write import write_bytes
 from latfix.files.parquet_reader import ParquetRows
 from latfix.files.parquet_types import LARGEST
 from latfix.files.regular_file import check_regular
@@ -59,14 +59,14 @@ def write_traffic(traffic: Traffic, path: Path) -> None:
     check_output(path)
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        _write_atomically(path, _parquet_bytes(traffic))
+        _write(path, _parquet_bytes(traffic))
         return
     text = "".join(_json_lines(traffic)) if suffix == ".jsonl" else _csv_text(traffic)
     data = _encoded(text, path)
     digest = hashlib.sha256(data).hexdigest()
     sidecar = _sidecar(traffic, digest)  # before the first write: one file without the other is no output
-    _write_atomically(path, data)
-    _write_atomically(sidecar_path(path), sidecar)
+    _write(path, data)
+    _write(sidecar_path(path), sidecar)
 
 
 def _sidecar(traffic: Traffic, sha256: str | None = None) -> bytes:
@@ -83,28 +83,12 @@ def _encoded(text: str, path: Path) -> bytes:
         raise input_error(path, None, "half of a surrogate pair in a text", "text that UTF-8 can hold") from error
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes) -> None:
     try:
-        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.", suffix=".tmp")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.chmod(0o666 & ~_umask())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_bytes(path, data)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{path}: cannot be written ({reason}); expected a writable place with room") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _kinds(traffic: Traffic) -> dict[str, str]:
@@ -237,7 +221,7 @@ def save_schedule(traffic: Traffic, path: Path) -> None:
         **_request_columns(traffic),
         **_feature_columns(traffic, _FEATURE_PREFIX),
     }
-    _write_atomically(path, arrow.parquet_bytes(columns, _embedded(traffic)))
+    _write(path, arrow.parquet_bytes(columns, _embedded(traffic)))
 
 
 def load_schedule(path: Path) -> Traffic:

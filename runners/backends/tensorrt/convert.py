@@ -13,17 +13,16 @@ import torch
 
 from latfix.errors import InputError, RunnerError
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
-from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
+from latfix.runners.backends.requirements import backend_missing, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
-from latfix.runners.backends.tensorrt.imports import torch_tensorrt
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
-from latfix.runners.backends.tensorrt.tensorrt_model import TensorRtModel
-from latfix.runners.calls.call_counters import Tally
-from latfix.runners.calls.fallback_counts import Outside
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, move
-from latfix.runners.calls.output_deviation import MOST_DEVIATION, deviation_of
-from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
+from latfix.runners.calls.call_counters import Outside, Tally
+from latfix.runners.calls.model_call import as_called, call_model
+from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
+from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 
 #: The largest deviation where torch rounds inputs to TF32, as its convolutions do by default: 10 bits of mantissa.
@@ -109,7 +108,7 @@ def convert(
     device: str,
     tally: Tally,
     outside: Outside,
-) -> tuple[TensorRtModel, TensorRtConversion]:
+) -> tuple[ReplacedModel, TensorRtConversion]:
     """Compile a model for the shapes of its traffic, and compare its answers with the original's on every batch.
 
     :param device: the CUDA device that the model is on.
@@ -130,7 +129,7 @@ def convert(
     program, converted, deviation, built_s = found
     make_room(case.place.parent, _KEPT)
     return converted, TensorRtConversion(
-        backend=f"{settings.backend} {_version(case.package)}",
+        backend=f"{settings.backend} {case.package.__version__}",
         device=device_name(device),
         seconds=round(time.perf_counter() - started, 3),
         export_s=round(built_s, 3),
@@ -147,7 +146,7 @@ def convert(
     )
 
 
-_Made = tuple[programs.Program, TensorRtModel, float, float]
+_Made = tuple[programs.Program, ReplacedModel, float, float]
 
 
 def _case(
@@ -166,19 +165,14 @@ def _case(
         raise RunnerError(f"the model cannot be exported for TensorRT: among its inputs, {error}") from error
     example = example_index(shapes, [*material.seen, *shapes], material.tuned)
     profile = profile_of([*material.seen, *shapes], shapes[example])
-    try:
-        with torch.no_grad():
-            expected = [flatten(call_model(model, batch)) for batch in batches]
-    except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise RunnerError(f"the model itself does not run on the traffic's inputs: {describe(error)}") from error
+    with raised_as("the model itself does not run on the traffic's inputs"), torch.no_grad():
+        expected = [flatten(call_model(model, batch)) for batch in batches]
     tensors, names = flatten(batches[example])
     digest = model_digest(
         model,
         material.sources,
-        _version(package),
-        _tensorrt_version(),
+        str(package.__version__),
+        str(tensorrt().__version__),
         device,
         device_name(device),
         repr(profile.inputs),
@@ -237,33 +231,18 @@ def _built(case: _Case) -> _Made:
     return program, converted, deviation, built_s
 
 
-def _checked(case: _Case, program: programs.Program) -> tuple[TensorRtModel, float]:
+def _checked(case: _Case, program: programs.Program) -> tuple[ReplacedModel, float]:
     """The module around a program, which has answered every batch as the original did.
 
     :raises RunnerError: it did not.
     """
-    outputs = case.expected[0][1]
-    converted = TensorRtModel(
-        case.model,
-        case.tally.counting(program.run),
-        case.profile,
-        case.example,
-        outputs,
-        [tensor.dtype for tensor in case.expected[0][0]],
-        outside=case.outside,
-        device=case.device,
-    )
+    converted = _stand_in(case, program)
     ran, deviation = 0, 0.0
-    try:
-        with torch.no_grad():
-            for (tensors, _), batch in zip(case.expected, case.batches, strict=True):
-                before = case.tally.runs
-                deviation = max(deviation, deviation_of(tensors, flatten(call_model(converted, batch))[0]))
-                ran += case.tally.runs > before
-    except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise RunnerError(f"the model as compiled for TensorRT does not run: {describe(error)}") from error
+    with raised_as("the model as compiled for TensorRT does not run"), torch.no_grad():
+        for (tensors, _), batch in zip(case.expected, case.batches, strict=True):
+            before = case.tally.runs
+            deviation = max(deviation, deviation_of(tensors, flatten(call_model(converted, batch))[0]))
+            ran += case.tally.runs > before
     if not ran:
         raise RunnerError("none of the traffic's batches fits the shapes that the model was compiled for")
     limit = _most_deviation(case)
@@ -274,6 +253,25 @@ def _checked(case: _Case, program: programs.Program) -> tuple[TensorRtModel, flo
             f" {deviation:.2g} of the largest number, limit {limit:g}"
         )
     return converted, deviation
+
+
+def _stand_in(case: _Case, program: programs.Program) -> ReplacedModel:
+    """Runs in the engine what its profile holds: torch-tensorrt would run other shapes, some with a wrong result."""
+    takes = [tensor.dtype for tensor in flatten(as_called(case.example))[0]]
+    answers, outputs = case.expected[0]
+    dtypes = [tensor.dtype for tensor in answers]
+    counted, turn = case.tally.counting(program.run), StreamTurn(case.device)
+
+    def fits(tensors: Sequence[torch.Tensor]) -> bool:
+        dtypes_fit = [tensor.dtype for tensor in tensors] == takes
+        return dtypes_fit and case.profile.holds([tuple(tensor.shape) for tensor in tensors])
+
+    def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with turn:
+            found = counted(tensors)
+        return [tensor.to(dtype) for tensor, dtype in zip(found, dtypes, strict=True)]
+
+    return ReplacedModel(case.model, case.example, outputs, fits=fits, run=run, missed=case.outside.add)
 
 
 def _most_deviation(case: _Case) -> float:
@@ -289,13 +287,3 @@ def device_name(device: str) -> str:
         return device
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
-
-
-def _version(package: ModuleType) -> str:
-    return str(package.__version__)
-
-
-def _tensorrt_version() -> str:
-    from latfix.runners.backends.tensorrt.imports import tensorrt
-
-    return str(tensorrt().__version__)

@@ -14,6 +14,7 @@ from typing import Any
 _ENGINE_PART, _ENGINE_OPERATOR = "_run_on_acc", "execute_engine"
 #: It writes how it divided the graph to this logger, at level DEBUG.
 _TRACKER = "torch_tensorrt.dynamo._DryRunTracker"
+_SILENCED = ("torch_tensorrt", "torch.export", "torch._export")
 _ENGINE_SIZE = re.compile(r"Number of Operators in Engine: (\d+)")
 #: Operators that only look at sizes or check them.
 _CHECKS = ("_assert", "sym_size", "sym_constrain")
@@ -126,9 +127,17 @@ class _Sizes(logging.Handler):
 
 @contextmanager
 def engine_sizes() -> Iterator[list[int]]:
-    """While a model is compiled in it: operators of each engine, in order; empty where nothing was told."""
+    """While a model is compiled in it: operators of each engine, in order; empty where none were logged.
+
+    What its loggers write besides is dropped.
+    """
     tracker, handler = logging.getLogger(_TRACKER), _Sizes()
-    level, propagate, disabled = tracker.level, tracker.propagate, tracker.disabled
+    silenced = [logging.getLogger(name) for name in _SILENCED]
+    before = [(logger, logger.level, logger.propagate, logger.disabled) for logger in (*silenced, tracker)]
+    all_below = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    for logger in silenced:
+        logger.setLevel(logging.CRITICAL)
     tracker.setLevel(logging.DEBUG)
     tracker.propagate, tracker.disabled = False, False
     tracker.addHandler(handler)
@@ -136,5 +145,7 @@ def engine_sizes() -> Iterator[list[int]]:
         yield handler.found
     finally:
         tracker.removeHandler(handler)
-        tracker.setLevel(level)
-        tracker.propagate, tracker.disabled = propagate, disabled
+        for logger, level, propagate, disabled in before:
+            logger.setLevel(level)
+            logger.propagate, logger.disabled = propagate, disabled
+        logging.disable(all_below)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +14,11 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
+from latfix.runners.backends.replaced_model import export_program, quiet, raised_as, root_reason
 from latfix.runners.backends.tensorrt.compile_options import compile_options
 from latfix.runners.backends.tensorrt.partition import Partition, engine_sizes, partition_of
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile
-from latfix.runners.calls.flat_model import FlatModel
-from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.model_call import USER_ERRORS
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import Precision
 
@@ -66,19 +62,15 @@ def build(
     engines, notes = place / _ENGINES, list[str]()
     try:
         graph, sizes = _compiled(package, exported, profile, device, precision, engines)
+    except (KeyboardInterrupt, RunnerError):
+        raise
     except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt | RunnerError):
-            raise
         # What lies there may be torn, and not every engine can be one whose weights are given again.
-        notes.append(f"its engines are not kept ({_reason(error)})")
+        notes.append(f"its engines are not kept ({root_reason(error)})")
         shutil.rmtree(engines, ignore_errors=True)
         exported = _exported(model, example, profile)  # the compiler may have changed the first one
-        try:
+        with raised_as("the model cannot be compiled for TensorRT", root_reason):
             graph, sizes = _compiled(package, exported, profile, device, precision, None)
-        except USER_ERRORS as second:
-            if isinstance(second, KeyboardInterrupt | RunnerError):
-                raise
-            raise RunnerError(f"the model cannot be compiled for TensorRT: {_reason(second)}") from second
     partition = partition_of(graph, sizes)
     if not partition.engines:
         names = ", ".join(sorted(partition.outside)[:6])
@@ -91,21 +83,13 @@ def build(
 
 
 def _exported(model: torch.nn.Module, example: Any, profile: ShapeProfile) -> Any:
-    tensors, shape = flatten(example)
     varying = torch.export.Dim.DYNAMIC
-    dynamic = tuple(
+    dynamic = [
         {d: varying(min=extent.least, max=extent.most) for d, extent in enumerate(extents) if extent.varies} or None
         for extents in profile.inputs
-    )
-    try:
-        with quiet(), torch.no_grad():
-            return torch.export.export(
-                FlatModel(model, shape), tuple(tensors), dynamic_shapes={"tensors": dynamic}, strict=False
-            )
-    except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise RunnerError(f"the model cannot be exported for TensorRT: {_reason(error)}") from error
+    ]
+    with raised_as("the model cannot be exported for TensorRT", root_reason):
+        return export_program(model, example, dynamic)
 
 
 def _compiled(
@@ -134,11 +118,11 @@ def _saved(package: ModuleType, graph: Any, partition: Partition, place: Path) -
             package.save(graph, str(made), output_format="exported_program", retrace=False)
         (place / _FACTS).write_text(json.dumps(partition.to_json()), encoding="utf-8")
         made.replace(place / _PROGRAM)  # whole or not at all
+    except KeyboardInterrupt:
+        raise
     except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         made.unlink(missing_ok=True)
-        return f"it cannot be saved ({_reason(error)}) and is compiled again at each start"
+        return f"it cannot be saved ({root_reason(error)}) and is compiled again at each start"
     return ""
 
 
@@ -154,10 +138,10 @@ def load(package: ModuleType, place: Path) -> Program | None:
         with quiet():
             graph = package.load(str(place / _PROGRAM)).module()
         found = partition_of(graph).engines
+    except KeyboardInterrupt:
+        raise
     except USER_ERRORS as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise RunnerError(f"the program in the cache does not load ({_reason(error)})") from error
+        raise RunnerError(f"the program in the cache does not load ({root_reason(error)})") from error
     if found != partition.engines:
         raise RunnerError(f"the program in the cache has {found} engine(s) where {partition.engines} were built")
     return Program(run=_runner(graph), partition=partition)
@@ -173,32 +157,3 @@ def _runner(graph: Any) -> Run:
         return flatten(graph(*tensors))[0]
 
     return run
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Exporter and compiler tell their progress in many words; only a failure is of interest."""
-    loggers = [logging.getLogger(name) for name in ("torch_tensorrt", "torch.export", "torch._export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    nothing = io.StringIO()
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(nothing),
-            contextlib.redirect_stderr(nothing),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _reason(error: BaseException) -> str:
-    """The first line that says something, of the error at the bottom of a chain."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else describe(error)

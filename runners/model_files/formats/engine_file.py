@@ -9,7 +9,8 @@ import torch
 
 from latfix.config.tensorrt_requirements import check_engine_runs
 from latfix.errors import InputError
-from latfix.runners.backends.tensorrt.imports import tensorrt
+from latfix.runners.backends.requirements import tensorrt
+from latfix.runners.model_files.file_module import SealedModule, alone_or_tuple
 from latfix.runners.model_files.formats.tensorrt_engine import Engine
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 
@@ -73,32 +74,13 @@ def _module(engine: Engine, package: Any, device: str) -> torch.nn.Module:
     return EngineModule(engine if device == engine.device else Engine(package, engine.file, device))
 
 
-class EngineModule(torch.nn.Module):
-    """An engine that takes its tensors in order; each thread runs it in an execution context of its own.
-
-    It has no parameters that torch could see: what changes those cannot apply, and is refused.
-    """
+class EngineModule(SealedModule):
+    """An engine that takes its tensors in order; each thread runs it in an execution context of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__()
+        super().__init__(engine.file.name, engine.device, "build another engine")
         self._engine = engine
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """The output, or a tuple of them."""
-        found = self._engine.run(tensors)
-        return found[0] if len(found) == 1 else tuple(found)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> EngineModule:
-        """Refuse another precision or device, which torch would give to parameters."""
-        del recurse
-        probe = torch.zeros(1, device=self._engine.device)
-        changed = fn(probe)
-        if (changed.dtype, changed.device) != (probe.dtype, probe.device):
-            raise ValueError(
-                f"{self._engine.file.name} holds its precision in the file; build another engine instead"
-            )
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> EngineModule:
-        del memo
-        return self  # an engine cannot be copied, and nothing can be changed in it
+        return alone_or_tuple(self._engine.run(tensors))

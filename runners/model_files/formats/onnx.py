@@ -1,4 +1,4 @@
-"""``.onnx``: a model that ONNX Runtime runs."""
+"""``.onnx``: a model that ONNX Runtime runs, or OpenVINO where backends are compared."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from latfix.errors import InputError, RunnerError, input_error
+from latfix.errors import InputError, LatfixError, RunnerError, input_error
+from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
+from latfix.runners.backends.requirements import backend_missing, import_package
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
+from latfix.runners.model_files.file_module import SealedModule, alone_or_tuple
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 
 BACKEND = "ONNX Runtime"
-_MISSING = "pip install 'latfix[onnx]'"
 #: ONNX Runtime's names of types by torch's.
 _DTYPES = {
     "tensor(float)": "float32",
@@ -29,7 +31,6 @@ _DTYPES = {
     "tensor(uint8)": "uint8",
     "tensor(bool)": "bool",
 }
-_ONLY_ERRORS = 3
 
 
 def open_file(file: Path) -> OpenedModel:
@@ -47,39 +48,21 @@ def open_file(file: Path) -> OpenedModel:
     return OpenedModel(file=file, backend=BACKEND, inputs=inputs, load=lambda device: _module(session, file, device))
 
 
-def runtime() -> Any:
-    """The package ``onnxruntime``.
-
-    :raises RunnerError: it is not installed, or does not import.
-    """
-    try:
-        import onnxruntime
-    except ModuleNotFoundError as error:
-        raise RunnerError(f"ONNX files need the package onnxruntime, which is not installed; {_MISSING}") from error
-    except USER_ERRORS as error:
-        raise RunnerError(f"the package onnxruntime does not import ({describe(error)}); {_MISSING}") from error
-    return onnxruntime
-
-
 def session_of(file: Path) -> Any:
     """A session on the CPU with as many threads as an operator of torch has now.
 
-    They sleep while there is nothing to do: spinning, they would take the core from whatever runs beside them.
+    :raises RunnerError: ONNX Runtime is not installed, or does not import.
+    :raises InputError: it does not take the model.
     """
-    package = runtime()
-    options = package.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = _ONLY_ERRORS
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return package.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return onnxruntime_session(file, torch.get_num_threads())
+    except LatfixError:
+        raise
     except USER_ERRORS as error:
+        version = import_package("onnxruntime", user="ONNX files need").__version__
         found = f"a model that does not load ({describe(error)})"
-        expected = f"one that ONNX Runtime {package.__version__} takes"
-        raise input_error(
-            file, None, found, expected, "check that it is whole, or convert it for this version"
-        ) from error
+        todo = "check that it is whole, or convert it for this version"
+        raise input_error(file, None, found, f"one that ONNX Runtime {version} takes", todo) from error
 
 
 def _input(given: Any, file: Path, rows: dict[str, int]) -> TensorInput:
@@ -99,46 +82,34 @@ def _axis(size: Any, place: int, name: str) -> Axis:
 def _module(session: Any, file: Path, device: str) -> torch.nn.Module:
     if device != "cpu":
         raise RunnerError(f'{file}: ONNX Runtime runs on the CPU only in this version; use device = "cpu"')
-    return SessionModule(session, file.name, [given.name for given in session.get_inputs()])
+    names = [given.name for given in session.get_inputs()]
+    return GraphModule(OnnxRuntimeGraph(session, names), file.name)
 
 
-class SessionModule(torch.nn.Module):
-    """A session that takes its tensors in order.
+def load_graph(file: Path, inputs: Sequence[str], *, openvino: bool = False) -> torch.nn.Module:
+    """A module that runs an ONNX file on the CPU.
 
-    It has no parameters that torch could see: what changes those cannot apply, and is refused.
-
-    :param inputs: names of the tensors; those that the model does not have are left out.
+    :param inputs: names of the tensors in order; those that the file does not have are left out.
+    :param openvino: in OpenVINO, not in ONNX Runtime.
+    :raises RunnerError: the runtime is not installed.
     """
+    if not openvino:
+        return GraphModule(OnnxRuntimeGraph(session_of(file), inputs), file.name)
+    if missing := backend_missing("openvino"):
+        raise RunnerError(missing)
+    return GraphModule(OpenVinoGraph(file, inputs, threads=torch.get_num_threads()), file.name)
 
-    def __init__(self, session: Any, name: str, inputs: Sequence[str]) -> None:
-        super().__init__()
-        self._session = session
-        self._name = name
-        self._inputs = tuple(inputs)
-        self._taken = frozenset(given.name for given in session.get_inputs())
+
+class GraphModule(SealedModule):
+    """An ONNX file that takes its tensors in order."""
+
+    def __init__(self, graph: OnnxGraph, file: str) -> None:
+        super().__init__(file, "cpu", "convert the file")
+        self._graph = graph
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        feed = {
-            name: np.ascontiguousarray(tensor.detach().numpy())
-            for name, tensor in zip(self._inputs, tensors, strict=True)
-            if name in self._taken
-        }
-        outputs = self._session.run(None, feed)
-        values = tuple(_value(output) for output in outputs)
-        return values[0] if len(values) == 1 else values
-
-    def _apply(self, fn: Any, recurse: bool = True) -> SessionModule:
-        """Refuse another precision or device, which torch would give to parameters."""
-        del recurse
-        probe = torch.zeros(1)
-        changed = fn(probe)
-        if (changed.dtype, changed.device) != (probe.dtype, probe.device):
-            raise ValueError(f"{self._name} holds its precision in the file; convert the file instead")
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SessionModule:
-        del memo
-        return self  # a session cannot be copied, and nothing can be changed in it
+        arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]
+        return alone_or_tuple([_value(output) for output in self._graph.run(arrays)])
 
 
 def _value(output: Any) -> Any:

@@ -176,7 +176,7 @@ def test_an_engine_says_what_it_needs(
     assert "pip install tensorrt" in err
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_model_file_is_diagnosed(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
     out_dir, target = tmp_path / "run", tmp_path / "diagnosis.json"
     (tmp_path / "workload.toml").write_text(

@@ -76,7 +76,7 @@ def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.torch_facts() == {"error": "exit code 1"}
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_torch_in_a_process_of_its_own() -> None:
     import torch
 

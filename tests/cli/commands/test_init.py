@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from latfix.config.workload_toml import read_spec
-from latfix.settings_rules import RUNNER_RULES
+from latfix.settings import RunnerSettings, rules_of
 from latfix.traffic.io.reader import read_traffic
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_what_it_writes_runs_as_it_is(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "my workload"
     code, out, err = cli("init", folder)
@@ -48,7 +48,7 @@ def test_its_settings_are_settings(cli: Cli, tmp_path: Path) -> None:
         line[2:].partition("=")[0].strip() for line in text.splitlines() if line.startswith("# ") and "=" in line
     ]
     for key in [*document["runner"], *(key for key in offered if key.isidentifier() and key != "length")]:
-        assert key in RUNNER_RULES
+        assert key in rules_of(RunnerSettings)
 
 
 @pytest.mark.parametrize("what", ["file", "full folder", "below a file", "long name"])

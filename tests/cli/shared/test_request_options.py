@@ -185,7 +185,7 @@ def test_diagnose_refuses_unknown_ids_before_anything_runs(
         cli("diagnose", workload, "--request", "call-15")
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_diagnose_tells_of_what_it_replayed(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     adapter = """
         import time

@@ -91,8 +91,8 @@ def test_two_causes_removed_together(simulate: Simulate) -> None:
     faults = {int(k): ("gc" if i % 2 else "faults", 50.0) for i, k in enumerate(chosen)}
     faulty = diagnose(simulate(n=800, rate=25, compute_faults=faults))
     clean = diagnose(simulate(n=800, rate=25))
-    joint = faulty.extra["whatif"][0]
-    assert set(joint["without"]) == {"python.gc", "memory.page_faults"}
+    joint = faulty.whatif[0]
+    assert set(joint.without) == {"python.gc", "memory.page_faults"}
     alone = min(cause.whatif_ms["p99"] for cause in faulty.causes[:2])
-    assert joint["p99"] < 0.7 * alone
-    assert joint["p99"] == pytest.approx(clean.latency_ms["p99"], rel=0.15)
+    assert joint.p99 < 0.7 * alone
+    assert joint.p99 == pytest.approx(clean.latency_ms["p99"], rel=0.15)

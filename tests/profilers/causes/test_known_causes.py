@@ -138,7 +138,7 @@ def test_heavy_inputs_are_input_size_and_no_fault(simulate: Simulate) -> None:
     assert diagnosis.verdict == "input.size"
     total, own, _ = entry(diagnosis, "input.size")
     assert total > 0.75 * diagnosis.excess_ms and own > 0
-    model = diagnosis.extra["models"]["compute"]
+    model = diagnosis.models["compute"]
     assert model["accepted"] and model["r2"] > 0.9
 
 

@@ -469,7 +469,7 @@ def test_no_id_breaks_the_message(name: str) -> None:
     with pytest.raises(InputError) as caught:
         check_ids([name], [f"r{k}" for k in range(5)])
     message = caught.value.message
-    assert len(message) < 400 and message.isprintable() and message.isascii()
+    assert len(message) < 400 and message.isprintable() and message.replace("…", "").isascii()
 
 
 def test_the_nearest_of_very_many_ids_is_found() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.profilers.over_time.active_intervals import Activity, activity
+from latfix.profilers.over_time.active_intervals import activity
+from latfix.results.diagnosis import Activity
 
 Floats = npt.NDArray[np.float64]
 Strikes = Callable[[np.random.Generator, Floats], npt.NDArray[Any]]

@@ -65,7 +65,7 @@ def test_every_figure_is_there() -> None:
     [
         ({"agreeing": 3, "deviation": 0.5}, "3 of 8 agree; off by 0.50 of the largest number", "1;31"),
         ({"deviation": 0.02}, "all 8 agree; off by 0.020", "33"),
-        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; off in shape or kind", "1;31"),
+        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; off in shape, kind or whole numbers", "1;31"),
     ],
 )
 def test_answers_that_differ_stand_out(answers: dict[str, Any], says: str, style: str) -> None:

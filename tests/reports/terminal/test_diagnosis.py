@@ -18,7 +18,7 @@ from latfix.reports.terminal.diagnosis import render_comparison, render_diagnosi
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from latfix.statistics.latency_summary import Verdict
+from latfix.statistics.decision import Verdict
 
 Session = tuple[RunRecord, Diagnosis]
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.errors import InputError, RunnerError
-from latfix.runners.calls.model_call import call_model, describe, elements_and_length, move, split_output, tensors_of
+from latfix.runners.calls.model_call import call_model, describe, split_output
+from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
 from latfix.runners.service.adapter_file import load_adapter
 
 

@@ -8,20 +8,19 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from latfix import span
-from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.request import Priority, Request
 from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.engine.worker import ModelInstance
 from latfix.settings import RunnerSettings
-from latfix.stages import STAGES, Status
+from latfix.stages import Status
+from tests.runners.engine.served import Numbers, Served, requests_of, serve
 
 Hook = Callable[[Any], Any]
 
@@ -30,8 +29,8 @@ class Panic(BaseException):
     """As native libraries raise: no ``Exception``."""
 
 
-class Adapter(Workload):
-    """Prepares the request's number; ``bad`` requests fail where the test says."""
+class Adapter(Numbers):
+    """``bad`` requests fail where the test says."""
 
     def __init__(self, *, prepare: Hook | None = None, finish: Hook | None = None) -> None:
         self._prepare = prepare
@@ -40,7 +39,7 @@ class Adapter(Workload):
     def prepare(self, request: Request) -> Any:
         if self._prepare is not None:
             return self._prepare(request)
-        return torch.tensor([float(request.id)])
+        return super().prepare(request)
 
     def finish(self, output: Any, request: Request) -> Any:
         if self._finish is not None:
@@ -48,54 +47,8 @@ class Adapter(Workload):
         return output
 
 
-class Served:
-    """What became of requests that an engine served."""
-
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        *,
-        adapter: Workload | None = None,
-        model: Hook = lambda x: x,
-        together: bool = True,
-        **settings: Any,
-    ) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self.order: list[int] = []
-        self.events = EventLog()
-        recorder = StageRecorder(len(requests))
-        adapter = adapter or Adapter()
-        runner = RunnerSettings(**{"max_batch_size": 8, "batch_window_ms": 20.0 if together else 0.0, **settings})
-        instances = [
-            ModelInstance(adapter, model, "cpu", None, adapter.collate, set()) for _ in range(runner.workers)
-        ]
-        engine = Engine(
-            adapter=adapter,
-            instances=instances,
-            settings=runner,
-            recorder=recorder,
-            events=self.events,
-            request_of=requests.__getitem__,
-            on_done=self._done,
-        )
-        engine.start()
-        for slot in range(len(requests)):
-            recorder.scheduled_ns[slot] = time.perf_counter_ns()
-            engine.submit(slot)
-        assert engine.drain(timeout_s=20), "requests never ended"
-        engine.shutdown()
-        self.rows = recorder.drain_requests()
-        self.rows.sort(order="index")
-        self.batches = recorder.drain_batches()
-        assert engine.in_flight == 0
-
-    def _done(self, slot: int, outcome: Outcome) -> None:
-        assert slot not in self.outcomes, "a request ends once"
-        self.outcomes[slot] = outcome
-        self.order.append(slot)
-
-    def statuses(self) -> list[str]:
-        return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
+def _served(requests: Sequence[Request], *, together: bool = True, **more: Any) -> Served:
+    return serve(requests, **{"max_batch_size": 8, "batch_window_ms": 20.0 if together else 0.0, **more})
 
 
 @pytest.mark.parametrize("error", [OSError("no such library"), Panic("no device")], ids=["error", "panic"])
@@ -114,24 +67,16 @@ def test_a_worker_that_cannot_be_set_up_is_told_and_nothing_is_left_running(erro
         settings=RunnerSettings(workers=2),
         recorder=StageRecorder(1),
         events=EventLog(),
-        request_of=_requests(1).__getitem__,
+        request_of=requests_of(1).__getitem__,
     )
     with pytest.raises(RunnerError, match=f"worker 1 could not be set up: .*{error}"):
         engine.start()
     assert threading.active_count() == before
 
 
-def _requests(n: int, **more: Any) -> list[Request]:
-    return [Request(id=str(k), arrival_s=0.0, **more) for k in range(n)]
-
-
-def _tiles(served: Served) -> None:
-    rows = served.rows
-    total = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-    assert np.array_equal(total, rows["latency_ns"])
-    assert all((rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
-    assert (rows["prepare_wait_ns"] <= rows["prepare_ns"]).all()
-    assert (rows["finish_wait_ns"] <= rows["finish_ns"]).all()
+def _waits(served: Served) -> None:
+    for part in ("prepare", "finish"):
+        assert (served.rows[f"{part}_wait_ns"] <= served.rows[f"{part}_ns"]).all()
 
 
 def _fail(request: Request, bad: str, error: BaseException) -> None:
@@ -142,13 +87,13 @@ def _fail(request: Request, bad: str, error: BaseException) -> None:
 ERRORS = [ValueError("bad one"), SystemExit(3), KeyboardInterrupt(), Panic("panic"), MemoryError()]
 
 
-def test_outputs_come_back_to_their_requests() -> None:
-    served = Served(_requests(20), model=lambda x: x * 2)
+def test_outputs_come_back_to_theirrequests_of() -> None:
+    served = _served(requests_of(20), model=lambda x: x * 2)
     assert served.statuses() == ["ok"] * 20
     assert [served.outcomes[k].output.item() for k in range(20)] == [2.0 * k for k in range(20)]
     assert (served.rows["batch_id"] >= 0).all()
     assert served.batches["size"].sum() == 20
-    _tiles(served)
+    _waits(served)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -164,13 +109,12 @@ def test_one_failure_is_one_requests_error(where: str, error: BaseException) -> 
         return x
 
     adapter = Adapter(prepare=prepare, finish=lambda r: _fail(r, "2" if where == "finish" else "", error))
-    served = Served(_requests(6), adapter=adapter, model=model)
+    served = _served(requests_of(6), adapter=adapter, model=model)
 
     assert served.statuses() == ["ok", "ok", "error", "ok", "ok", "ok"]
     message = served.outcomes[2].error
     assert message.startswith(f"{'the model' if where == 'model' else where} raised {type(error).__name__}")
     assert [served.outcomes[k].output.item() for k in (0, 1, 3, 4, 5)] == [0, 1, 3, 4, 5]
-    _tiles(served)
 
 
 def test_a_failed_batch_is_marked_and_its_members_run_one_by_one() -> None:
@@ -179,7 +123,7 @@ def test_a_failed_batch_is_marked_and_its_members_run_one_by_one() -> None:
             raise ValueError("bad one")
         return x
 
-    served = Served(_requests(4), model=model)
+    served = _served(requests_of(4), model=model)
 
     rows = served.batches
     assert rows["retried"].tolist() == [1] * 5
@@ -200,7 +144,7 @@ def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
         alive.append(made[0]() is not None)
         return activations
 
-    served = Served(_requests(4), model=model)
+    served = _served(requests_of(4), model=model)
     assert served.statuses() == ["ok"] * 4 and alive == [False] * 4
 
 
@@ -221,10 +165,9 @@ def test_a_model_that_returns_nonsense_for_a_batch(wrong: Hook) -> None:
     def model(x: torch.Tensor) -> Any:
         return wrong(torch.cat([x, x, x])) if (x == 1).any() else x
 
-    served = Served(_requests(3), model=model)
+    served = _served(requests_of(3), model=model)
     assert served.statuses() == ["ok", "error", "ok"]
     assert "the model returned" in served.outcomes[1].error
-    _tiles(served)
 
 
 @pytest.mark.parametrize(
@@ -234,10 +177,9 @@ def test_a_prepare_that_returns_nonsense_hurts_nobody_else(nonsense: object) -> 
     def prepare(request: Request) -> Any:
         return nonsense if request.id == "1" else torch.tensor([float(request.id)])
 
-    served = Served(_requests(4), adapter=Adapter(prepare=prepare))
+    served = _served(requests_of(4), adapter=Adapter(prepare=prepare))
     assert [served.statuses()[k] for k in (0, 2, 3)] == ["ok"] * 3
     assert [served.outcomes[k].output.item() for k in (0, 2, 3)] == [0, 2, 3]
-    _tiles(served)
 
 
 def test_the_limit_of_the_queue_sheds() -> None:
@@ -248,12 +190,11 @@ def test_the_limit_of_the_queue_sheds() -> None:
         return x
 
     threading.Timer(0.1, gate.set).start()
-    served = Served(_requests(10), model=model, max_queue=3)
+    served = _served(requests_of(10), model=model, max_queue=3)
     assert served.statuses() == ["ok"] * 3 + ["shed"] * 7
     shed = served.rows[3:]
     assert (shed["latency_ns"] == shed["dispatch_ns"]).all()
     assert (shed["batch_id"] == -1).all()
-    _tiles(served)
 
 
 def test_deadlines_end_in_timeouts() -> None:
@@ -262,10 +203,9 @@ def test_deadlines_end_in_timeouts() -> None:
         return x
 
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=None if k % 2 else 5.0) for k in range(6)]
-    served = Served(requests, model=model, max_batch_size=1, together=False)
+    served = _served(requests, model=model, max_batch_size=1, together=False)
     assert served.statuses() == ["timeout", "ok"] * 3
     assert "deadline" in served.outcomes[0].error
-    _tiles(served)
 
 
 def test_the_timeout_of_the_settings_is_for_requests_without_a_deadline() -> None:
@@ -274,7 +214,7 @@ def test_the_timeout_of_the_settings_is_for_requests_without_a_deadline() -> Non
         return x
 
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=60_000.0 if k else None) for k in range(3)]
-    served = Served(requests, model=model, max_batch_size=1, together=False, timeout_ms=5.0)
+    served = _served(requests, model=model, max_batch_size=1, together=False, timeout_ms=5.0)
     assert served.statuses() == ["timeout", "ok", "ok"]
 
 
@@ -283,12 +223,11 @@ def test_a_deadline_may_pass_before_prepare_and_in_the_queue() -> None:
         time.sleep(0.03)
         return torch.tensor([float(request.id)])
 
-    requests = _requests(4, deadline_ms=45.0)
-    served = Served(requests, adapter=Adapter(prepare=prepare), together=False)
+    requests = requests_of(4, deadline_ms=45.0)
+    served = _served(requests, adapter=Adapter(prepare=prepare), together=False)
     assert "timeout" in served.statuses()
     assert served.outcomes[3].error == "deadline passed before prepare"
     assert served.rows["batch_id"][3] == -1
-    _tiles(served)
 
 
 def test_high_priority_overtakes() -> None:
@@ -307,7 +246,7 @@ def test_high_priority_overtakes() -> None:
 
     ranks: list[Priority] = ["high", "low", "low", "normal", "high"]
     requests = [Request(id=str(k), arrival_s=0.0, priority=rank) for k, rank in enumerate(ranks)]
-    served = Served(requests, adapter=Adapter(prepare=prepare), model=model, max_batch_size=1, together=False)
+    served = _served(requests, adapter=Adapter(prepare=prepare), model=model, max_batch_size=1, together=False)
     assert served.order == [0, 4, 3, 1, 2]
 
 
@@ -318,7 +257,7 @@ def test_workers_run_side_by_side() -> None:
         meeting.wait()
         return x
 
-    served = Served(_requests(3), model=model, max_batch_size=1, together=False, workers=3)
+    served = _served(requests_of(3), model=model, max_batch_size=1, together=False, workers=3)
     assert served.statuses() == ["ok"] * 3
     assert sorted(served.batches["worker"].tolist()) == [0, 1, 2]
 
@@ -330,7 +269,7 @@ def test_prepare_threads_run_side_by_side() -> None:
         meeting.wait()
         return torch.tensor([float(request.id)])
 
-    served = Served(_requests(3), adapter=Adapter(prepare=prepare), prepare_threads=3)
+    served = _served(requests_of(3), adapter=Adapter(prepare=prepare), prepare_threads=3)
     assert served.statuses() == ["ok"] * 3
     assert sorted(served.rows["prepare_thread"].tolist()) == [0, 1, 2]
 
@@ -353,7 +292,7 @@ def test_spans_belong_to_their_request_and_stage() -> None:
         if request.id == "2":
             nap("queue")
 
-    served = Served(_requests(4), adapter=Adapter(prepare=prepare, finish=finish), model=model)
+    served = _served(requests_of(4), adapter=Adapter(prepare=prepare, finish=finish), model=model)
 
     rows = served.rows
     assert [span_ns >= 4_000_000 for span_ns in rows["prepare_span_ns"]] == [False, True, False, False]
@@ -366,7 +305,7 @@ def test_padding_is_counted() -> None:
     def prepare(request: Request) -> torch.Tensor:
         return torch.ones(2 + int(request.id), 3)
 
-    served = Served(_requests(4), adapter=Adapter(prepare=prepare), max_batch_size=4)
+    served = _served(requests_of(4), adapter=Adapter(prepare=prepare), max_batch_size=4)
     assert served.rows["input_elements"].tolist() == [6, 9, 12, 15]
     assert served.rows["input_length"].tolist() == [2, 3, 4, 5]
     (batch,) = served.batches
@@ -389,15 +328,15 @@ def test_what_the_rest_of_the_process_did_stands_beside_each_unit() -> None:
     other = threading.Thread(target=spin)
     other.start()
     try:
-        served = Served(_requests(3), adapter=Adapter(prepare=nap, finish=nap), model=nap, together=False)
+        served = _served(requests_of(3), adapter=Adapter(prepare=nap, finish=nap), model=nap, together=False)
     finally:
         stop.set()
         other.join()
     rows, batches = served.rows, served.batches
     for part in ("prepare", "finish"):
-        assert (rows[f"{part}_process_cpu_ns"] - rows[f"{part}_cpu_ns"]).sum() > 30_000_000, part
+        assert rows[f"{part}_process_cpu_ns"].sum() > 5 * rows[f"{part}_cpu_ns"].sum(), part
         assert (rows[f"{part}_vcsw"] >= 1).all()
-    assert (batches["process_cpu_ns"] - batches["compute_cpu_ns"]).sum() > 30_000_000
+    assert batches["process_cpu_ns"].sum() > 5 * batches["compute_cpu_ns"].sum()
     assert (batches["collate_process_cpu_ns"] >= 0).all()
 
 
@@ -408,7 +347,7 @@ def test_what_waking_up_waited_for_a_core_is_kept(monkeypatch: pytest.MonkeyPatc
         return counters.snapshot(), waited[threading.current_thread().name]
 
     monkeypatch.setattr(ThreadCounters, "wake", wake)
-    served = Served(_requests(3), together=False)
+    served = _served(requests_of(3), together=False)
     assert set(served.rows["prepare_wake_runq_ns"]) == {12_345}
     assert set(served.batches["wake_runq_ns"]) == {67_890}
 
@@ -425,7 +364,9 @@ def test_memory_that_a_unit_maps_is_in_its_own_columns() -> None:
         if request.id == "3":
             held.append(torch.ones(8 << 20))
 
-    served = Served(_requests(5), adapter=Adapter(prepare=prepare, finish=finish), together=False, max_batch_size=1)
+    served = _served(
+        requests_of(5), adapter=Adapter(prepare=prepare, finish=finish), together=False, max_batch_size=1
+    )
     mapped = {part: served.rows[f"{part}_mapped_bytes"] >> 20 for part in ("prepare", "finish")}
     assert mapped["prepare"].argmax() == 2 and mapped["prepare"][2] >= 60
     assert mapped["finish"].argmax() == 3 and mapped["finish"][3] >= 30
@@ -447,7 +388,7 @@ def test_the_account_of_finish_starts_where_compute_ends() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return x.as_subclass(Slow)
 
-    served = Served(_requests(1), model=model, adapter=Adapter(finish=lambda _: None))
+    served = _served(requests_of(1), model=model, adapter=Adapter(finish=lambda _: None))
     assert served.statuses() == ["ok"]
     assert served.rows["finish_ns"][0] >= 20_000_000
     assert served.rows["finish_cpu_ns"][0] >= 20_000_000
@@ -455,12 +396,12 @@ def test_the_account_of_finish_starts_where_compute_ends() -> None:
 
 
 def test_no_thread_is_left() -> None:
-    Served(_requests(3), workers=2, prepare_threads=2)
+    _served(requests_of(3), workers=2, prepare_threads=2)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
 
 
 def test_no_requests_is_no_work() -> None:
-    served = Served([])
+    served = _served([])
     assert len(served.rows) == len(served.batches) == 0
 
 
@@ -469,7 +410,7 @@ def test_events_name_the_failed_request() -> None:
         _fail(request, "1", ValueError("no such user"))
         return torch.ones(1)
 
-    served = Served(_requests(3), adapter=Adapter(prepare=prepare))
+    served = _served(requests_of(3), adapter=Adapter(prepare=prepare))
     import json
 
     (error,) = [json.loads(line) for line in served.events.drain(0).splitlines()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,15 +12,13 @@ import pytest
 import torch
 
 from latfix.adapter_api import Workload
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.async_batches import Flights
 from latfix.runners.gpu.device_clock import DeviceClock
 from latfix.runners.gpu.pinned_staging import Staging
-from latfix.settings import RunnerSettings
-from latfix.stages import STAGES, Status
+from latfix.stages import Status
+from tests.runners.engine.served import Served, requests_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 _WIDTH = 6
@@ -52,8 +49,8 @@ class Model(torch.nn.Module):
         return {"sum": doubled.sum(dim=(1, 2)) / (2 * _WIDTH), "rows": doubled}
 
 
-class Served:
-    """Requests sent at once, and what became of them."""
+class Flown(Served):
+    """Requests sent at once, or some time apart, through a device, and what became of them."""
 
     def __init__(
         self,
@@ -66,44 +63,26 @@ class Served:
         apart_s: float = 0.0,
         **settings: Any,
     ) -> None:
-        self.device = SimulatedAccelerator(speeds=speeds or Speeds())
-        self.adapter = adapter or Adapter()
-        self.outcomes: dict[int, Outcome] = {}
-        recorder = StageRecorder(count)
-        runner = RunnerSettings(**{"max_batch_size": 4, "overlap": True, **settings})
-        instances = []
-        for _ in range(runner.workers):
-            instance = ModelInstance(
-                self.adapter, model or Model(), self.device.device, None, self.adapter.collate, set()
-            )
-            instance.place_on(self.device)
+        self.device = device = SimulatedAccelerator(speeds=speeds or Speeds())
+
+        def place(instance: ModelInstance) -> None:
+            instance.place_on(device)
             if staged:
-                instance.staging = Staging(self.device)
+                instance.staging = Staging(device)
                 instance.collate = instance.staging.collate
-            instances.append(instance)
-        self.instances, self.staging = instances, instances[0].staging
-        requests = [Request(id=str(k), arrival_s=0.0) for k in range(count)]
-        self.engine = engine = Engine(
-            adapter=self.adapter,
-            instances=instances,
-            settings=runner,
-            recorder=recorder,
-            events=EventLog(),
-            request_of=requests.__getitem__,
-            on_done=self.outcomes.__setitem__,
+
+        settings = {"max_batch_size": 4, "overlap": True, **settings}
+        super().__init__(
+            requests_of(count),
+            model or Model(),
+            adapter=adapter or Adapter(),
+            device=device.device,
+            place=place,
+            **settings,
         )
-        engine.start()
-        for slot in range(count):
-            recorder.scheduled_ns[slot] = time.perf_counter_ns()
-            engine.submit(slot)
-            if apart_s:
-                time.sleep(apart_s)
-        assert engine.drain(timeout_s=60), "requests never ended"
-        engine.shutdown()
-        self.batches = recorder.drain_batches()
-        self.rows = recorder.drain_requests()
-        self.rows.sort(order="index")
-        self.batches.sort(order="batch_id")
+        self.staging = self.instances[0].staging
+        self.send(*range(count), gap_s=apart_s)
+        self.end()
 
     def wrong(self) -> list[int]:
         """Requests whose answer is not theirs."""
@@ -126,21 +105,18 @@ class Served:
 def test_every_request_gets_its_own_answer(overlap: bool, staged: bool, workers: int) -> None:
     """Copies read their memory when the device comes to them: a buffer that is used again too early shows here."""
     speeds = Speeds(operator=0.001, byte=1e-5)
-    served = Served(60, speeds=speeds, staged=staged, overlap=overlap, workers=workers)
+    served = Flown(60, speeds=speeds, staged=staged, overlap=overlap, workers=workers)
     assert len(served.outcomes) == 60 and served.wrong() == []
-    total = np.sum([served.rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-    assert np.array_equal(total, served.rows["latency_ns"])
-    assert all((served.rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
     assert set(served.device.uploads) == {staged}
 
 
 def test_the_next_batch_is_copied_in_while_this_one_computes() -> None:
-    served = Served(32, speeds=Speeds(operator=0.004, byte=4e-6))
+    served = Flown(32, speeds=Speeds(operator=0.004, byte=4e-6))
     computing = [(begin, end) for what, begin, end in served.device.busy if what == "compute"]
     copying = [(begin, end) for what, begin, end in served.device.busy if what == "in"]
     beside = sum(any(a < end and begin < b for a, b in computing) for begin, end in copying)
     assert beside >= len(copying) // 2
-    one_stream = Served(32, speeds=Speeds(operator=0.004, byte=4e-6), overlap=False)
+    one_stream = Flown(32, speeds=Speeds(operator=0.004, byte=4e-6), overlap=False)
     computing = [(begin, end) for what, begin, end in one_stream.device.busy if what == "compute"]
     copying = [(begin, end) for what, begin, end in one_stream.device.busy if what == "in"]
     assert not any(a < end and begin < b for a, b in computing for begin, end in copying)
@@ -148,14 +124,14 @@ def test_the_next_batch_is_copied_in_while_this_one_computes() -> None:
 
 def test_a_batch_that_is_not_full_stays_open_until_the_device_is_free() -> None:
     """Whoever comes while a batch computes would otherwise be served alone."""
-    served = Served(24, speeds=Speeds(operator=0.01), apart_s=0.006, max_batch_size=16)
+    served = Flown(24, speeds=Speeds(operator=0.01), apart_s=0.006, max_batch_size=16)
     assert (served.batches["ahead_ns"] == 0).all() and len(served.batches) < 20
     assert served.wrong() == []
 
 
 def test_stages_are_those_of_the_device() -> None:
     speeds = Speeds(operator=0.01, byte=1e-5, issue=0.0002)
-    served = Served(12, speeds=speeds, overlap=False, max_batch_size=2, adapter=Adapter(longest=1))
+    served = Flown(12, speeds=speeds, overlap=False, max_batch_size=2, adapter=Adapter(longest=1))
     for batch in served.batches:
         of_batch = served.rows[served.rows["batch_id"] == batch["batch_id"]]
         assert (of_batch["compute_ns"] >= batch["device_ns"] - batch["clock_slack_ns"]).all()
@@ -175,7 +151,7 @@ def test_stages_are_those_of_the_device() -> None:
 
 
 def test_what_is_not_staged_is_counted_as_pageable() -> None:
-    served = Served(8, staged=False, adapter=Adapter(longest=1), overlap=False)
+    served = Flown(8, staged=False, adapter=Adapter(longest=1), overlap=False)
     batches = served.batches
     assert (batches["pageable_bytes"] == batches["copy_in_bytes"] + batches["copy_out_bytes"]).all()
     assert (batches["pageable_bytes"] > 0).all()
@@ -183,7 +159,7 @@ def test_what_is_not_staged_is_counted_as_pageable() -> None:
 
 def test_batches_of_a_worker_follow_each_other_in_the_record() -> None:
     """What was done beside another batch is hidden behind it: its requests waited for the device, nothing else."""
-    served = Served(40, speeds=Speeds(operator=0.004, byte=4e-6))
+    served = Flown(40, speeds=Speeds(operator=0.004, byte=4e-6))
     batches = served.batches
     assert (batches["ahead_ns"] > 0).sum() >= 5
     assert (batches["open_ns"][1:] >= batches["compute_end_ns"][:-1]).all()
@@ -201,7 +177,7 @@ def test_a_request_that_the_model_cannot_take_fails_alone() -> None:
         if rows.shape[1] == 9:  # the requests 8, 17 and 26 are as long as that
             raise ValueError("too long")
 
-    served = Served(32, model=Model(refuse), speeds=Speeds(operator=0.003))
+    served = Flown(32, model=Model(refuse), speeds=Speeds(operator=0.003))
     failed = {slot for slot, outcome in served.outcomes.items() if outcome.status == Status.ERROR}
     assert failed == {8, 17, 26}
     assert set(served.wrong()) == failed
@@ -220,13 +196,13 @@ def test_the_memory_of_a_batch_that_failed_is_free_when_its_members_run(overlap:
             raise MemoryError(f"no room beside {tuple(activations.shape)}")
         alive.append(any(each() is not None for each in made))
 
-    served = Served(12, model=Model(refuse), overlap=overlap)
+    served = Flown(12, model=Model(refuse), overlap=overlap)
     assert served.wrong() == [] and made and not any(alive)
 
 
 def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
     """Its own would be left to the collector by the thousand, and ended in the middle of somebody's request."""
-    served = Served(40, speeds=Speeds(operator=0.0005))
+    served = Flown(40, speeds=Speeds(operator=0.0005))
     (instance,) = served.instances
     assert instance.lane is not None
     pool = instance.lane.events(size=6, ready=1, blocking=False)
@@ -242,7 +218,7 @@ def test_a_model_may_have_facts_of_its_own() -> None:
     class Informed(Model):
         facts = ("of whatever it is about",)
 
-    assert Served(8, model=Informed()).wrong() == []
+    assert Flown(8, model=Informed()).wrong() == []
 
 
 def test_a_device_that_fails_is_told_in_every_request() -> None:
@@ -250,13 +226,13 @@ def test_a_device_that_fails_is_told_in_every_request() -> None:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return rows.reshape(-1, _WIDTH)[torch.tensor([10**6])]
 
-    served = Served(6, model=Faulty())
+    served = Flown(6, model=Faulty())
     assert {outcome.status for outcome in served.outcomes.values()} == {Status.ERROR}
     assert "device" in served.outcomes[0].error
 
 
 def test_buffers_and_events_are_there_before_and_used_again() -> None:
-    served = Served(200, adapter=Adapter(longest=1), speeds=Speeds(operator=0.0005))
+    served = Flown(200, adapter=Adapter(longest=1), speeds=Speeds(operator=0.0005))
     assert served.staging is not None
     # Two batches under way at most; answers are held until they are finished.
     assert served.staging.misses <= 3 and served.staging.hits >= 40
@@ -266,7 +242,7 @@ def test_buffers_and_events_are_there_before_and_used_again() -> None:
 
 def test_events_come_back_where_nobody_writes_the_record() -> None:
     """As in the measurement of accuracy: thousands of batches, and no rows are ever asked for before the end."""
-    served = Served(700, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
+    served = Flown(700, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
     flights = served.engine.workers[0]._flights
     assert flights is not None and flights.events_added == 0 and len(served.batches) == 700
     assert 0 < flights.longest_read_ns == served.engine.workers[0].longest_read_ns
@@ -283,7 +259,7 @@ def test_a_batch_that_lands_has_few_others_read(monkeypatch: pytest.MonkeyPatch)
         reading(flights, count)
 
     monkeypatch.setattr(Flights, "_read", read)
-    Served(500, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
+    Flown(500, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
     # What is left at the end is read when the thread has ended; the record's writer finds nothing more.
     assert sum(counts) == 500 and counts[-2:] == [0, 0] and max(counts[:-3]) == 2 and len(counts) > 100
 
@@ -297,7 +273,7 @@ def test_a_model_that_waits_for_the_device_is_not_ahead_of_it() -> None:
             assert float(total[0].item()) >= 0
             return {"sum": total / _WIDTH, "rows": rows * 2}
 
-    served = Served(24, model=Peeks(), speeds=Speeds(operator=0.004))
+    served = Flown(24, model=Peeks(), speeds=Speeds(operator=0.004))
     assert served.wrong() == [] and (served.batches["ahead_ns"] < 1_000_000).all()
 
 
@@ -337,7 +313,7 @@ def test_a_collate_of_the_workloads_own_is_staged_once_more() -> None:
 
 
 def test_the_clock_is_shared_by_the_workers_of_a_device() -> None:
-    served = Served(24, workers=2, speeds=Speeds(operator=0.002))
+    served = Flown(24, workers=2, speeds=Speeds(operator=0.002))
     assert list(served.engine.clocks) == ["simulated:0"]
     clock = served.engine.clocks["simulated:0"]
     assert isinstance(clock, DeviceClock) and clock.observed == len(served.batches)

@@ -8,19 +8,10 @@ from typing import Any
 
 import torch
 
-from latfix import Request, Workload
 from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance
-from latfix.settings import RunnerSettings
+from tests.runners.engine.served import Served, requests_of
 
 _MIB = 1 << 20
-
-
-class _Plain(Workload):
-    def prepare(self, request: Request) -> torch.Tensor:
-        return torch.full((2,), float(request.id))
 
 
 class _Allocating(torch.nn.Module):
@@ -39,35 +30,24 @@ class _Allocating(torch.nn.Module):
         return x
 
 
-def _serve(device: Any, requests: int, workers: int = 1, model: torch.nn.Module | None = None) -> StageRecorder:
-    recorder, adapter = StageRecorder(requests), _Plain()
+def _serve(device: Any, requests: int, workers: int = 1, model: torch.nn.Module | None = None) -> Any:
+    """Rows of the batches of requests that come one by one, or all at once where there are several workers."""
     made = (model or _Allocating(device)).eval()
-    instance = ModelInstance(adapter, made, "cpu", None, adapter.collate, set())
-    engine = Engine(
-        adapter=adapter,
-        instances=[instance] * workers,
-        settings=RunnerSettings(workers=workers, reserve_mb=4),
-        recorder=recorder,
-        events=EventLog(),
-        request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
-    )
-    assert engine.device_memory is None, "the model is on the host"
-    engine.device_memory = BatchCounters.of(lambda: from_nested(device.stats()))
-    engine.start()
+    counters = BatchCounters.of(lambda: from_nested(device.stats()))
+    served = Served(requests_of([2] * requests), made, workers=workers, reserve_mb=4, start=False)
+    assert served.engine.device_memory is None, "the model is on the host"
+    served.engine.device_memory = counters
+    served.engine.start()
     for slot in range(requests):
-        recorder.scheduled_ns[slot] = time.perf_counter_ns()
-        engine.submit(slot)
-        if workers == 1:
-            engine.drain()
-            time.sleep(0.03)  # a rest after the reading is over
-    engine.drain()
-    engine.shutdown()
-    assert all(worker.reserved is None for worker in engine.workers), "there is no device to reserve on"
-    return recorder
+        served.send(slot, wait=workers == 1)
+        time.sleep(0.03 if workers == 1 else 0.0)  # a rest after the reading is over
+    _, batches = served.end()
+    assert all(worker.reserved is None for worker in served.engine.workers), "there is no device to reserve on"
+    return batches
 
 
 def test_each_batch_has_its_own_calls(fake_cuda: Any) -> None:
-    rows = _serve(fake_cuda(70 * _MIB), 3).drain_batches()
+    rows = _serve(fake_cuda(70 * _MIB), 3)
     assert rows["device_read"].tolist() == [1, 1, 1]
     assert rows["device_allocs"].tolist() == [1, 1, 1]
     # Twenty MiB, forty beside them, and then sixty, for which both are given back first.
@@ -77,7 +57,7 @@ def test_each_batch_has_its_own_calls(fake_cuda: Any) -> None:
 
 
 def test_what_a_failed_batch_did_is_in_the_next_reading(fake_cuda: Any) -> None:
-    rows = _serve(fake_cuda(1 << 30), 5).drain_batches()
+    rows = _serve(fake_cuda(1 << 30), 5)
     assert rows["device_read"].tolist() == [1, 1, 1, 0, 1]
     assert rows["device_allocs"].tolist() == [1, 1, 1, 0, 2]
 
@@ -97,5 +77,5 @@ class _Meeting(torch.nn.Module):
 
 def test_workers_that_overlap_are_not_read(fake_cuda: Any) -> None:
     """Of two that meet, only the one that ends last may be read: nobody else is inside by then."""
-    rows = _serve(fake_cuda(), 8, workers=2, model=_Meeting()).drain_batches()
+    rows = _serve(fake_cuda(), 8, workers=2, model=_Meeting())
     assert len(rows) == 8 and rows["device_read"].sum() <= 4

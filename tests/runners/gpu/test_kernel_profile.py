@@ -128,7 +128,7 @@ def test_the_line_that_waits_is_named() -> None:
     instance = ModelInstance(adapter, Peeks(), accelerator.device, None, adapter.collate, set())
     instance.place_on(accelerator)
     (place,) = waits_in(instance, torch.ones(2, 3))
-    assert place.startswith("test_profile.py:")
+    assert place.startswith("test_kernel_profile.py:")
     quiet = ModelInstance(adapter, torch.nn.ReLU(), accelerator.device, None, adapter.collate, set())
     quiet.place_on(accelerator)
     assert waits_in(quiet, torch.ones(2, 3)) == []

@@ -17,7 +17,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, SAMPLE_FIELDS
 from latfix.traffic.schedule import Traffic
 from tests.runners.gpu.simulated import Speeds
-from tests.runners.gpu.test_async_batches import Adapter, Model, Served
+from tests.runners.gpu.test_async_batches import Adapter, Flown, Model
 
 #: Causes that a machine on which others run brings about.
 _MACHINES = ("host.", "python.", "cold.")
@@ -32,7 +32,7 @@ def _without_collections() -> Iterator[None]:
     gc.enable()
 
 
-def _record(served: Served, **meta: Any) -> RunRecord:
+def _record(served: Flown, **meta: Any) -> RunRecord:
     """The run as it would be read from its folder."""
     rows = {name: np.ascontiguousarray(served.rows[name]) for name in served.rows.dtype.names or ()}
     batches = {name: np.ascontiguousarray(served.batches[name]) for name in served.batches.dtype.names or ()}
@@ -54,8 +54,8 @@ def _by_cause(diagnosis: Diagnosis) -> dict[str, float]:
 
 def test_a_burst_through_overlapping_batches_is_the_traffics() -> None:
     """Everything comes at once and waits for the device; copies beside other batches cost nobody anything."""
-    Served(4)  # the process's first operators take seconds
-    served = Served(80, adapter=Adapter(longest=1), speeds=Speeds(operator=0.004, byte=2e-5), max_batch_size=4)
+    Flown(4)  # the process's first operators take seconds
+    served = Flown(80, adapter=Adapter(longest=1), speeds=Speeds(operator=0.004, byte=2e-5), max_batch_size=4)
     assert (served.batches["ahead_ns"] > 0).sum() >= 12
     diagnosis = diagnose(_record(served), percentile=90, bootstrap=40)
     assert diagnosis.ledger.conservation_error_ns() == 0
@@ -82,8 +82,8 @@ def test_a_batch_that_keeps_the_device_is_blamed_by_those_behind_it() -> None:
             length = 9 if int(request.id) % 40 == 20 else 2
             return {"rows": torch.full((length, 6), float(request.id))}
 
-    Served(4)
-    served = Served(
+    Flown(4)
+    served = Flown(
         160, model=Slow(), adapter=Rarely(), speeds=Speeds(operator=0.003), max_batch_size=1, apart_s=0.018
     )
     diagnosis = diagnose(_record(served), percentile=85, bootstrap=40)

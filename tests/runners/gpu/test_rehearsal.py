@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from latfix.runners.service.loaded_service import Service
 from latfix.runners.service.warm_up import rehearsal
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import requests_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 
@@ -74,7 +74,7 @@ def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> Non
     assert staging is not None and staging.answer_misses
     before = (staging.misses, staging.answer_misses)
     for _ in range(3):  # each replay has an engine of its own
-        recorder, answers = StageRecorder(24), dict[int, float]()
+        answers: dict[int, float] = {}
 
         # Whoever holds an answer holds its buffer: here nobody does.
         def answered(slot: int, outcome: Outcome, answers: dict[int, float] = answers) -> None:
@@ -84,14 +84,13 @@ def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> Non
             adapter=instance.adapter,
             instances=[instance],
             settings=settings,
-            recorder=recorder,
+            recorder=StageRecorder(24),
             events=EventLog(),
-            request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
+            request_of=requests_of(24).__getitem__,
             on_done=answered,
         )
         engine.start()
         for slot in range(24):
-            recorder.scheduled_ns[slot] = time.perf_counter_ns()
             engine.submit(slot)
         assert engine.drain(timeout_s=60)
         engine.shutdown()

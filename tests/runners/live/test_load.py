@@ -226,7 +226,7 @@ def test_environment_that_is_not_in_effect_is_warned_of_and_in_the_evidence(
     path = _plan(tmp_path / "plan.toml", env={"LATFIX_TEST_SET": "1", "PATH": environment_path()})
     with pytest.warns(EnvironmentWarning, match="LATFIX_TEST_SET: the process started without it") as caught:
         runner = make_runner(load={"plan": path})
-    assert caught[0].filename == __file__.replace("test_live_load", "conftest"), "it points to who called load_runner"
+    assert caught[0].filename == __file__.replace("test_load", "conftest"), "it points to who called load_runner"
     assert len(caught) == 1 and "PATH:" not in str(caught[0].message)
     said = runner.evidence()["environment"]
     assert {name: entry["in_effect"] for name, entry in said.items()} == {"LATFIX_TEST_SET": False, "PATH": True}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, agree, evaluate, flatten, sample_requests, save_outputs
+from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, Reference, evaluate, sample_requests, save_outputs
 from latfix.runners.measure.accuracy_guard import judge
-from latfix.runners.measure.output_agreement import Reference, difference
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
@@ -62,62 +61,6 @@ def labelled(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Ser
         return service
 
     return make
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "same"),
-    [
-        (torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.7]), True),
-        (torch.tensor([0.1, 0.9]), torch.tensor([0.9, 0.1]), False),
-        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[0.3, 0.5], [0.6, 0.1]]), True),
-        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[0.3, 0.5], [0.1, 0.6]]), False),
-        (torch.tensor(1.0), torch.tensor(1.015), True),
-        (torch.tensor(1.0), torch.tensor(1.05), False),
-        (torch.tensor([2.0]), torch.tensor([2.5]), False),
-        (1.0, 1.0, True),
-        (3, 3, True),
-        (3, 4, False),
-        ("cat", "cat", True),
-        ("cat", "dog", False),
-        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
-        (torch.tensor([1, 2]), torch.tensor([2, 1]), False),
-        (torch.ones(2), torch.ones(3), False),
-        ({"label": "a", "score": 0.5}, {"score": 0.501, "label": "a"}, True),
-        ({"label": "a", "score": 0.5}, {"score": 0.501, "label": "b"}, False),
-        ([1, 2], [1], False),
-        (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
-        (torch.tensor(float("nan")), torch.tensor(1.0), False),
-        (torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0], dtype=torch.bfloat16), True),
-    ],
-)
-def test_agreement(a: Any, b: Any, same: bool) -> None:
-    assert agree(flatten(a), flatten(b)) is same
-    assert agree(flatten(b), flatten(a)) is same
-
-
-def test_flattening_keeps_the_order_of_keys() -> None:
-    leaves = flatten({"b": (1, torch.tensor([2.0])), "a": "x"})
-    assert [leaf.tolist() for leaf in leaves] == ["x", 1, [2.0]]
-    assert all(isinstance(leaf, np.ndarray) for leaf in leaves)
-
-
-def test_how_far_apart_numbers_are() -> None:
-    first = [flatten(torch.tensor([1.0, -4.0])), flatten("a"), None, flatten(torch.zeros(2))]
-    second = [flatten(torch.tensor([1.0, -3.9])), flatten("b"), flatten(1), flatten(torch.zeros(2))]
-    found = difference(first, second)
-    assert (found.compared, found.agreeing, found.broken) == (3, 2, 0)
-    assert found.deviation == pytest.approx(0.025)
-
-
-def test_a_number_next_to_zero_is_measured_by_the_others_at_its_place() -> None:
-    first, second = ([flatten(2.0), flatten(1e-9)], [flatten(2.0), flatten(0.01)])
-    assert difference(first, second).deviation == pytest.approx(0.005)
-
-
-@pytest.mark.parametrize("answer", [None, flatten(torch.tensor([float("nan"), 1.0]))])
-def test_an_answer_that_broke_is_counted(answer: Any) -> None:
-    found = difference([flatten(torch.tensor([2.0, 1.0]))], [answer])
-    assert (found.agreeing if answer is None else 0, found.broken, found.deviation) == (0, 1, None)
 
 
 def test_a_reference_is_read_as_it_was_saved(tmp_path: Path) -> None:

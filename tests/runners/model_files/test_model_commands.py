@@ -39,7 +39,7 @@ class Small(Workload):
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     n = 40

@@ -108,7 +108,7 @@ def test_threads_are_those_of_the_settings(build: Build) -> None:
             loaded = load_models(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=threads))
         finally:
             torch.set_num_threads(before)
-        session = loaded.instances[0].model.model._session
+        session = loaded.instances[0].model.model._graph._session
         assert session.get_session_options().intra_op_num_threads == threads
 
 

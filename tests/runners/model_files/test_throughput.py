@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,11 @@ import torch
 
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError, RunnerError
-from latfix.runners.backend_comparison.candidates import BACKENDS, Candidate, candidates, example_of
+from latfix.runners.backend_comparison.candidates import BACKENDS, Candidate, candidates
 from latfix.runners.backend_comparison.cold_load import first_load_s
 from latfix.runners.backend_comparison.comparison import job_of, measure_backends, measure_here
-from latfix.runners.backend_comparison.throughput import Work, deviation, one_pass_s, rate, serve, speedup
+from latfix.runners.backend_comparison.throughput import Work, one_pass_s, rate, serve, speedup
+from latfix.runners.backends.onnx_export import example_of
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.traffic.io.reader import read_traffic
 
@@ -66,25 +66,6 @@ def test_intervals_hold_the_truth(correlated: float) -> None:
 def test_a_speedup_is_how_many_times_as_fast() -> None:
     assert speedup([200 * MS] * 6, [100 * MS] * 6).value == pytest.approx(2)
     assert speedup([200 * MS] * 3, [100 * MS] * 3).to_json()["ci95"] is None
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "off"),
-    [
-        ([1.0, -4.0], [1.0, -4.0], 0),
-        ([1.0, -4.0], [1.0, -3.0], 0.25),
-        ([0.0], [1.0], math.inf),
-        ([1.0], [math.nan], math.inf),
-        ([math.nan], [math.nan], 0),
-        ([1.0], [1.0, 2.0], math.inf),
-        ([2], [1], 0.5),
-        (["a"], ["a"], 0),
-        (["a"], ["b"], math.inf),
-    ],
-)
-def test_deviation(a: list[Any], b: list[Any], off: float) -> None:
-    assert deviation([np.array(a)], [np.array(b)]) == off
-    assert deviation([np.array(a)], []) == math.inf
 
 
 def work(n: int = 4) -> Work:

@@ -14,6 +14,7 @@ import pytest
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
+from latfix.formatting import LATENCY_KEYS
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
@@ -22,7 +23,6 @@ from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.settings import Objective, RunnerSettings
-from latfix.statistics.latency_summary import LATENCY_KEYS
 from latfix.traffic.schedule import Traffic
 
 LOAD_S = 2.0
@@ -316,7 +316,7 @@ def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str
         return {"env": {name: str(factor)}}
 
     options = {"relief": 0.5, "risk": "none", "title": name, **more}
-    return Fix(id=f"a.{name}", treats=(treats,), obstacle=lambda _: obstacle, change=change, verify=verify, **options)
+    return Fix(id=f"a.{name}", treats=(treats,), needs=(lambda _: obstacle,), sets=change, verify=verify, **options)
 
 
 def diagnosed(tail: Mapping[str, float]) -> Diagnosis:
@@ -380,9 +380,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("latfix.runners.optimize.optimizer.Forecast", lambda _: None)
     for module in ("optimizer", "journal"):
         disk = SimpleNamespace(load=lambda folder: made.records[folder])
-        monkeypatch.setattr(f"latfix.runners.{module}.RunRecord", disk)
-    for module in ("optimizer", "bench", "proof"):
-        monkeypatch.setattr(f"latfix.runners.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
+        monkeypatch.setattr(f"latfix.runners.optimize.{module}.RunRecord", disk)
+    for module in ("optimizer", "measurement", "final_replay"):
+        monkeypatch.setattr(f"latfix.runners.optimize.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 

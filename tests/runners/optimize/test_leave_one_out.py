@@ -43,23 +43,23 @@ def test_there_must_be_time_for_it(search: Any, world: Any) -> None:
 
 
 def test_the_shares_of_the_kept_fixes_lead_from_before_to_after(search: Any, world: Any) -> None:
-    from latfix.results.ablation import ablation
+    from latfix.results.optimization_step import ablation
 
     outcome = search(world.fix("A", 0.5), world.fix("B", 0.7))
     entries = ablation(outcome.kept, outcome.final)
-    assert [entry["fixes"] for entry in entries] == [["a.A"], ["a.B"], []]
+    assert [entry.fixes for entry in entries] == [("a.A",), ("a.B",), ()]
     for key in ("mean", "p99"):
-        assert entries[0]["before_ms"][key] == outcome.final.before.latency_ms[key]
-        assert entries[-1]["after_ms"][key] == outcome.final.after.latency_ms[key]
-        assert [one["after_ms"][key] for one in entries[:-1]] == [next_["before_ms"][key] for next_ in entries[1:]]
-    assert entries[0]["after_ms"]["mean"] == pytest.approx(0.5 * entries[0]["before_ms"]["mean"], rel=0.02)
-    assert entries[1]["adds"]["a.B"]["mean"]["value"] == pytest.approx(0.7, rel=0.02)
+        assert entries[0].before_ms[key] == outcome.final.before.latency_ms[key]
+        assert entries[-1].after_ms[key] == outcome.final.after.latency_ms[key]
+        assert [one.after_ms[key] for one in entries[:-1]] == [next_.before_ms[key] for next_ in entries[1:]]
+    assert entries[0].after_ms["mean"] == pytest.approx(0.5 * entries[0].before_ms["mean"], rel=0.02)
+    assert (entries[1].adds or {})["a.B"]["mean"].value == pytest.approx(0.7, rel=0.02)
 
 
 def test_fixes_that_were_replayed_together_share_an_entry(search: Any, world: Any) -> None:
-    from latfix.results.ablation import ablation
+    from latfix.results.optimization_step import ablation
 
     outcome = search(*(world.fix(name, 0.9, gentle=True) for name in "ABC"), budget_s=285.0)
     entries = ablation(outcome.kept, outcome.final)
-    assert [entry["fixes"] for entry in entries] == [["a.A", "a.B", "a.C"], []]
-    assert entries[0]["predicted"] is None
+    assert [entry.fixes for entry in entries] == [("a.A", "a.B", "a.C"), ()]
+    assert entries[0].predicted is None

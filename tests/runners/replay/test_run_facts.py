@@ -286,7 +286,7 @@ def test_older_records_have_no_threads() -> None:
 
 
 @linux
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_runner_process_applies_it_all_and_says_so(folder: Path, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "keep_warm_ms": 4.0,

@@ -82,7 +82,7 @@ def _process(workload: Path, log: Path, **settings: object) -> RunnerProcess:
     return RunnerProcess(workload, "adapter:Plain", RunnerSettings(device="cpu", **settings), log)  # type: ignore[arg-type]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: WriteWorkload) -> None:
     workload = write_workload(tmp_path / "w")
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -106,7 +106,7 @@ def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: Writ
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
     tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,8 +131,8 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
         assert (record.requests["prepare_process_cpu_ns"] > 0).all()
 
 
-@pytest.mark.e2e
-@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.slow
 def test_what_user_code_left_behind_ends_with_it(tmp_path: Path, write_workload: WriteWorkload) -> None:
     """It would take its time from the service that is measured next."""
     adapter = """

@@ -16,17 +16,13 @@ import torch
 
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.engine.continuous_batching import steps_of
-from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.idle_gc import IdleCollector
-from latfix.runners.engine.worker import ModelInstance, Outcome
 from latfix.runners.fixes.batch.continuous import FIX, joined, works_in_steps
 from latfix.runners.fixes.fix import Applied
-from latfix.settings import RunnerSettings
-from latfix.stages import STAGES
+from tests.runners.engine.served import Served
 
 
 class Adapter(Workload):
@@ -93,55 +89,13 @@ class Counter:
         )
 
 
-class Service:
-    def __init__(
-        self, steps: Sequence[int], model: Any, collector: IdleCollector | None = None, **settings: Any
-    ) -> None:
-        self.requests = [Request(id=str(k), arrival_s=0.0, features={"steps": n}) for k, n in enumerate(steps)]
-        self.outcomes: dict[int, Outcome] = {}
-        self.order: list[int] = []
-        self.events = EventLog()
-        self.recorder = StageRecorder(len(steps))
-        adapter = Adapter()
-        self.settings = RunnerSettings(**{"max_batch_size": 4, "batching": "continuous", **settings})
-        self.engine = Engine(
-            adapter=adapter,
-            instances=[
-                ModelInstance(adapter, model, "cpu", None, adapter.collate, set())
-                for _ in range(self.settings.workers)
-            ],
-            settings=self.settings,
-            recorder=self.recorder,
-            events=self.events,
-            request_of=self.requests.__getitem__,
-            on_done=self._done,
-            collector=collector,
-        )
-        self.engine.start()
-
-    def _done(self, slot: int, outcome: Outcome) -> None:
-        assert slot not in self.outcomes, "a request ends once"
-        self.outcomes[slot] = outcome
-        self.order.append(slot)
-
-    def send(self, *slots: int) -> None:
-        for slot in slots:
-            self.recorder.scheduled_ns[slot] = time.perf_counter_ns()
-            self.engine.submit(slot)
-
-    def end(self) -> tuple[Any, Any]:
-        assert self.engine.drain(timeout_s=20), "requests never ended"
-        self.engine.shutdown()
-        rows, batches = self.recorder.drain_requests(), self.recorder.drain_batches()
-        rows.sort(order="index")
-        batches.sort(order="batch_id")
-        total = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-        assert np.array_equal(total, rows["latency_ns"]), "stages tile"
-        assert all((rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
-        return rows, batches
+def _served(steps: Sequence[int], model: Any, collector: IdleCollector | None = None, **settings: Any) -> Served:
+    requests = [Request(id=str(k), arrival_s=0.0, features={"steps": n}) for k, n in enumerate(steps)]
+    settings = {"max_batch_size": 4, "batching": "continuous", **settings}
+    return Served(requests, model, adapter=Adapter(), more={"collector": collector}, **settings)
 
 
-def _answers(served: Service) -> None:
+def _answers(served: Served) -> None:
     for slot, request in enumerate(served.requests):
         assert served.outcomes[slot].output == slot * int(request.features["steps"]), slot
 
@@ -156,7 +110,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one() -> None:
             assert go.wait(20)
 
     model.gate = gate
-    served = Service([40, 2, 3, 1, 0], model)
+    served = _served([40, 2, 3, 1, 0], model)
     served.send(0)
     assert first.wait(20)
     served.send(1, 2, 3, 4)
@@ -172,7 +126,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one() -> None:
 
 
 def test_places_serve_one_request_at_a_time() -> None:
-    served = Service([5, 3, 8, 1, 2, 6, 4, 7] * 4, Counter(ms=0.2), max_batch_size=3, workers=2, shared_model=True)
+    served = _served([5, 3, 8, 1, 2, 6, 4, 7] * 4, Counter(ms=0.2), max_batch_size=3, workers=2, shared_model=True)
     served.send(*range(32))
     rows, batches = served.end()
     _answers(served)
@@ -200,7 +154,7 @@ def test_only_the_guilty_one_fails(where: str, error: BaseException) -> None:
             raise error
 
     model.fails = fails
-    served = Service([6, 3, 8, 2, 5, 4, 3, 2], model)
+    served = _served([6, 3, 8, 2, 5, 4, 3, 2], model)
     served.send(*range(8))
     served.end()
     statuses = [served.outcomes[slot].status.name for slot in range(8)]
@@ -229,7 +183,7 @@ def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -
             alive.append(any(state() is not None for state in mine))
 
     model.start, model.fails = started, fails  # type: ignore[method-assign]
-    served = Service([3, 2, 1, 2, 3], model)
+    served = _served([3, 2, 1, 2, 3], model)
     served.send(*range(5))
     served.end()
     _answers(served)
@@ -244,7 +198,7 @@ def test_steps_that_always_fail_leave_whole_batches() -> None:
             raise RuntimeError("no steps today")
 
     model.fails = fails
-    served = Service([3, 2, 1], model)
+    served = _served([3, 2, 1], model)
     served.send(0, 1, 2)
     _, batches = served.end()
     _answers(served)
@@ -254,7 +208,7 @@ def test_steps_that_always_fail_leave_whole_batches() -> None:
 def test_nonsense_from_the_model_is_an_error_of_its_own() -> None:
     model = Counter()
     model.done = lambda _: [True]  # type: ignore[method-assign, assignment]
-    served = Service([3, 2, 1], model)
+    served = _served([3, 2, 1], model)
     served.send(0, 1, 2)
     served.end()
     _answers(served)
@@ -268,7 +222,7 @@ def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
         def between_batches(self, *, idle: bool) -> None:
             times.append((idle, len(served.outcomes)))
 
-    served = Service([30] + [2] * 6, Counter(ms=0.2), collector=Watching())
+    served = _served([30] + [2] * 6, Counter(ms=0.2), collector=Watching())
     served.send(*range(7))
     served.end()
     # Before the first answer, between two of them, and after the last: not only when nobody was left.
@@ -279,10 +233,10 @@ def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
 def test_a_model_without_steps_is_refused() -> None:
     assert steps_of(torch.nn.Identity()) is None
     with pytest.raises(RunnerError, match="works in steps"):
-        Service([1], lambda x: x)
+        _served([1], lambda x: x)
 
 
-def _record(rows: Any, batches: Any, served: Service) -> RunRecord:
+def _record(rows: Any, batches: Any, served: Served) -> RunRecord:
     import json
 
     from latfix.run_record.schema import EVENT_FIELDS, SAMPLE_FIELDS
@@ -304,7 +258,7 @@ def _record(rows: Any, batches: Any, served: Service) -> RunRecord:
 def test_the_fix_sees_the_protocol_and_who_joined() -> None:
     records = []
     for batching in ("continuous", "fixed"):
-        served = Service([12, 3, 8, 1, 2, 6] * 5, Counter(ms=0.5), batching=batching)
+        served = _served([12, 3, 8, 1, 2, 6] * 5, Counter(ms=0.5), batching=batching)
         served.send(*range(30))
         records.append(_record(*served.end(), served))
     continuous, static = records

@@ -77,7 +77,7 @@ def _policies(traffic: list[Offered]) -> dict[str, tuple[dict[str, Any], Backlog
 
 @pytest.mark.parametrize("policy", ["shortest", "shortest in batches", "ageing", "adaptive"])
 def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, policy: str) -> None:
-    traffic = offer((20.0, 75.0), lengths=_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
+    traffic = offer((10.0, 75.0), lengths=_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
     traffic = [
         Offered(arrival_ns=one.arrival_ns, rank=one.rank, length=one.length, share=one.length / 200)
         for one in traffic
@@ -105,7 +105,7 @@ def test_a_moved_window_is_the_windows_doing(offer: Offer, recorded: Recorded) -
         "window_most_ms": 50.0,
     }
     run = _run(traffic, Backlog(), FixedLimits(4, 30 * MS), {})
-    found = diagnose(recorded(traffic, run, RunnerSettings(**changed)), bootstrap=50)
+    found = diagnose(recorded(traffic, run, RunnerSettings(**changed)), bootstrap=20)
     entries = {cause.cause: cause.own_ms for cause in found.causes}
     assert entries["batching.window"] == pytest.approx(30.0, abs=6.0)
     assert abs(entries.get("host.contention", 0.0)) < 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,87 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
 from latfix.errors import InputError
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
-from latfix.runners.host.operator_threads import limit_operator_threads
+from latfix.runners.host.cpu_placement import limit_operator_threads
 from latfix.runners.scheduling.control import check_key, check_policies
 from latfix.runners.scheduling.work_estimates import Batch
-from latfix.runners.service.loaded_service import Service as LoadedService
+from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.stages import STAGES
 from latfix.traffic.schedule import Traffic
-
-Model = Callable[[torch.Tensor], Any]
-
-
-class Adapter(Workload):
-    def prepare(self, request: Request) -> torch.Tensor:
-        return torch.full((int(request.features.get("length", 1)),), float(request.id))
-
-
-class Service:
-    """An engine in this process, and what became of its requests."""
-
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        model: Model,
-        given_up: Callable[[int], bool] | None = None,
-        **settings: Any,
-    ) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self.order: list[int] = []
-        self.requests = requests
-        self.recorder = StageRecorder(len(requests))
-        adapter = Adapter()
-        runner = RunnerSettings(**{"max_batch_size": 1, **settings})
-        self.engine = Engine(
-            adapter=adapter,
-            instances=[
-                ModelInstance(adapter, model, "cpu", None, adapter.collate, set()) for _ in range(runner.workers)
-            ],
-            settings=runner,
-            recorder=self.recorder,
-            events=EventLog(),
-            request_of=requests.__getitem__,
-            on_done=self._done,
-            given_up=given_up,
-        )
-        self.engine.start()
-
-    def _done(self, slot: int, outcome: Outcome) -> None:
-        assert slot not in self.outcomes, "a request ends once"
-        self.outcomes[slot] = outcome
-        self.order.append(slot)
-
-    def send(self, *slots: int, wait: bool = False) -> None:
-        for slot in slots:
-            self.recorder.scheduled_ns[slot] = time.perf_counter_ns()
-            self.engine.submit(slot)
-            if wait:
-                assert self.engine.drain(timeout_s=20)
-
-    def end(self) -> Any:
-        assert self.engine.drain(timeout_s=20), "requests never ended"
-        self.series = self.engine.load()
-        self.engine.shutdown()
-        assert self.engine.in_flight == 0
-        rows = self.recorder.drain_requests()
-        rows.sort(order="index")
-        total = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-        assert np.array_equal(total, rows["latency_ns"]), "stages tile"
-        return rows
-
-    def statuses(self) -> list[str]:
-        return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
-
-
-def _requests(lengths: Sequence[int], **more: Any) -> list[Request]:
-    return [Request(id=str(k), arrival_s=0.0, features={"length": n}, **more) for k, n in enumerate(lengths)]
+from tests.runners.engine.served import Served, requests_of
 
 
 def _spin(ms: float) -> None:
@@ -121,7 +49,7 @@ def test_ageing_lets_low_pass_high_that_comes_later() -> None:
     requests = [Request(id=str(k), arrival_s=0.0, priority=rank) for k, rank in enumerate(ranks)]
     for ageing_ms, order in ((0.0, [0, 2, 1]), (5.0, [0, 1, 2])):
         gate = Gate(0)
-        served = Service(requests, gate, ageing_ms=ageing_ms)
+        served = Served(requests, gate, ageing_ms=ageing_ms)
         served.send(0)
         assert gate.reached.wait(20)
         served.send(1)
@@ -136,7 +64,7 @@ def test_ageing_lets_low_pass_high_that_comes_later() -> None:
 def test_the_shortest_expected_is_served_first_once_lengths_tell() -> None:
     lengths = [2, 40] * 12 + [1, 40, 30, 2, 20]
     gate = Gate(24, lambda x: 0.5 * x.shape[1])
-    served = Service(_requests(lengths), gate, schedule="shortest")
+    served = Served(requests_of(lengths), gate, schedule="shortest")
     served.send(*range(24), wait=True)
     served.send(24)
     assert gate.reached.wait(20)
@@ -150,7 +78,7 @@ def test_the_shortest_expected_is_served_first_once_lengths_tell() -> None:
 
 def test_before_anything_is_known_the_order_is_that_of_arrival() -> None:
     gate = Gate(0)
-    served = Service(_requests([1, 40, 2]), gate, schedule="shortest")
+    served = Served(requests_of([1, 40, 2]), gate, schedule="shortest")
     served.send(0)
     assert gate.reached.wait(20)
     served.send(1, 2)
@@ -162,11 +90,11 @@ def test_before_anything_is_known_the_order_is_that_of_arrival() -> None:
 
 def test_a_limit_sheds_at_once_and_counts() -> None:
     gate = Gate(0)
-    served = Service(_requests([1] * 12), gate, admission="limit")
+    served = Served(requests_of([1] * 12), gate, admission="limit")
     served.send(*range(12))
     shed = [slot for slot, outcome in served.outcomes.items() if outcome.status.name == "SHED"]
     gate.go.set()
-    rows = served.end()
+    rows, _ = served.end()
     # Two batches of one inside at least, and twice that to begin with.
     assert shed == list(range(4, 12))
     assert served.statuses() == ["ok"] * 4 + ["shed"] * 8
@@ -176,12 +104,12 @@ def test_a_limit_sheds_at_once_and_counts() -> None:
 
 
 def test_deadlines_that_cannot_be_met_are_shed_on_arrival_and_in_the_queue() -> None:
-    requests = _requests([1] * 16)
+    requests = requests_of([1] * 16)
     requests += [
         Request(id=str(16 + k), arrival_s=0.0, deadline_ms=limit) for k, limit in enumerate((None, 15.0, 500))
     ]
     # What comes at once has to wait for 16 and 18 at 20 ms each: 17 cannot be in time.
-    served = Service(requests, lambda x: _spin(20) or x[:, :1], admission="deadline")  # type: ignore[func-returns-value]
+    served = Served(requests, lambda x: _spin(20) or x[:, :1], admission="deadline")  # type: ignore[func-returns-value]
     served.send(*range(16), wait=True)
     served.send(16, 17, 18)
     served.end()
@@ -193,7 +121,7 @@ def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
     limits: tuple[float | None, ...] = (None, 5_000.0, None)
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=limit) for k, limit in enumerate(limits)]
     gate = Gate(0)
-    served = Service(requests, gate, admission="deadline")
+    served = Served(requests, gate, admission="deadline")
     served.send(0)
     assert gate.reached.wait(20)
     served.send(1, 2)  # nothing is known of the service yet, so that 1 is let in
@@ -203,7 +131,7 @@ def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
     for _ in range(50):
         steering.estimate.learn(Batch(1, 1, 1, 1, 10_000_000_000, 10_000_000_000))
     gate.go.set()
-    rows = served.end()
+    rows, _ = served.end()
     assert served.statuses() == ["ok", "shed", "ok"]
     assert served.series["runner.dropped_by_deadline"] == 1
     assert rows["queue_ns"][1] > 30_000_000 and rows["batch_id"][1] == -1
@@ -211,7 +139,7 @@ def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
 
 
 def test_a_timeout_of_the_settings_is_a_deadline_too() -> None:
-    served = Service(_requests([1] * 40), lambda x: _spin(10) or x[:, :1], admission="deadline", timeout_ms=60.0)  # type: ignore[func-returns-value]
+    served = Served(requests_of([1] * 40), lambda x: _spin(10) or x[:, :1], admission="deadline", timeout_ms=60.0)  # type: ignore[func-returns-value]
     served.send(*range(16), wait=True)
     served.send(*range(16, 40))
     served.end()
@@ -221,8 +149,8 @@ def test_a_timeout_of_the_settings_is_a_deadline_too() -> None:
 
 def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
     # Batches harm: twice as many take eight times as long.
-    served = Service(
-        _requests([1] * 200),
+    served = Served(
+        requests_of([1] * 200),
         lambda x: _spin(0.5 * x.shape[0] ** 3) or x[:, :1],  # type: ignore[func-returns-value]
         batching="adaptive",
         max_batch_size=8,
@@ -231,7 +159,7 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
     )
     served.send(*range(200))
     served.end()
-    sizes = np.bincount(served.recorder.drain_batches()["size"], minlength=9)
+    sizes = np.bincount(served.batches["size"], minlength=9)
     assert sizes[1] >= 8 and sizes[2] > 0, "it begins with one, and tries more where requests are left behind"
     assert sizes[1] > 4 * sizes[2:].sum() and sizes[8] == 0
     assert served.series["runner.batch_limit"] < 8
@@ -254,8 +182,8 @@ def test_memory_that_batches_need_limits_them() -> None:
         gate(x)
         return model(x)
 
-    served = Service(
-        _requests([200] * 24 + [1] + [200] * 8),
+    served = Served(
+        requests_of([200] * 24 + [1] + [200] * 8),
         gated,
         max_batch_size=8,
         batch_window_ms=0.0,
@@ -274,7 +202,7 @@ def test_memory_that_batches_need_limits_them() -> None:
     gate.go.set()
     served.end()
     assert served.series["runner.bytes_per_element"] > 1e5
-    sizes = served.recorder.drain_batches()["size"]
+    sizes = served.batches["size"]
     assert sizes.max() < 8 and sizes.sum() == 33
     assert served.statuses() == ["ok"] * 33
 
@@ -291,7 +219,7 @@ def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
         {},
     ]
     requests = [Request(id=str(k), arrival_s=0.0, **held) for k, held in enumerate(nonsense)]
-    served = Service(requests, lambda x: x, batch_key="tokens", batch_order="length", max_batch_size=4)
+    served = Served(requests, lambda x: x, batch_key="tokens", batch_order="length", max_batch_size=4)
     served.send(*range(len(requests)))
     served.end()
     assert served.statuses() == ["ok"] * 5 + ["error", "ok"]
@@ -301,7 +229,7 @@ def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
 def test_what_is_dropped_is_told_why() -> None:
     gate = Gate(0)
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=60_000.0) for k in range(3)]
-    served = Service(requests, gate, given_up=lambda slot: slot == 1)
+    served = Served(requests, gate, more={"given_up": lambda slot: slot == 1})
     served.send(0)
     assert gate.reached.wait(20)
     served.send(1, 2)
@@ -319,7 +247,7 @@ def test_policies_that_contradict_each_other_are_refused() -> None:
         check_policies(RunnerSettings(batching="continuous", memory_limit_mb=64))
     check_policies(RunnerSettings(window_most_ms=5.0, memory_limit_mb=64))
     with pytest.raises(InputError):
-        LoadedService(Path("nowhere"), "workload:Any", RunnerSettings(batching="continuous", memory_limit_mb=64))
+        Service(Path("nowhere"), "workload:Any", RunnerSettings(batching="continuous", memory_limit_mb=64))
 
 
 def test_a_key_that_the_traffic_does_not_have_is_refused() -> None:
@@ -352,7 +280,7 @@ def test_warming_up_has_the_threads_of_a_worker() -> None:
 
 
 def test_default_settings_steer_nothing() -> None:
-    served = Service(_requests([1, 1]), lambda x: x)
+    served = Served(requests_of([1, 1]), lambda x: x)
     served.send(0, 1)
     served.end()
     assert served.engine.steering is None

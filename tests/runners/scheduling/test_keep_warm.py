@@ -11,25 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
 from latfix.profilers.gpu.allocator_counters import Inside
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import ThreadCounters
-from latfix.request import Request
 from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms.embedding_rows import HotRows
-from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
-from latfix.runners.scheduling.keep_warm import IDLE, IdleGate, Keeper, Residence, Resident, summed
+from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
+from latfix.runners.scheduling.keep_warm import Keeper, Residence, Resident, summed
+from latfix.runners.scheduling.replica_router import Router
+from latfix.runners.scheduling.routed_queue import Door, RoutedQueue
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
+from tests.runners.engine.served import Numbers, Served, requests_of
 
 SOON_S = 0.01
 NEVER_S = 60.0
-
-
-def a_queue() -> BatchQueue:
-    return BatchQueue(max_batch_size=4, window_ns=0)
 
 
 def put(queue: BatchQueue, slot: int = 0) -> None:
@@ -41,51 +37,47 @@ def members(formed: object) -> list[int]:
     return [member.slot for member in formed.members]
 
 
-def test_without_a_request_a_worker_is_told_that_it_is_idle() -> None:
-    assert IdleGate(a_queue()).take(0, SOON_S) is IDLE
+@pytest.fixture(params=["pull", "weighted"])
+def queue(request: pytest.FixtureRequest) -> BatchQueue:
+    if request.param == "pull":
+        return BatchQueue(max_batch_size=4, window_ns=0)
+    return RoutedQueue(router=Router(2), workers=2, max_batch_size=4, window_ns=0)
 
 
-def test_a_request_that_waits_is_taken_at_once() -> None:
-    queue = a_queue()
+def door(queue: BatchQueue, worker: int = 0) -> BatchQueue | Door:
+    return queue.door(worker) if isinstance(queue, RoutedQueue) else queue
+
+
+def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQueue) -> None:
+    started = time.monotonic()
+    assert door(queue).take(0, SOON_S) is IDLE
+    assert time.monotonic() - started >= SOON_S
     put(queue, 3)
-    assert members(IdleGate(queue).take(0, NEVER_S)) == [3]
-
-
-def test_a_request_that_comes_wakes_the_worker() -> None:
-    queue = a_queue()
-    gate = IdleGate(queue)
+    assert members(door(queue, 1).take(0, NEVER_S)) == [3]
+    # A request that comes wakes it, and the end ends it.
     got: list[object] = []
-    waiting = threading.Thread(target=lambda: got.append(gate.take(0, NEVER_S)))
+    waiting = threading.Thread(target=lambda: got.append(door(queue).take(0, NEVER_S)))
     waiting.start()
     put(queue, 5)
-    gate.work_came()
     waiting.join(10)
     assert members(got[0]) == [5]
+    put(queue, 1)
+    queue.close()
+    assert members(door(queue).take(0, NEVER_S)) == [1]
+    assert door(queue).take(0, NEVER_S) is None
 
 
 def test_one_who_waits_for_its_turn_is_idle_too() -> None:
     """Only one worker stands before the queue; the other would otherwise go cold behind it."""
-    queue = a_queue()
-    gate = IdleGate(queue)
-    first = threading.Thread(target=gate.take, args=(0, NEVER_S))
+    queue = BatchQueue(max_batch_size=4, window_ns=0)
+    first = threading.Thread(target=queue.take, args=(0, NEVER_S))
     first.start()
-    while not gate._turn.locked():
+    while not queue._forming.locked():
         time.sleep(0.001)
-    assert gate.take(0, SOON_S) is IDLE
+    assert queue.take(0, SOON_S) is IDLE
     queue.close()
-    gate.close()
     first.join(10)
     assert not first.is_alive()
-
-
-def test_closed_it_gives_what_is_left_and_then_nothing() -> None:
-    queue = a_queue()
-    gate = IdleGate(queue)
-    put(queue, 1)
-    queue.close()
-    gate.close()
-    assert members(gate.take(0, NEVER_S)) == [1]
-    assert gate.take(0, NEVER_S) is None
 
 
 def test_the_smallest_input_is_kept_and_is_a_copy() -> None:
@@ -143,49 +135,21 @@ def test_what_all_workers_did_is_added_up() -> None:
     assert summed([]) == Residence()
 
 
-class Doubling(Workload):
-    def prepare(self, request: Request) -> torch.Tensor:
-        return torch.full((int(request.features["size"]),), 1.0)
-
-
-Start = Callable[..., tuple[Engine, StageRecorder, dict[int, Outcome]]]
+Start = Callable[..., Served]
 
 
 @pytest.fixture
-def start() -> Any:
+def start() -> Iterator[Start]:
     """Starts an engine over a model; ends it with the test."""
-    engines: list[Engine] = []
+    started: list[Served] = []
 
-    def begin(model: Any, sizes: list[int], **values: Any) -> tuple[Engine, StageRecorder, dict[int, Outcome]]:
-        adapter = Doubling()
-        settings = RunnerSettings(**{"max_batch_size": 4, **values})
-        instances = [
-            ModelInstance(adapter, model, "cpu", None, adapter.collate, set()) for _ in range(settings.workers)
-        ]
-        requests = [Request(id=str(k), arrival_s=0.0, features={"size": size}) for k, size in enumerate(sizes)]
-        recorder, outcomes = StageRecorder(len(requests)), dict[int, Outcome]()
-        engine = Engine(
-            adapter=adapter,
-            instances=instances,
-            settings=settings,
-            recorder=recorder,
-            events=EventLog(),
-            request_of=requests.__getitem__,
-            on_done=outcomes.__setitem__,
-        )
-        engine.start()
-        engines.append(engine)
-        return engine, recorder, outcomes
+    def begin(model: Any, sizes: list[int], **values: Any) -> Served:
+        started.append(Served(requests_of(sizes), model, **{"max_batch_size": 4, **values}))
+        return started[-1]
 
     yield begin
-    for engine in engines:
-        engine.shutdown()
-
-
-def serve(engine: Engine, recorder: StageRecorder, slot: int) -> None:
-    recorder.scheduled_ns[slot] = time.perf_counter_ns()
-    engine.submit(slot)
-    assert engine.drain(timeout_s=20)
+    for served in started:
+        served.engine.shutdown()
 
 
 def runs(engine: Engine) -> int:
@@ -211,26 +175,25 @@ def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_eve
         shapes.append(tuple(x.shape))
         return x * 2
 
-    engine, recorder, outcomes = start(model, [5, 2, 7], keep_warm_ms=5.0)
+    served = start(model, [5, 2, 7], keep_warm_ms=5.0)
     time.sleep(0.05)
-    assert runs(engine) == 0, "before the first request it knows no input"
+    assert runs(served.engine) == 0, "before the first request it knows no input"
     for slot in range(3):
-        serve(engine, recorder, slot)
-        until_more(engine)
-    assert [outcomes[k].status for k in range(3)] == [Status.OK] * 3
-    assert [outcomes[k].output.tolist() for k in range(3)] == [[2.0] * 5, [2.0] * 2, [2.0] * 7]
-    served = [shape for shape in shapes if shape[1] in (5, 7)]
-    assert (1, 2) in shapes and (1, 7) in served
+        served.send(slot, wait=True)
+        until_more(served.engine)
+    assert [served.outcomes[k].status for k in range(3)] == [Status.OK] * 3
+    assert [served.outcomes[k].output.tolist() for k in range(3)] == [[0.0] * 5, [2.0] * 2, [4.0] * 7]
+    assert (1, 2) in shapes
     assert shapes.count((1, 7)) == 1, "an input larger than the smallest is not run again"
-    assert len(recorder.drain_batches()) == 3, "what nobody asked for is in no record"
+    assert len(served.recorder.drain_batches()) == 3, "what nobody asked for is in no record"
 
 
 def test_all_workers_stay_warm(start: Start) -> None:
-    engine, recorder, _ = start(lambda x: x, [2] * 8, keep_warm_ms=4.0, workers=3)
-    for worker in engine.workers:
+    served = start(lambda x: x, [2] * 8, keep_warm_ms=4.0, workers=3)
+    for worker in served.engine.workers:
         worker.keeper.resident.learn(torch.ones(1))
-    until(lambda: all(worker.keeper.resident.done.runs > 1 for worker in engine.workers))
-    serve(engine, recorder, 0)
+    until(lambda: all(worker.keeper.resident.done.runs > 1 for worker in served.engine.workers))
+    served.send(0, wait=True)
 
 
 def test_nothing_is_run_beside_a_request(start: Start) -> None:
@@ -243,27 +206,26 @@ def test_nothing_is_run_beside_a_request(start: Start) -> None:
             assert slow.wait(20)
         return x
 
-    engine, recorder, _ = start(model, [2, 9], keep_warm_ms=2.0, workers=2)
-    serve(engine, recorder, 0)
-    until(lambda: runs(engine) > 0)
-    recorder.scheduled_ns[1] = time.perf_counter_ns()
-    engine.submit(1)
+    served = start(model, [2, 9], keep_warm_ms=2.0, workers=2)
+    served.send(0, wait=True)
+    until(lambda: runs(served.engine) > 0)
+    served.send(1)
     until(lambda: 9 in ran)
     time.sleep(0.01)  # one that had begun before may end
-    before = runs(engine)
+    before = runs(served.engine)
     time.sleep(0.05)
-    assert runs(engine) == before
+    assert runs(served.engine) == before
     slow.set()
-    assert engine.drain(timeout_s=20)
-    until(lambda: runs(engine) > before)
+    assert served.engine.drain(timeout_s=20)
+    until(lambda: runs(served.engine) > before)
 
 
 def test_without_the_setting_nothing_runs_while_idle(start: Start) -> None:
-    engine, recorder, _ = start(lambda x: x, [2])
-    assert engine.gate is None
-    serve(engine, recorder, 0)
+    served = start(lambda x: x, [2])
+    assert served.engine.idle_turn is None
+    served.send(0, wait=True)
     time.sleep(0.03)
-    assert runs(engine) == 0
+    assert runs(served.engine) == 0
 
 
 def test_a_model_that_fails_on_it_still_serves(start: Start) -> None:
@@ -275,12 +237,12 @@ def test_a_model_that_fails_on_it_still_serves(start: Start) -> None:
             raise ValueError("not again")
         return x
 
-    engine, recorder, outcomes = start(model, [2, 2], keep_warm_ms=3.0)
-    serve(engine, recorder, 0)
-    until(lambda: bool(engine.workers[0].keeper.resident.done.failure))
-    serve(engine, recorder, 1)
-    assert [outcomes[k].status for k in range(2)] == [Status.OK] * 2
-    assert engine.workers[0].keeper.resident.done.failure == "ValueError: not again"
+    served = start(model, [2, 2], keep_warm_ms=3.0)
+    served.send(0, wait=True)
+    until(lambda: bool(served.engine.workers[0].keeper.resident.done.failure))
+    served.send(1, wait=True)
+    assert [served.outcomes[k].status for k in range(2)] == [Status.OK] * 2
+    assert served.engine.workers[0].keeper.resident.done.failure == "ValueError: not again"
 
 
 def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
@@ -291,7 +253,7 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
         threads.append(threading.get_ident())
         return x
 
-    adapter = Doubling()
+    adapter = Numbers()
     instance = ModelInstance(adapter, model, "cpu", None, adapter.collate, set(), resident=torch.ones(3))
     for settings, expected in ((RunnerSettings(warmup_shapes=2), 1), (RunnerSettings(), 0)):
         threads.clear()
@@ -312,10 +274,10 @@ def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
                 asides.append(self._inside)
                 yield
 
-    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
-    engine.workers[0].keeper._memory = Memory()
-    serve(engine, recorder, 0)
-    until(lambda: engine.workers[0].keeper.resident.done.runs >= 3)
+    served = start(lambda x: x, [2], keep_warm_ms=3.0)
+    served.engine.workers[0].keeper._memory = Memory()
+    served.send(0, wait=True)
+    until(lambda: served.engine.workers[0].keeper.resident.done.runs >= 3)
     assert asides[:3] == [1, 1, 1]
 
 
@@ -324,7 +286,7 @@ def test_hot_rows_are_touched_while_idle(start: Start) -> None:
     hot = HotRows(table, 10)
     with torch.no_grad(), hot.learning():
         table(torch.tensor([3, 3, 7]))
-    engine, recorder, _ = start(lambda x: x, [2], keep_warm_ms=3.0)
-    engine.workers[0].keeper._instance.hot = hot
-    serve(engine, recorder, 0)
-    until(lambda: engine.workers[0].keeper.resident.done.rows >= 4)
+    served = start(lambda x: x, [2], keep_warm_ms=3.0)
+    served.engine.workers[0].keeper._instance.hot = hot
+    served.send(0, wait=True)
+    until(lambda: served.engine.workers[0].keeper.resident.done.rows >= 4)

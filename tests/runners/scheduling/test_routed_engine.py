@@ -12,21 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Priority, Request
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
-from latfix.runners.scheduling.keep_warm import IDLE, Idle
+from latfix.runners.engine.worker import Outcome
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import RoutedQueue
-from latfix.settings import RunnerSettings
-from latfix.stages import STAGES, Status
-
-
-class Adapter(Workload):
-    def prepare(self, request: Request) -> torch.Tensor:
-        return torch.tensor([float(request.id)])
+from latfix.stages import Status
+from tests.runners.engine.served import Served
 
 
 def sleeping(ms: float) -> Callable[[Any], Any]:
@@ -37,47 +28,9 @@ def sleeping(ms: float) -> Callable[[Any], Any]:
     return model
 
 
-class Service:
-    """An engine whose replicas sleep for different times."""
-
-    def __init__(self, models: Sequence[Any], requests: Sequence[Request], **settings: Any) -> None:
-        self.outcomes: dict[int, Outcome] = {}
-        self.events, self.recorder = EventLog(), StageRecorder(len(requests))
-        self.fatal: set[int] = set()
-        adapter = Adapter()
-        self.engine = Engine(
-            adapter=adapter,
-            instances=[ModelInstance(adapter, model, "cpu", None, adapter.collate, set()) for model in models],
-            settings=RunnerSettings(**{"workers": len(models), "routing": "weighted", **settings}),
-            recorder=self.recorder,
-            events=self.events,
-            request_of=requests.__getitem__,
-            on_done=self._done,
-        )
-        self.engine.start()
-
-    def _done(self, slot: int, outcome: Outcome) -> None:
-        assert slot not in self.outcomes, "a request ends once"
-        self.outcomes[slot] = outcome
-        if slot in self.fatal:
-            raise AssertionError("its worker dies")
-
-    def send(self, slots: Sequence[int], gap_ms: float = 0.0) -> None:
-        for slot in slots:
-            self.recorder.scheduled_ns[slot] = time.perf_counter_ns()
-            self.engine.submit(slot)
-            if gap_ms:
-                time.sleep(gap_ms / 1000)
-
-    def end(self) -> tuple[Any, Any]:
-        assert self.engine.drain(timeout_s=30), "requests never ended"
-        self.engine.shutdown()
-        rows, batches = self.recorder.drain_requests(), self.recorder.drain_batches()
-        rows.sort(order="index")
-        total = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-        assert np.array_equal(total, rows["latency_ns"]), "stages tile"
-        assert all((rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
-        return rows, batches
+def _served(models: Sequence[Any], requests: Sequence[Request], **settings: Any) -> Served:
+    """An engine whose replicas take different times."""
+    return Served(requests, list(models), workers=len(models), **{"routing": "weighted", **settings})
 
 
 def _requests(n: int, priorities: Sequence[Priority] = ("normal",), **more: Any) -> list[Request]:
@@ -91,81 +44,91 @@ def _requests(n: int, priorities: Sequence[Priority] = ("normal",), **more: Any)
 )
 def test_a_replica_that_takes_longer_is_given_less(settings: dict[str, Any]) -> None:
     n = 240
-    service = Service([sleeping(3), sleeping(45)], _requests(n), **settings)
-    service.send(range(n), gap_ms=7.0)
-    load = service.engine.load()
-    _, batches = service.end()
-    assert all(outcome.status == Status.OK for outcome in service.outcomes.values()) and len(service.outcomes) == n
+    served = _served([sleeping(3), sleeping(45)], _requests(n), **settings)
+    served.send(*range(n), gap_s=0.007)
+    load = served.engine.load()
+    _, batches = served.end()
+    assert all(outcome.status == Status.OK for outcome in served.outcomes.values()) and len(served.outcomes) == n
     later = batches[len(batches) // 3 :]
     assert (later["worker"] == 1).mean() < 0.08, "pulled, it would have one in eight and more"
     assert load["runner.worker_0.weight"] == 1.0 and load["runner.worker_1.weight"] > 3.0
-    notes = [json.loads(line)[6] for line in service.events.drain(0).splitlines()]
+    notes = [json.loads(line)[6] for line in served.events.drain(0).splitlines()]
     slow = [note for note in notes if note.get("worker") == 1]
     assert [note["slow"] for note in slow] == [True, False] and slow[1]["weight"] > 3.0
 
 
 def test_waiting_for_a_better_replica_is_in_the_queue_and_no_lag_of_a_worker() -> None:
-    service = Service([sleeping(4), sleeping(60)], _requests(200))
-    service.send(range(200), gap_ms=6.0)
-    _, batches = service.end()
+    served = _served([sleeping(4), sleeping(60)], _requests(200))
+    served.send(*range(200), gap_s=0.006)
+    _, batches = served.end()
     held = batches["close_ns"] - batches["open_ns"]
     assert np.percentile(held, 90) < 3_000_000, "nothing holds a batch open here"
 
 
 def test_every_priority_ends_and_deadlines_hold() -> None:
     requests = _requests(120, ("low", "high", "normal"), deadline_ms=10_000.0)
-    service = Service([sleeping(2), sleeping(20), sleeping(2)], requests, ageing_ms=50.0)
-    service.send(range(120), gap_ms=1.5)
-    service.end()
-    assert {outcome.status for outcome in service.outcomes.values()} == {Status.OK}
+    served = _served([sleeping(2), sleeping(20), sleeping(2)], requests, ageing_ms=50.0)
+    served.send(*range(120), gap_s=0.0015)
+    served.end()
+    assert {outcome.status for outcome in served.outcomes.values()} == {Status.OK}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_only_fast_worker_dies_and_the_slow_one_serves_on() -> None:
     # GIVEN a slow worker that is known to be slow
     n = 120
-    service = Service([sleeping(3), sleeping(25)], _requests(n))
-    service.send(range(60), gap_ms=5.0)
-    assert service.engine.drain(timeout_s=20)
-    assert service.engine.load()["runner.worker_1.weight"] > 2.0
+    served = _served([sleeping(3), sleeping(25)], _requests(n))
+    served.send(*range(60), gap_s=0.005)
+    assert served.engine.drain(timeout_s=20)
+    assert served.engine.load()["runner.worker_1.weight"] > 2.0
     # WHEN the fast one dies with a batch in its hands
-    service.fatal = set(range(60, n))
-    service.engine.submit(60)
+    answer = served.engine._on_done
+    fatal = threading.Event()
+    fatal.set()
+
+    def done(slot: int, outcome: Outcome) -> None:
+        assert answer is not None
+        answer(slot, outcome)
+        if fatal.is_set():
+            raise AssertionError("its worker dies")
+
+    served.engine._on_done = done
+    served.engine.submit(60)
     until = time.monotonic() + 10
-    while not service.engine.ended_threads() and time.monotonic() < until:
+    while not served.engine.ended_threads() and time.monotonic() < until:
         time.sleep(0.01)
-    dead = service.engine.ended_threads()
+    dead = served.engine.ended_threads()
     assert len(dead) == 1, "one of the two took it"
-    service.fatal = set()
+    fatal.clear()
     # THEN the other one serves what comes, and the end is an end
-    service.send(range(61, n), gap_ms=1.0)
+    served.send(*range(61, n), gap_s=0.001)
     until = time.monotonic() + 20
-    while len(service.outcomes) < n and time.monotonic() < until:
+    while len(served.outcomes) < n and time.monotonic() < until:
         time.sleep(0.01)
-    assert sorted(service.outcomes) == list(range(n))
-    assert service.engine.abandon(5.0)
+    assert sorted(served.outcomes) == list(range(n))
+    assert served.engine.abandon(5.0)
 
 
 def test_shutdown_gives_out_what_waits() -> None:
-    service = Service([sleeping(2), sleeping(30)], _requests(80), max_batch_size=2, batch_window_ms=500.0)
-    service.send(range(80))
-    service.engine.shutdown()
-    assert len(service.outcomes) == 80
+    served = _served([sleeping(2), sleeping(30)], _requests(80), max_batch_size=2, batch_window_ms=500.0)
+    served.send(*range(80))
+    served.engine.shutdown()
+    assert len(served.outcomes) == 80
 
 
 def test_abandoning_leaves_no_thread() -> None:
     before = threading.active_count()
-    service = Service([sleeping(1), sleeping(10)], _requests(40))
-    service.send(range(40))
-    assert service.engine.abandon(10.0)
+    served = _served([sleeping(1), sleeping(10)], _requests(40))
+    served.send(*range(40))
+    assert served.engine.abandon(10.0)
     assert threading.active_count() == before
 
 
 def test_one_worker_has_nobody_to_route_to() -> None:
-    service = Service([sleeping(0)], _requests(4))
-    assert not isinstance(service.engine.queue, RoutedQueue)
-    service.send(range(4))
-    service.end()
+    served = _served([sleeping(0)], _requests(4))
+    assert not isinstance(served.engine.queue, RoutedQueue)
+    served.send(*range(4))
+    served.end()
 
 
 class _Steps:
@@ -199,26 +162,14 @@ class _Steps:
 def test_places_of_a_slow_replica_are_left_free() -> None:
     """Batched continuously, each place of a worker is one to route to."""
     n = 150
-    service = Service([_Steps(1.0), _Steps(12.0)], _requests(n), batching="continuous", max_batch_size=4)
-    service.send(range(n), gap_ms=5.0)
-    load = service.engine.load()
-    _, batches = service.end()
-    assert all(service.outcomes[k].output == float(k) for k in range(n))
+    served = _served([_Steps(1.0), _Steps(12.0)], _requests(n), batching="continuous", max_batch_size=4)
+    served.send(*range(n), gap_s=0.005)
+    load = served.engine.load()
+    _, batches = served.end()
+    assert all(served.outcomes[k].output == float(k) for k in range(n))
     later = batches[n // 3 :]
     assert (later["worker"] // 4 == 1).mean() < 0.15
     assert load["runner.worker_1.weight"] > 2.0
-
-
-def test_a_worker_with_patience_comes_back_with_nothing() -> None:
-    queue = RoutedQueue(router=Router(2), workers=2, max_batch_size=1, window_ns=0)
-    started = time.monotonic()
-    assert queue.door(0).take_patiently(0, 0.05) is IDLE
-    assert time.monotonic() - started >= 0.05
-    queue.put(rank=0, slot=3, enqueued_ns=time.perf_counter_ns())
-    formed = queue.door(1).take_patiently(0, 5.0)
-    assert formed is not None and not isinstance(formed, Idle) and formed.members[0].slot == 3
-    queue.close()
-    assert queue.door(0).take_patiently(0, 5.0) is None
 
 
 def test_a_worker_that_dies_before_the_queue_wakes_another() -> None:

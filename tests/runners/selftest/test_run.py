@@ -31,7 +31,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return run_case(case, tmp_path_factory.mktemp("cases"), PACE)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_what_was_planned_was_done_to_the_right_requests(kept: Kept) -> None:
     record, faults = RunRecord.load(kept.record), read_faults(kept.log)
     planned = {
@@ -51,7 +51,7 @@ def test_what_was_planned_was_done_to_the_right_requests(kept: Kept) -> None:
         assert begin <= fault.start_ns < fault.end_ns <= begin + rows["latency_ns"][k]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
     assert load_kept(kept.folder) == kept
     first, second = score_kept(kept), score_kept(load_kept(kept.folder))
@@ -62,7 +62,7 @@ def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
     assert board.cases == (first,) and not board.interrupted
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_the_collector_keeps_a_case_and_names_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--case", "quiet_low", "--seed", "3", "--seconds", "1", "--blocks", "2", "--typical-ms", "3"]
     assert collect(["--out", str(tmp_path), *arguments]) == 0
@@ -172,7 +172,7 @@ def test_a_runner_that_fails_is_an_error(
     assert no_replay == []
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_run_cut_short_cannot_be_scored(kept: Kept, tmp_path: Path) -> None:
     import json
     import shutil

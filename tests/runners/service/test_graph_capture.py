@@ -17,16 +17,15 @@ import pytest
 import torch
 
 from latfix.adapter_api import Workload
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.service.graph_capture import capture_graphs, shapes_to_capture
 from latfix.runners.service.load import LoadedModels
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.runners.engine.served import serve
 from tests.runners.gpu.test_cuda_graphs import FakeCapturer, Scorer
 
 
@@ -156,29 +155,20 @@ def test_requests_are_answered_by_graphs(workers: int) -> None:
     traffic, models = _traffic(lengths), _models(settings)
     plain = models.instances[0].model
     capture_graphs(models, traffic, settings, lambda _: FakeCapturer(), pads=True)
-    recorder, outcomes = StageRecorder(len(lengths)), dict[int, Outcome]()
-    engine = Engine(
-        adapter=models.adapter,
+    served = serve(
+        [traffic.request(k) for k in range(len(lengths))],
         instances=models.instances,
-        settings=settings,
-        recorder=recorder,
-        events=EventLog(),
-        request_of=traffic.request,
-        on_done=outcomes.__setitem__,
+        max_batch_size=4,
+        cuda_graphs=True,
+        workers=workers,
     )
-    engine.start()
-    for slot in range(len(lengths)):
-        recorder.scheduled_ns[slot] = time.perf_counter_ns()
-        engine.submit(slot)
-    assert engine.drain(timeout_s=30)
-    engine.shutdown()
-    for slot, outcome in outcomes.items():
+    for slot, outcome in served.outcomes.items():
         assert outcome.status == Status.OK, outcome.error
         alone = {name: value.unsqueeze(0) for name, value in models.adapter.prepare(traffic.request(slot)).items()}
         with torch.no_grad():
             expected = plain(**alone)
         torch.testing.assert_close(outcome.output["score"], expected["score"][0], rtol=1e-4, atol=1e-4)
-    batches = recorder.drain_batches()
+    batches = served.batches
     assert (batches["graph"] == 1).all() and len(models.graphed()) == workers
     facts = models.graph_facts()
     assert facts["graph_replays"] == len(batches) and facts["graph_misses"] == {}
@@ -190,22 +180,8 @@ def test_a_batch_without_a_graph_is_marked() -> None:
     models = _models(settings)
     capture_graphs(models, _traffic([5, 6]), settings, lambda _: FakeCapturer(), pads=True)
     longer = _traffic([5, 9])
-    recorder = StageRecorder(2)
-    engine = Engine(
-        adapter=models.adapter,
-        instances=models.instances,
-        settings=settings.with_overrides({"max_batch_size": 1}),
-        recorder=recorder,
-        events=EventLog(),
-        request_of=longer.request,
-    )
-    engine.start()
-    for slot in range(2):
-        recorder.scheduled_ns[slot] = time.perf_counter_ns()
-        engine.submit(slot)
-    engine.drain(timeout_s=30)
-    engine.shutdown()
-    batches = recorder.drain_batches()
+    requests = [longer.request(k) for k in range(2)]
+    batches = serve(requests, instances=models.instances, max_batch_size=1, cuda_graphs=True).batches
     batches.sort(order="padded_length")
     assert batches["graph"].tolist() == [1, -1]
     assert models.graph_facts()["graph_misses"] == {"no graph of 1x9, 1x3": 1}

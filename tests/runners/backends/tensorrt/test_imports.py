@@ -12,8 +12,7 @@ import pytest
 
 from latfix.config import tensorrt_requirements as nvidia
 from latfix.errors import InputError, RunnerError
-from latfix.runners.backends.requirements import backend_missing
-from latfix.runners.backends.tensorrt.imports import tensorrt, torch_tensorrt
+from latfix.runners.backends.requirements import backend_missing, tensorrt, torch_tensorrt
 
 Write = Callable[[str, str], None]
 

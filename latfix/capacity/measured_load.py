@@ -1,0 +1,366 @@
+"""What replays at one load show: figures of each (a point), of all together (a cell), and how much they differ."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.capacity.objective import Decision, Percentile, Target, decide, percentile_of
+from latfix.queueing.length_buckets import padded_elements
+from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.stages import Status
+from latfix.statistics.distributions import normal_quantile, student_t
+
+if TYPE_CHECKING:
+    from latfix.run_record.run_record import RunRecord
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: A backlog that grows for good holds at the end at least this share of all requests.
+_BACKLOG_SHARE = 0.1
+#: Before any repeat, replays of one point are taken to differ by as much, and this counts as so many repeats:
+#: otherwise a service that was replayed once would seem to be known exactly, and one wild pair not at all.
+USUAL_SPREAD, _USUAL_FREEDOM = 1.1, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """Batches of a replay, as ``(m,)`` columns; times in seconds.
+
+    :param service: from a batch's closing to the end of its last member: how long it kept its worker.
+    :param held: for how long it was held open before.
+    :param run_delay: of that service, how long its thread was ready to run and no core was free.
+    :param padding: share of the batch's elements that is padding.
+    """
+
+    size: Floats
+    service: Floats
+    held: Floats
+    run_delay: Floats
+    padding: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One replay at one load. Times in seconds, rates a second.
+
+    :param offered: of the schedule, the whole of it also where the replay was ended early.
+    :param span: from the first arrival to the last that was sent.
+    :param achieved: requests that ended ``ok`` over the time from the first arrival to the last end.
+    :param latency: ``(n,)`` in order of arrival; infinite for a request that was lost (error, timeout, shed), and
+        for one in flight when the replay was ended early, which counts with its age at least.
+    :param age: ``(n,)`` how long each request was followed: its latency, or its age when the replay ended.
+    :param requests: how many ended in each status.
+    :param wait: ``(k,)`` of the requests that ended ``ok``: before prepare and in the queue, until its batch closed.
+    :param prepare: ``(k,)`` service in the prepare pool; ``lag`` the replay's own, the same requests.
+    :param prepare_share: of the time, how busy each prepare thread was; ``worker_share`` each worker.
+    :param held_share: of the time, for how long workers held a batch open.
+    :param in_flight: requests inside at the last arrival.
+    :param grew: the backlog grew for good: see :func:`backlog_grew`.
+    :param cut: the replay was ended early.
+    :param lag_p99: the replay's own lag; ``trustworthy`` as :mod:`latfix.run_record.dispatch_lag` says.
+    """
+
+    offered: float
+    span: float
+    achieved: float
+    latency: Floats
+    age: Floats
+    requests: dict[str, int]
+    wait: Floats
+    prepare: Floats
+    lag: Floats
+    batches: Batches
+    prepare_share: float
+    worker_share: float
+    held_share: float
+    in_flight: int
+    grew: bool
+    cut: bool
+    lag_p99: float
+    trustworthy: bool
+    error: str = ""
+
+    @property
+    def lost(self) -> int:
+        """Requests that ended in error, by timeout, or were shed."""
+        return sum(count for name, count in self.requests.items() if name != "ok")
+
+    @property
+    def mean_size(self) -> float:
+        """Mean size of a batch."""
+        return float(self.batches.size.mean()) if len(self.batches.size) else 0.0
+
+    @property
+    def demand(self) -> float:
+        """Work that came over what workers, or prepare threads, can do in the time: above 1 they cannot keep up."""
+        busiest = max(self.worker_share, self.prepare_share)
+        return busiest * self.offered / self.achieved if self.achieved > 0 else math.inf
+
+
+def backlog_grew(arrival: Ints, end: Ints, *, at_once: int) -> bool:
+    """Whether the number of requests inside grew for good over a replay.
+
+    All three: its minimum is higher in the third and in the last quarter of the time than in the second, and in the
+    last not a tenth lower than in the third; in the last it never falls to two full batches a worker; and at the last
+    arrival a tenth of all requests are inside. A burst that is worked off fails the first, a short queue the others.
+
+    :param arrival: ascending; ``end`` when each of them ended, very large where it never did.
+    :param at_once: how many requests the workers take together.
+    """
+    n = len(arrival)
+    if n < 8 or arrival[-1] <= arrival[0]:
+        return False
+    inside = np.arange(1, n + 1) - np.searchsorted(np.sort(end), arrival, side="right")
+    edges = arrival[0] + (arrival[-1] - arrival[0]) * np.arange(1, 5) / 4
+    cut = np.searchsorted(arrival, edges, side="right")
+    quarters = [inside[a:b] for a, b in itertools.pairwise(cut.tolist())]
+    if any(not len(quarter) for quarter in quarters):
+        return False
+    second, third, last = (int(quarter.min()) for quarter in quarters)
+    grew = second < min(third, last) and last > 0.9 * third
+    return grew and last > 2 * at_once and int(inside[-1]) >= _BACKLOG_SHARE * n
+
+
+def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
+    """The figures of a replay.
+
+    :param cut_s: when it was ended early, in seconds of the schedule: before the last arrival because its backlog
+        grew for good, or in the drain. Requests in flight then have an age only.
+    """
+    rows, measured = record.requests, record.measured
+    workers = int(record.meta.get("settings", {}).get("workers", 1))
+    threads = int(record.meta.get("settings", {}).get("prepare_threads", 1))
+    at_once = int(record.meta.get("settings", {}).get("max_batch_size", 1)) * workers
+    sent = min(int(record.meta.get("sent", len(record.traffic))), len(record.traffic))
+    arrival = record.traffic.arrival_ns[:sent].astype(np.int64)
+    index = rows["index"][measured]
+    latency_ns, end = np.full(sent, -1, np.int64), np.full(sent, np.iinfo(np.int64).max, np.int64)
+    known = index < sent
+    latency_ns[index[known]] = rows["latency_ns"][measured][known]
+    end[index[known]] = (rows["arrival_ns"] + rows["latency_ns"])[measured][known]
+    ok = measured & (rows["status"] == Status.OK)
+    latency = np.full(sent, math.inf)
+    served = rows["index"][ok]
+    latency[served[served < sent]] = rows["latency_ns"][ok][served < sent] / 1e9
+    over = latency_ns >= 0
+    last_end = int(end[over].max()) if over.any() else 0
+    followed = max(last_end, round((cut_s or 0.0) * 1e9))
+    age = np.where(over, np.where(np.isfinite(latency), latency, -1.0), np.maximum(followed - arrival, 0) / 1e9)
+    span = max(float(arrival[-1] - arrival[0]) / 1e9, 1e-9) if sent else 1e-9
+    took = max((followed - int(arrival[0])) / 1e9, 1e-9) if sent else 1e-9
+    counts = record.counts()
+    lag = dispatch_lag(record)
+    return LoadPoint(
+        offered=_rate(record.traffic.arrival_ns),
+        span=span,
+        achieved=counts["ok"] / took,
+        latency=latency,
+        age=age,
+        requests=counts,
+        wait=_waits(record, ok),
+        prepare=(rows["prepare_ns"] - rows["prepare_wait_ns"])[ok] / 1e9,
+        lag=rows["dispatch_ns"][ok] / 1e9,
+        batches=_batches(record),
+        prepare_share=float((rows["prepare_ns"] - rows["prepare_wait_ns"])[measured].sum()) / 1e9 / took / threads,
+        worker_share=_share(record, "close_ns", "finish_end_ns") / took / workers,
+        held_share=_share(record, "open_ns", "close_ns") / took / workers,
+        in_flight=int(np.count_nonzero(end > arrival[-1])) if sent else 0,
+        grew=(cut_s is not None and sent < len(record.traffic)) or backlog_grew(arrival, end, at_once=at_once),
+        cut=cut_s is not None,
+        lag_p99=lag.p99_ms / 1e3,
+        trustworthy=lag.trustworthy,
+        error=next(iter(record.errors.values()), ""),
+    )
+
+
+def _rate(arrival_ns: Ints) -> float:
+    span = float(arrival_ns[-1] - arrival_ns[0]) / 1e9 if len(arrival_ns) > 1 else 0.0
+    return (len(arrival_ns) - 1) / span if span > 0 else 0.0
+
+
+def _share(record: RunRecord, begin: str, end: str) -> float:
+    """Seconds of batches between two of their stamps; a batch whose last stamp is missing is left out."""
+    batches = record.batches
+    some = (batches["warmup"] == 0) & (batches[end] > 0)
+    return float(np.maximum(batches[end][some] - batches[begin][some], 0).sum()) / 1e9
+
+
+def _waits(record: RunRecord, ok: npt.NDArray[np.bool_]) -> Floats:
+    """Seconds before prepare and from the queue's entrance to the closing of the batch, for some requests."""
+    rows, batches = record.requests, record.batches
+    entered = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[ok]
+    order = np.argsort(batches["batch_id"], kind="stable")
+    ids = batches["batch_id"][order]
+    place = np.minimum(np.searchsorted(ids, rows["batch_id"][ok]), max(len(ids) - 1, 0))
+    if not len(ids):
+        return np.zeros(int(np.count_nonzero(ok)))
+    found = ids[place] == rows["batch_id"][ok]
+    closed = np.where(found, batches["close_ns"][order][place], entered)
+    return np.asarray((np.maximum(closed - entered, 0) + rows["prepare_wait_ns"][ok]) / 1e9, dtype=np.float64)
+
+
+def _batches(record: RunRecord) -> Batches:
+    """Batches that ran whole, warm-up left out: what a failure took is no service time."""
+    batches, rows = record.batches, record.requests
+    keep = (batches["warmup"] == 0) & (batches["retried"] == 0) & (batches["finish_end_ns"] > batches["close_ns"])
+    keep &= ~np.isin(batches["batch_id"], rows["batch_id"][rows["status"] == Status.ERROR])
+    some = {name: column[keep] for name, column in batches.items()}
+    padded = padded_elements(some)
+    real = some["real_elements"].astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        padding = np.where(padded > 0, 1.0 - real / padded, 0.0)
+    return Batches(
+        size=some["size"].astype(np.float64),
+        service=(some["finish_end_ns"] - some["close_ns"]) / 1e9,
+        held=np.maximum(some["close_ns"] - some["open_ns"], 0) / 1e9,
+        run_delay=(some["collate_runq_ns"] + some["compute_runq_ns"]) / 1e9,
+        padding=np.asarray(padding, dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One setting at one load.
+
+    :param load: multiple of the recorded rate.
+    :param offered: arrivals a second, and ``achieved`` requests that ended ``ok`` a second; means over the replays.
+    :param percentile: the objective's, in seconds, over all replays together, lost requests slower than any.
+    :param runs: the same of each replay alone.
+    :param decision: whether the objective is met; ``None`` where there is none.
+    :param saturated: the backlog grew for good in at least half of the replays.
+    :param enough: the replays together hold enough slow requests for the percentile.
+    """
+
+    load: float
+    offered: float
+    achieved: float
+    percentile: Percentile
+    runs: tuple[float, ...]
+    decision: Decision | None
+    saturated: bool
+    enough: bool
+
+    @property
+    def power(self) -> float:
+        """Throughput over latency (Kleinrock, 1979), with the objective's percentile; 0 where that is infinite."""
+        value = self.percentile.value
+        return self.achieved / value if math.isfinite(value) and value > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How much replays of the same cell differ beyond what their requests explain.
+
+    :param ratio: one standard deviation of a replay's percentile as a factor: 1.1 is ten percent up or down.
+        It begins at :data:`USUAL_SPREAD`, which counts as much as four repeats.
+    :param freedom: repeats beyond the first, over all cells.
+    :param largest: the largest ratio of two replays of one cell.
+    """
+
+    ratio: float
+    freedom: int
+    largest: float | None
+
+    def factor(self, repeats: int) -> float:
+        """By how much the mean of so many replays may be off, at 95 %."""
+        quantile = student_t(0.95, self.freedom + _USUAL_FREEDOM)
+        return math.exp(quantile * math.log(self.ratio) / math.sqrt(max(repeats, 1)))
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"run_to_run_ratio": …, "repeats": …, "largest_ratio": …}``."""
+        return {"run_to_run_ratio": self.ratio, "repeats": self.freedom, "largest_ratio": self.largest}
+
+
+def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
+    """All replays of one setting at one load; at least one."""
+    series = [point.latency for point in points]
+    saturated = 2 * sum(point.grew for point in points) >= len(points)
+    return Cell(
+        load=load,
+        offered=float(np.mean([point.offered for point in points])),
+        achieved=float(np.mean([point.achieved for point in points])),
+        percentile=_followed(points, target),
+        runs=tuple(_followed([point], target).value for point in points),
+        decision=_decision(points, target, saturated=saturated),
+        saturated=saturated,
+        enough=target.enough(sum(len(part) for part in series)),
+    )
+
+
+def _decision(points: Sequence[LoadPoint], target: Target, *, saturated: bool) -> Decision | None:
+    """A backlog that grows for good only gets further past the limit, and gets there if it is not yet.
+
+    Where the limit is not yet passed, the load is missed if more work came than could be done; if not, the growth
+    is the recording's own (it ends with a burst), and nothing is decided. A saturated load never meets.
+    """
+    if target.limit is None:
+        return None
+    decision = decide([point.latency for point in points], [point.age for point in points], target)
+    if not saturated:
+        return decision
+    hopeless = decision.share > target.allowed or min(point.demand for point in points) > 1
+    return replace(decision, meets=False if hopeless else None)
+
+
+def _followed(points: Sequence[LoadPoint], target: Target) -> Percentile:
+    """The percentile; of a replay that was ended early, at least, from the ages of what was in flight."""
+    if not any(point.cut for point in points):
+        return percentile_of([point.latency for point in points], target.percentile)
+    parts = [np.where(np.isfinite(p.latency), p.latency, np.where(p.age >= 0, p.age, math.inf)) for p in points]
+    least = percentile_of(parts, target.percentile)
+    return replace(least, hi=math.inf)
+
+
+def run_spread(cells: Sequence[Cell]) -> Spread:
+    """Variance of the logarithm between replays of a cell, pooled, less what their requests explain.
+
+    Saturated cells are left out: how far a backlog got says nothing of a steady service.
+    """
+    total, explained, freedom, largest = 0.0, 0.0, 0, None
+    z = normal_quantile(0.95)
+    for cell in cells:
+        values = [value for value in cell.runs if math.isfinite(value) and value > 0]
+        if cell.saturated or len(values) < 2:
+            continue
+        logs = np.log(values)
+        total += float(((logs - logs.mean()) ** 2).sum())
+        freedom += len(values) - 1
+        largest = max(largest or 1.0, max(values) / min(values))
+        lo, hi = cell.percentile.lo, cell.percentile.hi
+        half = math.log(hi / lo) / 2 if 0 < lo <= hi < math.inf else math.inf
+        explained += (len(values) - 1) * min((half / z) ** 2 * len(values), float(logs.var(ddof=1)))
+    beyond = max(0.0, total - explained) + _USUAL_FREEDOM * math.log(USUAL_SPREAD) ** 2
+    ratio = math.exp(math.sqrt(beyond / (freedom + _USUAL_FREEDOM)))
+    return Spread(ratio=ratio, freedom=freedom, largest=largest)
+
+
+def with_spread(cells: Sequence[Cell], spread: Spread, target: Target) -> list[Cell]:
+    """Cells whose intervals and decisions allow for the spread between replays as well."""
+    return [_with_spread(cell, spread, target) for cell in cells]
+
+
+def _with_spread(cell: Cell, spread: Spread, target: Target) -> Cell:
+    factor = math.log(spread.factor(len(cell.runs)))
+    value, lo, hi = cell.percentile.value, cell.percentile.lo, cell.percentile.hi
+    if factor <= 0 or not (math.isfinite(value) and value > 0 and lo > 0):
+        return cell
+    wider = Percentile(
+        value=value,
+        lo=value * math.exp(-math.hypot(math.log(value / lo), factor)),
+        hi=value * math.exp(math.hypot(math.log(hi / value), factor)) if math.isfinite(hi) else hi,
+    )
+    decision = cell.decision
+    if decision is not None and target.limit is not None:
+        unsure = (decision.meets is True and math.isfinite(wider.hi) and wider.hi > target.limit) or (
+            decision.meets is False and not cell.saturated and wider.lo <= target.limit
+        )
+        decision = replace(decision, meets=None) if unsure else decision
+    return replace(cell, percentile=wider, decision=decision)

@@ -1,0 +1,46 @@
+"""Tables of settings in TOML: every key, type and range is checked, with the file and line of a mistake.
+
+``[runner]`` and ``[objective]`` of ``workload.toml`` and the settings in a plan go through here, so that a
+:class:`latfix.settings.RunnerSettings` never holds a value that the runner cannot run with.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from latfix.files.toml_reader import TomlFile
+from latfix.formatting import shown
+from latfix.settings import Objective, RunnerSettings, rules_of
+
+
+def validate_settings(table: Mapping[str, Any], file: TomlFile, table_name: str) -> dict[str, Any]:
+    """Settings of the runner from a parsed TOML table, ready for ``RunnerSettings.with_overrides``.
+
+    Only the keys that are there come back; whole numbers are accepted where a number is expected.
+
+    :param table_name: how the file writes it, e.g. ``runner`` or ``fix.settings``.
+    :raises InputError: a key that is no setting (with the nearest one), a wrong type, a value out of range.
+    """
+    return validate_table(table, RunnerSettings, file, table_name)
+
+
+def validate_objective(table: Mapping[str, Any], file: TomlFile, table_name: str = "objective") -> dict[str, Any]:
+    """Keyword arguments of ``Objective`` from a parsed TOML table; see :func:`validate_settings`."""
+    return validate_table(table, Objective, file, table_name)
+
+
+def validate_table(table: Mapping[str, Any], kind: type, file: TomlFile, table_name: str) -> dict[str, Any]:
+    """Keyword arguments of a dataclass of settings; see :func:`validate_settings`."""
+    if not isinstance(table, Mapping):
+        raise file.error(table_name, None, f"{table!r} for {table_name}", "a table")
+    rules = rules_of(kind)
+    file.check_keys(table, rules, table_name)
+    for key, value in table.items():
+        rule = rules[key]
+        if not rule.check(value):
+            near = difflib.get_close_matches(value, rule.choices, n=1) if isinstance(value, str) else []
+            todo = f"did you mean {near[0]!r}?" if near else ""
+            raise file.error(table_name, key, f"{key} = {shown(value)}", rule.expected, todo)
+    return {key: float(value) if rules[key].is_float else value for key, value in table.items()}

@@ -1,0 +1,65 @@
+"""Files written whole or not at all: a reader, or a crash, finds either the old file or all of the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """Yields the name of a new file beside ``path``, to be written, closed, and moved to ``path`` at the end.
+
+    Its bytes are on the disk before it is moved; it is removed if the block raises. A pipe or device takes the bytes
+    itself and is never replaced.
+
+    :raises OSError: the file cannot be written or moved.
+    """
+    if is_device(path):
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file.
+
+    :raises OSError: it cannot be written.
+    """
+    with replacement(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8.
+
+    :raises OSError: it cannot be written.
+    :raises UnicodeEncodeError: the text holds half of a surrogate pair.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON document.
+
+    :raises OSError: the file cannot be written.
+    :raises ValueError: a number is not finite.
+    """
+    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def is_device(path: Path) -> bool:
+    """True for what is neither file nor folder, such as a pipe or ``/dev/null``."""
+    return path.exists() and not path.is_file() and not path.is_dir()

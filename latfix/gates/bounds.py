@@ -1,0 +1,258 @@
+"""How well a gate's figure is known beside its limit, and how much more would decide an undecided gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.gates.reference_level import MOST_RUNS, Level
+from latfix.gates.subject import Bounds, GateSubject
+from latfix.gates.syntax import Gate
+from latfix.statistics.decision import FINAL, RatioEstimate
+from latfix.statistics.distributions import normal_quantile, wilson_interval
+from latfix.statistics.group_sequential import needed
+from latfix.statistics.percentiles import percentile_of
+from latfix.statistics.score_bounds import allowance
+
+#: With so many requests expected beyond a percentile, one of them is there in 97.5 of 100 runs: -ln(0.025).
+FEWEST_BEYOND = -math.log(0.025)
+#: Beyond so many times the distance to the limit, an interval does not tell how many requests it needs.
+_FARTHEST = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A figure held against a limit: a number, a baseline's figure, or the level of earlier runs."""
+
+    gate: Gate
+    subject: GateSubject
+    figure: float
+    baseline: GateSubject | None = None
+    level: Level | None = None
+    reference: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """In the figure's unit."""
+        return self.gate.limit if self.reference is None else self.reference * self.gate.factor + self.gate.limit
+
+    @property
+    def estimate(self) -> RatioEstimate | None:
+        """The paired ratio to the baseline, where there is one."""
+        return self.subject.ratio.get(self.gate.metric) if self.baseline is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """What would decide a gate: more requests, which take so many minutes, or more runs of history.
+
+    :param advice: in words, without a full stop.
+    """
+
+    advice: str
+    requests: int | None = None
+    minutes: float | None = None
+    runs: int | None = None
+
+
+def figure_bounds(held: Held) -> Bounds | None:
+    """The interval of the figure, with the uncertainty of what it is compared with; ``None``: exact."""
+    if held.level is not None:
+        return _beside_past(held, held.level)
+    gate, subject, base, reference = held.gate, held.subject, held.baseline, held.reference
+    if gate.metric == "error_rate":
+        if held.limit == 0:  # it asks for none in this run, which a count answers
+            return None
+        own, other = _error_rate(subject), None if base is None else _error_rate(base)
+        return own if other is None else _difference(held, own, other)
+    if gate.metric == "throughput":
+        return _throughput_bounds(held)
+    known = _known(gate, subject)
+    if base is None or reference is None:
+        return known
+    if not gate.is_latency:
+        return _difference(held, known, _known(gate, base))
+    if held.estimate is not None:
+        return (held.estimate.bounds[0] * reference, held.estimate.bounds[1] * reference)
+    return _quotient(held.figure, known, reference, _known(gate, base))
+
+
+def _error_rate(subject: GateSubject) -> Bounds:
+    return wilson_interval(subject.lost, subject.total)
+
+
+def _least_requests(metric: str) -> int:
+    """The requests that a run needs to bound a percentile from above; 0 for other metrics."""
+    percentile = percentile_of(metric)
+    return 0 if percentile is None else math.ceil(FEWEST_BEYOND / (1.0 - percentile / 100))
+
+
+def _known(gate: Gate, subject: GateSubject) -> Bounds | None:
+    """The figure's own interval; of a percentile that the run may have no request beyond, with a far upper end.
+
+    The slowest request bounds nothing then. What lies beyond it is taken to rise no faster than it becomes rare, as
+    in a tail so heavy that it has no mean.
+    """
+    own, slowest = subject.interval(gate.metric), subject.latency_ms.get("max")
+    seen = subject.requests.get("ok", 0)
+    if own is None or slowest is None or not 0 < seen < _least_requests(gate.metric):
+        return own
+    return (own[0], max(own[1], slowest * _least_requests(gate.metric) / seen))
+
+
+def _difference(held: Held, own: Bounds | None, other: Bounds | None) -> Bounds | None:
+    """The figure's interval widened by that of ``factor`` times the baseline's (Newcombe, 1998)."""
+    reference = held.reference or 0.0
+    if own is None and other is None:
+        return None
+    lo, hi = own or (held.figure, held.figure)
+    least, most = other or (reference, reference)
+    down = math.hypot(held.figure - lo, held.gate.factor * (most - reference))
+    return (held.figure - down, held.figure + math.hypot(hi - held.figure, held.gate.factor * (reference - least)))
+
+
+def _quotient(figure: float, own: Bounds | None, reference: float, other: Bounds | None) -> Bounds | None:
+    """The figure's interval widened by the baseline's, as if the baseline were exact: errors of a quotient.
+
+    As sure as a comparison must be (:data:`decision.FINAL`): two runs by themselves are one round of it.
+    """
+    if own is None or other is None or min(figure, reference, own[0], other[0]) <= 0:
+        return own
+    surer, restart = normal_quantile(1.0 - FINAL.level) / normal_quantile(0.95), allowance(np.zeros(1), FINAL)
+    down = math.hypot(surer * math.log(figure / own[0]), surer * math.log(other[1] / reference), restart)
+    up = math.hypot(surer * math.log(own[1] / figure), surer * math.log(reference / other[0]), restart)
+    return (figure * math.exp(-down), figure * math.exp(up))
+
+
+def _throughput_bounds(held: Held) -> Bounds | None:
+    """What the time at which the last request ended leaves open; ``None`` where latencies are not known.
+
+    The end moves by no more than a slow request's latency (p99), nor by a larger share than the mean latency does:
+    where requests pile up, the last one waits for all work before it, and the mean for half of it.
+    """
+    subject, baseline = held.subject, held.baseline
+    rounds = max((estimate.rounds for estimate in subject.ratio.values()), default=1)
+    shares = [_slow_share(side, rounds) for side in (subject, baseline) if side is not None]
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares):
+        return None
+    by = min(math.hypot(*map(math.log1p, known)), _mean_doubt(subject, baseline))
+    return (held.figure * math.exp(-by), held.figure * math.exp(by))
+
+
+def _slow_share(subject: GateSubject, rounds: int) -> float | None:
+    """A slow request's latency as a share of how long a replay took, of several rounds each."""
+    slow, rate = subject.latency_ms.get("p99"), subject.throughput_rps
+    lasted_ms = 1e3 * subject.requests.get("ok", 0) / rate if rate else 0.0
+    return None if slow is None or lasted_ms <= 0 else rounds * slow / lasted_ms
+
+
+def _mean_doubt(subject: GateSubject, baseline: GateSubject | None) -> float:
+    """How far the logarithm of the mean latency may be off, or of its ratio to the baseline's; infinite: unknown."""
+    mean, bounds = subject.latency_ms.get("mean", 0.0), subject.interval("mean")
+    estimate = subject.ratio.get("mean") if baseline is not None else None
+    if estimate is not None:
+        mean, bounds = estimate.value, estimate.bounds
+    elif baseline is not None:
+        bounds = _quotient(mean, bounds, baseline.latency_ms.get("mean", 0.0), baseline.interval("mean"))
+    if bounds is None or not (0 < bounds[0] <= mean <= bounds[1] < math.inf):
+        return math.inf
+    return max(math.log(bounds[1] / mean), math.log(mean / bounds[0]))
+
+
+def _beside_past(held: Held, level: Level) -> Bounds | None:
+    """The figure's interval beside earlier runs of the same traffic: by how much such runs differ, and the doubt of
+    their median.
+
+    The same requests are replayed each time, so the interval of a percentile of one run, which allows for other
+    requests, has no part in it. Errors and shares of causes are not the same each time: there the figure's own
+    interval counts where it is wider.
+    """
+    if held.gate.metric == "error_rate" and held.limit == 0 and level.spread == 0:
+        return None
+    down, up = (_past_half(held, level, side) for side in (-1, 1))
+    if level.by_factor:
+        return (held.figure * math.exp(-down), held.figure * math.exp(up))
+    return (held.figure - down, held.figure + up)
+
+
+def _past_half(held: Held, level: Level, side: int, runs: int | None = None) -> float:
+    """Half an interval beside ``runs`` earlier runs: a logarithm where the level is ``by_factor``."""
+    own = held.subject.interval(held.gate.metric) if held.gate.cause else None
+    if held.gate.metric == "error_rate":
+        own = _error_rate(held.subject)
+    half = 0.0 if own is None else abs((own[0] if side < 0 else own[1]) - held.figure)
+    factor = 1.0 if level.by_factor else held.gate.factor
+    return math.hypot(max(half, level.one_more(runs)), factor * level.own_doubt(runs))
+
+
+def more_needed(held: Held, bounds: Bounds) -> More:
+    """What would decide the gate; interval widths fall with the root of the number of requests."""
+    if held.level is not None:
+        return _more_past(held, held.level)
+    subject, figure, limit = held.subject, held.figure, held.limit
+    if held.estimate is not None and math.isfinite(held.estimate.spread) and held.reference:
+        return _in_rounds(held.estimate, subject, limit / held.reference)
+    if not all(map(math.isfinite, bounds)):
+        return More("too few requests lie beyond it for a bound; replay more traffic")
+    distance = abs(limit - figure)
+    where = " in both runs" if held.baseline is not None else ""
+    lacking = _least_requests(held.gate.metric) - subject.requests.get("ok", 0)
+    own = subject.interval(held.gate.metric)
+    if limit > figure and lacking > 0 and own is not None and held.baseline is None:
+        # The far upper end falls away with so many requests; the interval proper may ask for more.
+        return _in_requests(own[1] - figure, distance, subject, where, least=lacking)
+    half = bounds[1] - figure if limit >= figure else figure - bounds[0]
+    return _in_requests(half, distance, subject, where)
+
+
+def _in_rounds(estimate: RatioEstimate, subject: GateSubject, limit: float) -> More:
+    """Rounds, because replays differ by more than their requests explain."""
+    need = needed(estimate, subject.total, limit=limit)
+    if need is None:
+        return More("too close to the limit to tell by any sensible number of replays")
+    rounds = f"about {need.rounds} more round{'' if need.rounds == 1 else 's'} of both"
+    if subject.rate_rps is None:
+        return More(f"{rounds} ({need.requests} requests each) would tell", need.requests)
+    minutes = 2 * need.requests / subject.rate_rps / 60
+    took = f"{need.requests} requests each, {_duration(60 * minutes)} together at this traffic's rate"
+    return More(f"{rounds} ({took}) would tell", need.requests, minutes)
+
+
+def _in_requests(half: float, distance: float, subject: GateSubject, where: str, *, least: int = 1) -> More:
+    if distance <= 0 or half / distance > _FARTHEST:
+        return More("too close to the limit to tell")
+    more = max(least, math.ceil(subject.total * ((half / distance) ** 2 - 1.0)))
+    if subject.rate_rps is None:
+        return More(f"about {more} more requests{where} would tell", more)
+    minutes = more / subject.rate_rps / 60
+    took = f"{_duration(60 * minutes)} at this traffic's rate"
+    return More(f"about {more} more requests{where} ({took}) would tell", more, minutes)
+
+
+def _more_past(held: Held, level: Level) -> More:
+    """More runs in the history, or longer ones."""
+    figure, limit = held.figure, held.limit
+    side = 1 if limit >= figure else -1
+    distance = abs(math.log(limit / figure)) if level.by_factor and min(limit, figure) > 0 else abs(limit - figure)
+    for runs in range(level.runs + 1, MOST_RUNS + 1):
+        if _past_half(held, level, side, runs) <= distance:
+            more = runs - level.runs
+            return More(f"about {more} more run{'' if more == 1 else 's'} in the history would tell", runs=more)
+    differ = f"a factor of {math.exp(level.one_more()):.3g}" if level.by_factor else held.gate.show(level.one_more())
+    known = f"runs of an unchanged service differ by up to {differ} here"
+    longer = _in_requests(_past_half(held, level, side), distance, held.subject, " in every run")
+    if longer.requests is None:
+        return More(
+            f"{known}, {longer.advice}; compare with a baseline measured beside it (latfix compare, optimize)"
+        )
+    advice = f"{known}; if they differ less the longer they are, {longer.advice}, in a history of its own"
+    return More(advice, longer.requests, longer.minutes)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{math.ceil(seconds)} s"
+    return f"{math.ceil(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

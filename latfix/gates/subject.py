@@ -1,0 +1,226 @@
+"""What gates look at: the figures of one run, or of one side of a comparison, and the ratio of any percentile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.formatting import LATENCY_KEYS
+from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.throughput import throughput_rps
+from latfix.stages import Status
+from latfix.statistics.decision import FINAL, RatioEstimate, Rule
+from latfix.statistics.distributions import normal_quantile
+from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+from latfix.statistics.percentiles import (
+    beyond_summary,
+    latencies_of,
+    percentile_figures,
+    percentile_key,
+    percentile_of,
+)
+from latfix.statistics.score_bounds import Rounds, decision_bounds
+
+if TYPE_CHECKING:
+    from latfix.run_record.chunked_record import RecordSource
+    from latfix.run_record.run_record import RunRecord
+
+Bounds = tuple[float, float]
+Floats = npt.NDArray[np.float64]
+
+#: The 95 % interval of what the requests of these replays show, whatever a restart does.
+_SHOWN = Rule(level=0.05, restart_sd=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSubject:
+    """One run, or one side of a comparison.
+
+    :param latency_ms: by :data:`latency_summary.LATENCY_KEYS`, and by the key of any other percentile that
+        was asked for (:meth:`with_percentiles`); over requests that ended ``ok``.
+    :param latency_ci95_ms: their intervals; a figure without one is taken as exact.
+    :param ratio: over the baseline, where both replayed the same traffic; narrower than two intervals.
+    :param requests: how many ended in each status.
+    :param throughput_rps: requests ended ``ok`` a second.
+    :param accuracy: the workload's score; ``None`` where it was not measured.
+    :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
+    :param trustworthy: false where the replay itself was too late for latencies to mean anything.
+    """
+
+    latency_ms: Mapping[str, float]
+    requests: Mapping[str, int]
+    latency_ci95_ms: Mapping[str, Bounds] = field(default_factory=dict)
+    ratio: Mapping[str, RatioEstimate] = field(default_factory=dict)
+    throughput_rps: float | None = None
+    accuracy: float | None = None
+    unexplained_share: float | None = None
+    cause_shares: Mapping[str, float] | None = None
+    cause_shares_ci95: Mapping[str, Bounds] = field(default_factory=dict)
+    trustworthy: bool = True
+
+    @property
+    def total(self) -> int:
+        """Requests that ended, however they did."""
+        return sum(self.requests.values())
+
+    @property
+    def lost(self) -> int:
+        """Requests that ended in error, by timeout, or were shed."""
+        return self.total - self.requests.get("ok", 0)
+
+    @property
+    def lost_share(self) -> float:
+        """:attr:`lost` over :attr:`total`; 0 where nothing ended."""
+        return self.lost / self.total if self.total else 0.0
+
+    @property
+    def rate_rps(self) -> float | None:
+        """Requests a second, ``ok`` or not; ``None`` where it is not known."""
+        ok = self.requests.get("ok", 0)
+        return self.throughput_rps * self.total / ok if ok and self.throughput_rps else None
+
+    def figure(self, metric: str) -> float | None:
+        """A gate's figure in milliseconds, requests a second, or as a share; ``None`` where it was not measured."""
+        if metric in LATENCY_KEYS or percentile_of(metric) is not None:
+            return self.latency_ms.get(metric)
+        if metric == "error_rate":
+            return self.lost_share
+        if metric == "throughput":
+            return self.throughput_rps
+        if metric == "accuracy":
+            return self.accuracy
+        if metric == "unexplained_share":
+            return self.unexplained_share
+        if self.cause_shares is None:
+            return None
+        return self.cause_shares.get(metric.removeprefix("cause:"), 0.0)
+
+    def interval(self, metric: str) -> Bounds | None:
+        """The interval of a latency or of a cause's share; ``None``: exact, or :mod:`gates.bounds` finds it."""
+        if metric.startswith("cause:"):
+            return self.cause_shares_ci95.get(metric.removeprefix("cause:"))
+        return self.latency_ci95_ms.get(metric)
+
+    def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource) -> GateSubject:
+        """With the percentiles among some metrics that the summary lacks, taken from the run's requests."""
+        wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
+        if not wanted:
+            return self
+        figures, intervals = percentile_figures(latencies_of(source), wanted)
+        return replace(
+            self,
+            latency_ms={**self.latency_ms, **figures},
+            latency_ci95_ms={**self.latency_ci95_ms, **intervals},
+        )
+
+    @classmethod
+    def from_diagnosis(cls, document: Mapping[str, Any]) -> GateSubject:
+        """From the content of ``diagnosis.json``."""
+        tail = document["tail"]
+        excess = float(tail["excess_ms"])
+        causes = {str(row["cause"]): row for row in document["causes"]}
+        return cls(
+            latency_ms=document["latency_ms"],
+            requests=document["requests"],
+            latency_ci95_ms={key: _bounds(value) for key, value in document.get("latency_ci95_ms", {}).items()},
+            throughput_rps=document.get("throughput_rps"),
+            accuracy=document.get("accuracy"),
+            unexplained_share=float(tail["unexplained_share"]),
+            cause_shares={cause: float(row["tail_share"]) for cause, row in causes.items()},
+            cause_shares_ci95={
+                cause: (float(row["ci95_ms"][0]) / excess, float(row["ci95_ms"][1]) / excess)
+                for cause, row in causes.items()
+                if excess > 0
+            },
+            trustworthy=bool(document.get("trustworthy", True)),
+        )
+
+    @classmethod
+    def from_optimization(cls, document: Mapping[str, Any], side: Literal["before", "after"]) -> GateSubject:
+        """One side of ``optimization.json`` or of a comparison's document; ``after`` carries the ratio."""
+        part = document[side]
+        entries = document.get("ratio", {}) if side == "after" else {}
+        return cls(
+            latency_ms=part["latency_ms"],
+            requests=part["requests"],
+            latency_ci95_ms={key: _bounds(value) for key, value in part.get("latency_ci95_ms", {}).items()},
+            ratio={key: RatioEstimate.from_json(entry) for key, entry in entries.items() if entry},
+            throughput_rps=part.get("throughput_rps"),
+            accuracy=part.get("accuracy"),
+            trustworthy=bool(part.get("trustworthy", True)),
+        )
+
+    @classmethod
+    def from_record(cls, record: RunRecord, *, seed: int = 0) -> GateSubject:
+        """From the record of a run; cause shares are not known without a diagnosis."""
+        latencies = record.latencies_ns()
+        return cls(
+            latency_ms=summarize_ms(latencies),
+            requests=record.counts(),
+            latency_ci95_ms=summary_intervals_ms(latencies, seed=seed),
+            throughput_rps=throughput_rps([record]),
+            accuracy=record.meta.get("accuracy"),
+            trustworthy=dispatch_lag(record).trustworthy,
+        )
+
+
+def _bounds(value: Any) -> Bounds:
+    return (float(value[0]), float(value[1]))
+
+
+def with_percentile_ratios(
+    new: GateSubject, base: GateSubject, records: tuple[RunRecord, RunRecord], metrics: Iterable[str]
+) -> tuple[GateSubject, GateSubject]:
+    """Both sides of a comparison with the percentiles among some metrics that the summary lacks.
+
+    :param records: the run and its baseline, one round.
+    """
+    asked = tuple(metrics)
+    wanted = beyond_summary(metric for metric in asked if metric not in new.ratio)
+    new, base = new.with_percentiles(asked, records[0]), base.with_percentiles(asked, records[1])
+    if not wanted:
+        return new, base
+    return replace(new, ratio={**new.ratio, **percentile_ratios(*records, wanted)}), base
+
+
+def percentile_ratios(new: RunRecord, base: RunRecord, percentiles: Iterable[float]) -> dict[str, RatioEstimate]:
+    """New over base by key, request by request; empty where they did not replay the same traffic."""
+    digests = [record.meta.get("traffic_sha256") for record in (new, base)]
+    if digests[0] is None or digests[0] != digests[1]:
+        return {}
+    ours, theirs = _latencies(new), _latencies(base)
+    size = min(len(ours), len(theirs))  # what only one of them got to is not compared
+    rounds = Rounds.of([theirs[:size]], [ours[:size]], paired=True)
+    return {percentile_key(q): _estimate(rounds, q / 100) for q in percentiles}
+
+
+def _estimate(rounds: Rounds, q: float) -> RatioEstimate:
+    value = math.exp(rounds.log_ratio(q))
+    lo, hi = decision_bounds(rounds, q, _SHOWN)
+    least, most = decision_bounds(rounds, q, FINAL)
+    known = 0 < lo <= hi < math.inf
+    within = math.log(hi / lo) / 2 / normal_quantile(0.95) if known else math.nan
+    return RatioEstimate(
+        value=value,
+        lo=lo,
+        hi=hi,
+        decision=(min(least, lo), max(most, hi)),
+        level=FINAL.level,
+        spread=math.hypot(
+            within, FINAL.restart_sd / 2
+        ),  # as in latfix.statistics.bootstrap_ratio, for a single round
+    )
+
+
+def _latencies(record: RunRecord) -> Floats:
+    """By position in the schedule, nanoseconds; NaN where a request did not end ``ok`` or has no record."""
+    measured = record.measured
+    index, status = record.requests["index"][measured], record.requests["status"][measured]
+    found = np.full(int(index.max()) + 1 if len(index) else 0, math.nan)
+    found[index] = np.where(status == Status.OK, record.requests["latency_ns"][measured], math.nan)
+    return found

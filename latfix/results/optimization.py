@@ -1,0 +1,156 @@
+"""What an optimization found: before and after, each fix that was considered, and what the kept ones gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from latfix.files.json_documents import Document, json_key
+from latfix.gates.evaluate import GateResult
+from latfix.results.comparison import Summary
+from latfix.statistics.decision import RatioEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(Document):
+    """Ratios over what was there without the fix, by statistic.
+
+    :param compute: the change of compute that they rest on.
+    """
+
+    ratio: Mapping[str, float]
+    compute: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedFix(Document):
+    """One fix that was considered, and what became of it.
+
+    :param status: kept, rejected, no_gain, not_effective, undecided or skipped.
+    :param title: what the fix does, in a few words; ``risk`` what it may cost. Empty in older documents.
+    :param ratio: with it over without it, on the screening windows; empty where it was not replayed.
+    :param predicted_p99_ms: p99 of the windows as predicted; ``None`` where it was not replayed alone.
+    :param p99_ms: p99 of the windows with it.
+    :param predicted: what the forecast gave before the replay.
+    :param adds: with all kept fixes over all but this one: what it adds to the others in the end.
+    :param accuracy: with it.
+    :param scored: everything that measuring the accuracy gave, where it was measured.
+    :param verified: the evidence that it took effect.
+    :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
+    :param settings: what it changed.
+    """
+
+    fix: str
+    status: str
+    reason: str
+    title: str = ""
+    risk: str = ""
+    ratio: Mapping[str, RatioEstimate] = field(default_factory=dict)
+    predicted_p99_ms: float | None = None
+    p99_ms: float | None = None
+    predicted: Prediction | None = None
+    adds: Mapping[str, RatioEstimate] | None = None
+    accuracy: float | None = None
+    scored: Mapping[str, Any] = field(default_factory=dict)
+    verified: str = ""
+    together: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution(Document):
+    """What one kept fix, or a group replayed together, gave of the whole change.
+
+    :param fixes: their ids; empty in the last entry, which is what the others leave over.
+    :param before_ms: by statistic (mean, p99); with ``after_ms``, entries lead from the first settings' figure of
+        the final replay to the last settings'.
+    :param ratio: what it did when it was added.
+    :param adds: by fix, what it gives beside all the others.
+    :param predicted: ``ratio`` as it was predicted.
+    """
+
+    fixes: tuple[str, ...]
+    before_ms: Mapping[str, float]
+    after_ms: Mapping[str, float]
+    ratio: Mapping[str, RatioEstimate] | None = None
+    adds: Mapping[str, Mapping[str, RatioEstimate]] | None = None
+    predicted: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionError(Document):
+    """How far predicted ratios of a statistic were from measured ones.
+
+    :param median: over the steps, as a share of the measured ratio; ``None`` without one.
+    :param steps: how many were both predicted and replayed alone.
+    :param final: the predicted ratio of all kept fixes together, on the whole traffic.
+    :param final_error: how far that was from the measured one, as a share.
+    """
+
+    median: float | None
+    steps: int
+    final: float | None = field(default=None, metadata=json_key(omit_empty=True))
+    final_error: float | None = field(default=None, metadata=json_key(omit_empty=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionErrors(Document):
+    """Errors of predictions by statistic.
+
+    :param simulation: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
+    """
+
+    simulation: float | None
+    mean: PredictionError | None = None
+    p99: PredictionError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineVerdict(Document):
+    """What the diagnosis of the baseline says, in a word and in a sentence."""
+
+    verdict: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimization(Document):
+    """What ``latfix optimize`` found: ``optimization.json``.
+
+    :param verdict: improved, no_gain or inconclusive, by the final replay alone.
+    :param before: the first settings, from the final interleaved replay; the baseline where there was none.
+    :param after: the last settings, likewise.
+    :param ratio: after over before by statistic.
+    :param rounds: of the final replay; 0 where there was none.
+    :param accuracy_limit: the least that the workload's objective allows.
+    :param diagnosis: of the baseline.
+    :param steps: every fix that was considered, in order.
+    :param ablation: what each kept fix gave, and what is left over.
+    :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
+    :param plan: the file with the kept fixes, beside the document.
+    """
+
+    SCHEMA: ClassVar[str] = "latfix.optimization/1"
+
+    workload: str
+    device: str
+    verdict: str
+    objective: Mapping[str, Any]
+    before: Summary
+    after: Summary
+    ratio: Mapping[str, RatioEstimate]
+    rounds: int = 0
+    accuracy_kind: str = ""
+    accuracy_limit: float | None = None
+    diagnosis: BaselineVerdict | None = None
+    steps: tuple[TriedFix, ...] = ()
+    ablation: tuple[Contribution, ...] = ()
+    prediction_error: PredictionErrors | None = None
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    gates: tuple[GateResult, ...] = ()
+    plan: str = ""
+    interrupted: bool = False
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -1,1 +1,0 @@
-"""page.html, style.css"""

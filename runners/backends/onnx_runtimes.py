@@ -1,0 +1,114 @@
+"""ONNX files on the CPU, run by ONNX Runtime or OpenVINO: arrays in, arrays out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from latfix.errors import RunnerError
+from latfix.runners.backends.requirements import import_package
+
+_ONLY_ERRORS = 3
+
+
+class OnnxGraph(Protocol):
+    """An ONNX file that a runtime has loaded; several threads may run it at a time."""
+
+    version: str
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """The file's outputs in its order, for arrays in the order of the names that it was loaded with."""
+
+    def precisions(self) -> dict[str, int]:
+        """Operators by the type that they compute in; empty where the runtime does not report it."""
+
+
+def onnxruntime_session(file: Path, threads: int) -> Any:
+    """A session on the CPU.
+
+    Its threads sleep while there is nothing to do: spinning, they would take the core from prepare threads and from
+    other workers.
+
+    :raises RunnerError: ONNX Runtime is not installed, or does not import.
+    """
+    todo = "pip install 'latfix[onnx]'"
+    package = import_package("onnxruntime", user="ONNX files need", todo=todo, missing=RunnerError)
+    options = package.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _ONLY_ERRORS
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return package.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+class OnnxRuntimeGraph:
+    """An ONNX file in ONNX Runtime.
+
+    :param inputs: names in the order of the arrays; those that the file does not have are left out.
+    """
+
+    def __init__(self, session: Any, inputs: Sequence[str]) -> None:
+        self._session = session
+        self._inputs = tuple(inputs)
+        self._taken = frozenset(given.name for given in session.get_inputs())
+        self.version = str(import_package("onnxruntime", user="ONNX files need").__version__)
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        feed = {name: array for name, array in zip(self._inputs, arrays, strict=True) if name in self._taken}
+        return list(self._session.run(None, feed))
+
+    def precisions(self) -> dict[str, int]:
+        return {}
+
+
+class OpenVinoGraph:
+    """An ONNX file compiled by OpenVINO.
+
+    :param inputs: names in the order of the arrays; those that the file does not have are left out.
+    :param half: compute in bfloat16.
+    :param cache: where what was compiled is kept for the next process; nowhere by default.
+    """
+
+    def __init__(
+        self, file: Path, inputs: Sequence[str], *, threads: int, half: bool = False, cache: Path | None = None
+    ) -> None:
+        import openvino
+
+        config: dict[str, Any] = {
+            # On CPUs with the instructions for it, its default is bfloat16, which nobody has asked for.
+            "INFERENCE_PRECISION_HINT": "bf16" if half else "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        if cache is not None:
+            config["CACHE_DIR"] = str(cache)
+        core = openvino.Core()
+        self._compiled = core.compile_model(core.read_model(str(file)), "CPU", config)
+        places = {name: k for k, each in enumerate(self._compiled.inputs) for name in each.get_names()}
+        self._places = [places.get(name) for name in inputs]
+        self._own = threading.local()  # a request object serves one thread at a time
+        self.version = str(openvino.__version__).split("-")[0]
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        request = getattr(self._own, "request", None)
+        if request is None:
+            request = self._own.request = self._compiled.create_infer_request()
+        feed = {place: array for place, array in zip(self._places, arrays, strict=True) if place is not None}
+        request.infer(feed, share_inputs=True)
+        # The next run writes its answer to the same place.
+        return [np.array(request.get_output_tensor(k).data) for k in range(len(self._compiled.outputs))]
+
+    def precisions(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for operator in self._compiled.get_runtime_model().get_ordered_ops():
+            info = operator.get_rt_info()
+            if "runtimePrecision" in info:
+                found[str(info["runtimePrecision"].astype(str))] += 1
+        found.pop("", None)
+        return dict(found)

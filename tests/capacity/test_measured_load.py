@@ -1,0 +1,163 @@
+"""What a replay at one load shows, and what of it the objective's decision is made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfix.capacity.measured_load import backlog_grew, cell_of, load_point
+from latfix.capacity.objective import Target, decide, percentile_of
+from latfix.run_record.run_record import RunRecord
+from latfix.settings import RunnerSettings
+from latfix.statistics.latency_summary import summarize_ms
+from latfix.traffic.schedule import Traffic
+
+MakeTraffic = Callable[..., Traffic]
+Simulate = Callable[..., RunRecord]
+
+
+def test_figures_of_a_replay(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    record = simulate(make_traffic(2000, 50.0), each=0.01)
+    point = load_point(record)
+    assert point.offered == pytest.approx(1999 / record.traffic.duration_s)
+    assert point.worker_share == pytest.approx(point.offered * 0.01, rel=0.02)
+    assert point.held_share == 0.0 and point.mean_size == 1.0
+    assert point.prepare_share == pytest.approx(point.offered * 1e-4, rel=0.02)
+    # Nothing but prepare, wait and service: the parts sum to the latency.
+    assert point.latency == pytest.approx(point.wait + point.prepare + 0.01, abs=1e-6)
+    assert not point.grew and not point.lost and point.trustworthy
+
+
+def test_a_window_is_part_of_the_wait(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    settings = RunnerSettings(max_batch_size=4, batch_window_ms=30.0)
+    point = load_point(simulate(make_traffic(300, 2.0), each=0.01, settings=settings))
+    assert float(np.median(point.wait)) == pytest.approx(0.03, rel=0.01)
+    assert float(np.median(point.batches.held)) == pytest.approx(0.03, rel=0.01)
+    assert point.held_share == pytest.approx(point.offered * 0.03, rel=0.15)
+
+
+def test_lost_requests_are_slower_than_any(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    point = load_point(simulate(make_traffic(1000, 5.0), each=0.001, lost=0.05))
+    assert point.lost == pytest.approx(50, abs=25)
+    assert np.count_nonzero(np.isinf(point.latency)) == point.lost
+    assert percentile_of([point.latency], 99.0).value == math.inf
+    assert percentile_of([point.latency], 90.0).value < 0.1
+    decision = decide([point.latency], [point.age], Target(percentile=99.0, limit=10.0))
+    assert decision.meets is False and decision.share == pytest.approx(point.lost / 1000)
+
+
+def test_a_replay_that_was_ended_early_counts_ages(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    traffic = make_traffic(1000, 200.0)
+    record = simulate(traffic, each=0.01, cut_s=3.0)  # twice what it can serve
+    point = load_point(record, cut_s=3.0)
+    sent = record.meta["sent"]
+    assert point.grew and point.cut and len(point.latency) == sent
+    in_flight = np.isinf(point.latency)
+    assert np.count_nonzero(in_flight) == sent - len(record.requests["index"]) > 100
+    target = Target(percentile=99.0, limit=0.5)
+    decision = decide([point.latency], [point.age], target)
+    # Those that came last have not waited half a second yet: they are not counted against it.
+    assert decision.meets is False and 0.3 < decision.share < 0.9
+    cell = cell_of(2.0, [point], target)
+    assert cell.percentile.hi == math.inf
+    assert 1.0 < cell.percentile.value < 3.0
+
+
+def test_the_percentile_is_the_one_of_every_report() -> None:
+    latency = np.random.default_rng(0).exponential(0.1, 777)
+    assert percentile_of([latency], 99.0).value * 1e3 == pytest.approx(summarize_ms(latency * 1e9)["p99"])
+
+
+def test_few_requests_leave_the_upper_end_open() -> None:
+    latency = np.random.default_rng(1).exponential(0.1, 100)
+    assert percentile_of([latency], 99.0).hi == math.inf
+    assert percentile_of([latency], 50.0).hi < 1.0
+    longer = np.random.default_rng(1).exponential(0.1, 4000)
+    found = percentile_of([longer], 99.0)
+    assert found.lo < found.value < found.hi < 1.0
+
+
+def grew(traffic: Traffic, record: RunRecord) -> bool:
+    end = record.requests["arrival_ns"] + record.requests["latency_ns"]
+    return backlog_grew(traffic.arrival_ns, end, at_once=1)
+
+
+def test_a_backlog_that_grows_for_good(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    for seed in range(20):
+        traffic = make_traffic(400, 130.0, seed=seed)
+        assert grew(traffic, simulate(traffic, each=0.01)), seed
+
+
+def test_a_service_that_keeps_up_is_not_saturated(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    wrong = 0
+    for seed in range(60):
+        traffic = make_traffic(400, 80.0, seed=seed)
+        wrong += grew(traffic, simulate(traffic, each=0.01, seed=seed + 1000))
+    assert wrong <= 1
+
+
+def test_a_burst_that_is_worked_off_is_no_saturation(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    traffic = make_traffic(800, 50.0, bursts=3.0)
+    record = simulate(traffic, each=0.012)
+    assert load_point(record).latency.max() > 0.3, "the bursts do make a queue"
+    assert not grew(traffic, record)
+
+
+@pytest.mark.parametrize(("share", "n", "expected"), [(0.03, 2000, False), (0.001, 2000, True), (0.01, 300, None)])
+def test_decisions(share: float, n: int, expected: bool | None) -> None:
+    rng = np.random.default_rng(7)
+    answers = []
+    for _ in range(60):
+        latency = np.where(rng.random(n) < share, 1.0, 0.1)
+        answers.append(decide([latency], [latency], Target(percentile=99.0, limit=0.5)).meets)
+    assert sum(answer is expected for answer in answers) >= 54
+
+
+def test_at_the_limit_itself_it_seldom_decides() -> None:
+    rng = np.random.default_rng(8)
+    target = Target(percentile=99.0, limit=0.5)
+    latencies = [np.where(rng.random(1500) < 0.01, 1.0, 0.1) for _ in range(200)]
+    decided = [decide([latency], [latency], target).meets for latency in latencies]
+    # 95 % intervals: at most about one in twenty is decided, either way.
+    assert sum(answer is not None for answer in decided) <= 16
+
+
+def test_neighbors_that_are_slow_together_count_for_less() -> None:
+    alone, together = np.full(2000, 0.1), np.full(2000, 0.1)
+    alone[::50] = 1.0  # 40 slow ones far apart, and 40 in one burst
+    together[500:540] = 1.0
+    target = Target(percentile=99.0, limit=0.5)
+    assert decide([alone], [alone], target).meets is False
+    assert decide([together], [together], target).meets is None
+
+
+def test_enough_requests() -> None:
+    assert Target(percentile=99.0).enough(1000) and not Target(percentile=99.0).enough(990)
+    assert Target(percentile=50.0).enough(20)
+
+
+def test_a_saturated_load_does_not_meet_a_limit_that_its_replay_was_too_short_to_reach(
+    make_traffic: MakeTraffic, simulate: Simulate
+) -> None:
+    point = load_point(simulate(make_traffic(60, 170.0), each=0.008))  # 125 a second are the most
+    target = Target(percentile=50.0, limit=0.3)
+    assert float(point.latency.max()) < 0.3 and point.grew and point.demand > 1
+    assert decide([point.latency], [point.age], target).meets is True
+    decision = cell_of(1.0, [point], target).decision
+    assert decision is not None and decision.meets is False
+
+
+def test_a_recording_that_ends_with_a_burst_is_not_taken_for_a_load_that_is_too_high(
+    make_traffic: MakeTraffic, simulate: Simulate
+) -> None:
+    gaps = np.concatenate([np.full(70, 1 / 10), np.full(1690, 1 / 130)])  # 88 a second on average, of 100
+    arrival = np.rint(np.cumsum(gaps) * 1e9).astype(np.int64)
+    traffic = replace(make_traffic(len(gaps), 1.0), arrival_ns=arrival - arrival[0])
+    point = load_point(simulate(traffic, each=0.01))
+    assert point.grew and point.demand < 1
+    decision = cell_of(1.0, [point], Target(percentile=90.0, limit=60.0)).decision
+    assert decision is not None and decision.meets is None

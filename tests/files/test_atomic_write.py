@@ -1,0 +1,62 @@
+"""A file is there whole or not at all, and a device is never replaced."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from latfix.files.atomic_write import replacement, write_bytes, write_json, write_text
+
+
+def _full(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def _names(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "d.json"
+    write_text(file, "old")
+    write_json(file, {"a": "é"})
+    assert json.loads(file.read_text(encoding="utf-8")) == {"a": "é"} and _names(tmp_path) == ["d.json"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "d.json"
+    write_json(file, {"a": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(file, {"a": math.inf})
+    with pytest.raises(RuntimeError), replacement(file) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    monkeypatch.setattr("os.fsync", _full)
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(file, b"new")
+    assert json.loads(file.read_text()) == {"a": 1} and _names(tmp_path) == ["d.json"]
+
+
+@pytest.mark.parametrize("path", ["missing/d.json", "."])
+def test_no_place_for_a_file(tmp_path: Path, path: str) -> None:
+    with pytest.raises(OSError):
+        write_text(tmp_path / path, "text")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_takes_the_bytes_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=write_text, args=(pipe, "text"))
+    writer.start()
+    assert pipe.read_text() == "text"
+    writer.join()
+    assert pipe.is_fifo() and _names(tmp_path) == ["pipe"]

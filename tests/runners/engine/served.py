@@ -1,0 +1,121 @@
+"""An engine in this process over models of the test's own, and what became of its requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from latfix.adapter_api import Workload
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.request import Request
+from latfix.runners.engine.engine import Engine
+from latfix.runners.engine.worker import ModelInstance, Outcome
+from latfix.settings import RunnerSettings
+from latfix.stages import STAGES
+
+
+class Numbers(Workload):
+    """Prepares a request's number, as often as its feature ``length`` says."""
+
+    def prepare(self, request: Request) -> Any:
+        return torch.full((int(request.features.get("length", 1)),), float(request.id))
+
+
+def requests_of(lengths: int | Sequence[int], **more: Any) -> list[Request]:
+    """Requests numbered from 0: so many, or one of each length."""
+    lengths = [1] * lengths if isinstance(lengths, int) else lengths
+    return [Request(id=str(k), arrival_s=0.0, features={"length": n}, **more) for k, n in enumerate(lengths)]
+
+
+class Served:
+    """A started engine.
+
+    :param model: called with a batch, by every worker; or one for each worker.
+    :param instances: in place of those made of ``model``.
+    :param place: changes each model instance before the engine is made.
+    :param more: of :class:`Engine`.
+    :ivar order: slots in the order in which they ended.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        model: Any = lambda x: x,
+        *,
+        adapter: Workload | None = None,
+        device: str = "cpu",
+        instances: list[ModelInstance] | None = None,
+        place: Callable[[ModelInstance], None] = lambda _: None,
+        more: dict[str, Any] | None = None,
+        start: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.requests = requests
+        self.outcomes: dict[int, Outcome] = {}
+        self.order: list[int] = []
+        self.events, self.recorder = EventLog(), StageRecorder(len(requests))
+        self.settings = RunnerSettings(**settings)
+        adapter = adapter or Numbers()
+        models = model if isinstance(model, list) else [model] * self.settings.workers
+        self.instances = instances or [
+            ModelInstance(adapter, each, device, None, adapter.collate, set()) for each in models
+        ]
+        for instance in self.instances:
+            place(instance)
+        self.engine = Engine(
+            adapter=self.instances[0].adapter,
+            instances=self.instances,
+            settings=self.settings,
+            recorder=self.recorder,
+            events=self.events,
+            request_of=requests.__getitem__,
+            on_done=self._done,
+            **(more or {}),
+        )
+        if start:
+            self.engine.start()
+
+    def _done(self, slot: int, outcome: Outcome) -> None:
+        assert slot not in self.outcomes, "a request ends once"
+        self.outcomes[slot] = outcome
+        self.order.append(slot)
+
+    def send(self, *slots: int, gap_s: float = 0.0, wait: bool = False) -> None:
+        """Hand requests over, apart by ``gap_s``, or each when the one before has ended."""
+        for slot in slots:
+            self.recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            self.engine.submit(slot)
+            if gap_s:
+                time.sleep(gap_s)
+            if wait:
+                assert self.engine.drain(timeout_s=20)
+
+    def end(self) -> tuple[Any, Any]:
+        """Rows of all requests and batches, when all have ended; their stages tile."""
+        assert self.engine.drain(timeout_s=60), "requests never ended"
+        self.series = self.engine.load()
+        self.engine.shutdown()
+        assert self.engine.in_flight == 0
+        self.rows, self.batches = self.recorder.drain_requests(), self.recorder.drain_batches()
+        self.rows.sort(order="index")
+        self.batches.sort(order="batch_id")
+        total = np.sum([self.rows[f"{stage}_ns"] for stage in STAGES], axis=0)
+        assert np.array_equal(total, self.rows["latency_ns"]), "stages tile"
+        assert all((self.rows[f"{stage}_ns"] >= 0).all() for stage in STAGES)
+        return self.rows, self.batches
+
+    def statuses(self) -> list[str]:
+        """By slot, how each ended."""
+        return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
+
+
+def serve(requests: Sequence[Request], model: Any = lambda x: x, *, gap_s: float = 0.0, **more: Any) -> Served:
+    """Requests sent at once, or ``gap_s`` apart, and served to the end."""
+    served = Served(requests, model, **more)
+    served.send(*range(len(requests)), gap_s=gap_s)
+    served.end()
+    return served
