@@ -279,7 +279,8 @@ def replay(policy: Policy, arrival: Floats, load: Floats, classes: Ints, lengths
     :param lengths: ``(n,)`` of the inputs, for a policy by length.
     """
     order = np.argsort(arrival, kind="stable")
-    brought, reference = load[order].tolist(), policy.reference.tolist()
+    brought: list[float] = load[order].tolist()
+    reference: list[float] = policy.reference.tolist()
 
     def finish(members: Sequence[int], closed: float) -> float:
         return closed + reference[len(members)] + sum(map(brought.__getitem__, members))
