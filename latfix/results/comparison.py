@@ -65,6 +65,7 @@ class Comparison(Document):
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
     :param gates: those that the comparison was held against.
+    :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param smallest: the smallest difference worth a name; not in the document.
     """
 
@@ -82,6 +83,7 @@ class Comparison(Document):
     only_after_ok: int = 0
     notes: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
 
     def _repr_html_(self) -> str:
