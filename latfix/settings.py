@@ -32,12 +32,15 @@ class Rule:
     :param expected: in words, to follow "expected" in a message.
     :param check: whether a value is one of them.
     :param choices: all of them, where they are few texts.
+    :param least: the smallest number, and ``most`` the largest.
     :param is_float: whole numbers are taken, too, and become floats.
     """
 
     expected: str
     check: Callable[[Any], bool]
     choices: tuple[str, ...] = ()
+    least: float = 0
+    most: float = math.inf
     is_float: bool = False
 
 
@@ -46,6 +49,8 @@ def whole(least: int, most: int = 2**31 - 1) -> Rule:
     return Rule(
         f"a whole number from {least} to {most}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
+        least=least,
+        most=most,
     )
 
 
@@ -62,7 +67,7 @@ def number(least: float, most: float = math.inf, *, open_ends: bool = False) -> 
             return False
         return least < value < most if open_ends else least <= value <= most
 
-    return Rule(expected, check, is_float=True)
+    return Rule(expected, check, least=least, most=most, is_float=True)
 
 
 def _one_of(choices: tuple[str, ...]) -> Rule:

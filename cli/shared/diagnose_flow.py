@@ -142,8 +142,8 @@ def _unwritable(folder: Path, error: OSError) -> InputError:
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
     """What the report shows: all of a record, or a large one thinned out."""
-    from latfix.profilers.chunked.chunks import WholeRecord
     from latfix.profilers.chunked.downsample import thinned
+    from latfix.profilers.chunked.record_chunks import WholeRecord
     from latfix.run_record.chunked_record import LARGE
     from latfix.run_record.run_record import RunRecord
 
@@ -174,6 +174,7 @@ def conclude(
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
+    from latfix.profilers.drilldown.explain import tell_slowest
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
@@ -185,7 +186,8 @@ def conclude(
     try:
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
-        write_run_report(where / "report.html", shown, in_report)
+        stories = tell_slowest(shown, in_report.ledger)
+        write_run_report(where / "report.html", shown, in_report, stories=stories)
     except OSError as error:
         raise _unwritable(where, error) from error
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None

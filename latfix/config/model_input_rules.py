@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from latfix.errors import InputError, input_error
-from latfix.files.toml_reader import check_keys, find_line
+from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.traffic.feature_expressions import Expression
 
 #: The name of the dimension that latfix fills with the requests of a batch.
@@ -55,34 +54,34 @@ def is_batch(size: int | Expression) -> bool:
     return isinstance(size, Expression) and size.source.strip() == BATCH
 
 
-def parse_inputs(table: Any, *, file: Path, text: str) -> dict[str, InputRule]:
+def parse_inputs(table: Any, file: TomlFile) -> dict[str, InputRule]:
     """``[inputs]`` by the name of the input.
 
-    :param text: the file's content, to find the line of a mistake.
     :raises InputError: an unknown key, a wrong type or a value out of range.
     """
     if not isinstance(table, dict):
-        raise input_error(file, find_line(text, "", "inputs"), f"inputs = {table!r}", "a table [inputs]")
-    return {name: _rule(name, entry, file, text) for name, entry in table.items()}
+        raise file.error("", "inputs", f"inputs = {table!r}", "a table [inputs]")
+    return {name: _rule(name, entry, file) for name, entry in table.items()}
 
 
-def _rule(name: str, entry: Any, file: Path, text: str) -> InputRule:
-    line = find_line(text, "inputs", name)
+def _rule(name: str, entry: Any, file: TomlFile) -> InputRule:
     if not isinstance(entry, dict):
-        raise input_error(file, line, f"{name} = {entry!r}", 'a table like { shape = ["batch", "length"] }')
-    check_keys(entry, _KEYS, file=file, text=text, table_name=f"inputs.{name}")
-    where = f"{file}:{line}" if line is not None else str(file)
+        raise file.error("inputs", name, f"{name} = {entry!r}", 'a table like { shape = ["batch", "length"] }')
+    file.check_keys(entry, _KEYS, f"inputs.{name}")
+    where = file.place("inputs", name)
     dtype = entry.get("dtype")
     if dtype is not None and dtype not in DTYPES:
-        raise input_error(file, line, f"{name} with dtype = {dtype!r}", f"one of {', '.join(DTYPES)}")
-    low, high = (_number(entry, key, name, file, line) for key in ("low", "high"))
+        raise file.error("inputs", name, f"{name} with dtype = {dtype!r}", f"one of {', '.join(DTYPES)}")
+    low, high = (_number(entry, key, name, file) for key in ("low", "high"))
     if low is not None and high is None:
-        raise input_error(file, line, f"{name} with low = {low:g} and no high", "both")
+        raise file.error("inputs", name, f"{name} with low = {low:g} and no high", "both")
     if high is not None and not (low or 0.0) < high:
-        raise input_error(file, line, f"{name} with low = {low or 0:g} and high = {high:g}", "a low below the high")
-    pad = _number(entry, "pad", name, file, line)
+        raise file.error(
+            "inputs", name, f"{name} with low = {low or 0:g} and high = {high:g}", "a low below the high"
+        )
+    pad = _number(entry, "pad", name, file)
     return InputRule(
-        shape=_shape(name, entry["shape"], file, line, where) if "shape" in entry else None,
+        shape=_shape(name, entry["shape"], file, where) if "shape" in entry else None,
         dtype=dtype,
         low=low,
         high=high,
@@ -91,20 +90,20 @@ def _rule(name: str, entry: Any, file: Path, text: str) -> InputRule:
     )
 
 
-def _number(entry: Mapping[str, Any], key: str, name: str, file: Path, line: int | None) -> float | None:
+def _number(entry: Mapping[str, Any], key: str, name: str, file: TomlFile) -> float | None:
     value = entry.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise input_error(file, line, f"{name} with {key} = {value!r}", "a finite number")
+        raise file.error("inputs", name, f"{name} with {key} = {value!r}", "a finite number")
     if abs(value) >= 2**63:
-        raise input_error(file, line, f"{name} with {key} = {value!r}", "a number that fits into 64 bits")
+        raise file.error("inputs", name, f"{name} with {key} = {value!r}", "a number that fits into 64 bits")
     return float(value)
 
 
-def _shape(name: str, value: Any, file: Path, line: int | None, where: str) -> tuple[int | Expression, ...]:
+def _shape(name: str, value: Any, file: TomlFile, where: str) -> tuple[int | Expression, ...]:
     if not isinstance(value, list):
-        raise input_error(file, line, f"{name} with shape = {value!r}", _EXAMPLE)
+        raise file.error("inputs", name, f"{name} with shape = {value!r}", _EXAMPLE)
     shape: list[int | Expression] = []
     for size in value:
         if isinstance(size, str):
@@ -112,10 +111,10 @@ def _shape(name: str, value: Any, file: Path, line: int | None, where: str) -> t
         elif isinstance(size, int) and not isinstance(size, bool) and 1 <= size < 2**31:
             shape.append(size)
         else:
-            raise input_error(file, line, f"{name} with the size {size!r}", _EXAMPLE)
+            raise file.error("inputs", name, f"{name} with the size {size!r}", _EXAMPLE)
     batches = sum(is_batch(size) for size in shape)
     if batches > 1:
-        raise input_error(file, line, f'{name} with "{BATCH}" twice', _EXAMPLE)
+        raise file.error("inputs", name, f'{name} with "{BATCH}" twice', _EXAMPLE)
     for size in shape:
         if isinstance(size, Expression) and BATCH in size.names and not is_batch(size):
             raise InputError(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from latfix.config.settings_tables import validate_settings
-from latfix.errors import InputError, input_error
+from latfix.errors import InputError
 from latfix.files.atomic_write import write_bytes
-from latfix.files.toml_reader import check_keys, find_line, read_toml
+from latfix.files.toml_reader import TomlFile, read_toml
 from latfix.files.toml_writer import TomlValue, toml_comment, toml_key, toml_lines, toml_text, toml_value
 from latfix.formatting import LATENCY_KEYS, shown
 
@@ -146,21 +146,19 @@ def read_plan(path: Path) -> Plan:
         raise InputError(
             f"{file}: found no such file; expected a plan; latfix optimize WORKLOAD --out DIR writes one"
         )
-    document, text = read_toml(file)
+    document, toml = read_toml(file)
     schema = document.get("schema")
     if schema != PLAN_SCHEMA:
         found = f"schema = {schema!r}" if "schema" in document else "no schema"
-        raise input_error(
-            file, find_line(text, "", "schema"), found, repr(PLAN_SCHEMA), "pass a plan of latfix optimize"
-        )
-    check_keys(document, _TOP, file=file, text=text, table_name="")
+        raise toml.error("", "schema", found, repr(PLAN_SCHEMA), "pass a plan of latfix optimize")
+    toml.check_keys(document, _TOP, "")
     return Plan(
-        workload=_text(document, "workload", file, text, required=True),
-        fixes=_fixes(document.get("fix", []), file, text),
-        machine=_machine(document.get("machine", {}), file, text),
-        measured=_measured(document.get("measured", {}), file, text),
-        created=_text(document, "created", file, text),
-        latfix=_text(document, "latfix", file, text),
+        workload=_text(document, "workload", toml, required=True),
+        fixes=_fixes(document.get("fix", []), toml),
+        machine=_machine(document.get("machine", {}), toml),
+        measured=_measured(document.get("measured", {}), toml),
+        created=_text(document, "created", toml),
+        latfix=_text(document, "latfix", toml),
     )
 
 
@@ -168,46 +166,45 @@ def _texts(fix: PlannedFix) -> tuple[tuple[str, str], ...]:
     return (("reason", fix.reason), ("verified", fix.verified))
 
 
-def _text(
-    table: Mapping[str, Any], key: str, file: Path, text: str, *, name: str = "", required: bool = False
-) -> str:
+def _text(table: Mapping[str, Any], key: str, file: TomlFile, *, name: str = "", required: bool = False) -> str:
     value = table.get(key, "")
     if not isinstance(value, str) or (required and not value.strip()):
         found = f"{key} = {value!r}" if key in table else f"no {key}"
-        raise input_error(file, find_line(text, name, key) or find_line(text, name), found, "a text")
+        at = key if file.line(name, key) else None
+        raise file.error(name, at, found, "a text")
     return value
 
 
-def _fixes(value: object, file: Path, text: str) -> tuple[PlannedFix, ...]:
+def _fixes(value: object, file: TomlFile) -> tuple[PlannedFix, ...]:
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise input_error(file, find_line(text, "", "fix"), f"fix = {shown(value)}", "[[fix]] tables")
+        raise file.error("", "fix", f"fix = {shown(value)}", "[[fix]] tables")
     fixes: list[PlannedFix] = []
     for k, row in enumerate(value):
-        fix = _fix(row, file, _only_fix(text, k))
+        only = _only_fix(file, k)
+        fix = _fix(row, only)
         if any(fix.id == other.id for other in fixes):
-            line = find_line(_only_fix(text, k), "fix", "id")
-            raise input_error(file, line, f"a second [[fix]] with id {fix.id!r}", "each fix once")
+            raise only.error("fix", "id", f"a second [[fix]] with id {fix.id!r}", "each fix once")
         fixes.append(fix)
     return tuple(fixes)
 
 
-def _fix(row: Mapping[str, Any], file: Path, text: str) -> PlannedFix:
-    check_keys(row, _FIX, file=file, text=text, table_name="fix")
-    name = _text(row, "id", file, text, name="fix", required=True)
+def _fix(row: Mapping[str, Any], file: TomlFile) -> PlannedFix:
+    file.check_keys(row, _FIX, "fix")
+    name = _text(row, "id", file, name="fix", required=True)
     if not _FIX_ID.fullmatch(name):
-        raise input_error(file, find_line(text, "fix", "id"), f"id = {name!r}", "a fix's id, as in 'gc.freeze'")
+        raise file.error("fix", "id", f"id = {name!r}", "a fix's id, as in 'gc.freeze'")
     return PlannedFix(
         id=name,
-        settings=validate_settings(row.get("settings", {}), file=file, text=text, table_name="fix.settings"),
-        reason=_text(row, "reason", file, text, name="fix"),
-        verified=_text(row, "verified", file, text, name="fix"),
+        settings=validate_settings(row.get("settings", {}), file, "fix.settings"),
+        reason=_text(row, "reason", file, name="fix"),
+        verified=_text(row, "verified", file, name="fix"),
     )
 
 
-def _only_fix(text: str, k: int) -> str:
-    """The text with all lines emptied but those of the ``k``-th ``[[fix]]``, so that line numbers stay."""
+def _only_fix(file: TomlFile, k: int) -> TomlFile:
+    """The file with all lines emptied but those of the ``k``-th ``[[fix]]``, so that line numbers stay."""
     seen, inside, kept = -1, False, []
-    for line in text.split("\n"):
+    for line in file.text.split("\n"):
         header = "".join(line.split("#")[0].split())
         if header == "[[fix]]":
             seen += 1
@@ -215,25 +212,23 @@ def _only_fix(text: str, k: int) -> str:
         elif header.startswith("[") and not header.startswith("[fix."):
             inside = False
         kept.append(line if inside else "")
-    return "\n".join(kept)
+    return TomlFile(file.path, "\n".join(kept))
 
 
-def _machine(value: object, file: Path, text: str) -> dict[str, TomlValue]:
+def _machine(value: object, file: TomlFile) -> dict[str, TomlValue]:
     if not isinstance(value, dict):
-        raise input_error(file, find_line(text, "", "machine"), f"machine = {shown(value)}", "a table [machine]")
+        raise file.error("", "machine", f"machine = {shown(value)}", "a table [machine]")
     for key, item in value.items():
         if not isinstance(item, str | int | float) or (isinstance(item, float) and not math.isfinite(item)):
-            line = find_line(text, "machine", key)
-            raise input_error(file, line, f"{key} = {shown(item)}", "a text, a finite number or a truth value")
+            raise file.error("machine", key, f"{key} = {shown(item)}", "a text, a finite number or a truth value")
     return value
 
 
-def _measured(value: object, file: Path, text: str) -> dict[str, float]:
+def _measured(value: object, file: TomlFile) -> dict[str, float]:
     if not isinstance(value, dict):
-        raise input_error(file, find_line(text, "", "measured"), f"measured = {shown(value)}", "a table [measured]")
-    check_keys(value, MEASURED_KEYS, file=file, text=text, table_name="measured")
+        raise file.error("", "measured", f"measured = {shown(value)}", "a table [measured]")
+    file.check_keys(value, MEASURED_KEYS, "measured")
     for key, item in value.items():
         if isinstance(item, bool) or not isinstance(item, int | float) or not math.isfinite(item):
-            line = find_line(text, "measured", key)
-            raise input_error(file, line, f"{key} = {shown(item)}", "a finite number")
+            raise file.error("measured", key, f"{key} = {shown(item)}", "a finite number")
     return {key: float(item) for key, item in value.items()}

@@ -8,45 +8,39 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from latfix.errors import input_error
-from latfix.files.toml_reader import check_keys, find_line
+from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.settings import Objective, RunnerSettings, rules_of
 
 
-def validate_settings(table: Mapping[str, Any], *, file: Path, text: str, table_name: str) -> dict[str, Any]:
+def validate_settings(table: Mapping[str, Any], file: TomlFile, table_name: str) -> dict[str, Any]:
     """Settings of the runner from a parsed TOML table, ready for ``RunnerSettings.with_overrides``.
 
     Only the keys that are there come back; whole numbers are accepted where a number is expected.
 
-    :param text: the file's content, to find the line of a mistake.
     :param table_name: how the file writes it, e.g. ``runner`` or ``fix.settings``.
     :raises InputError: a key that is no setting (with the nearest one), a wrong type, a value out of range.
     """
-    return validate_table(table, RunnerSettings, file=file, text=text, table_name=table_name)
+    return validate_table(table, RunnerSettings, file, table_name)
 
 
-def validate_objective(
-    table: Mapping[str, Any], *, file: Path, text: str, table_name: str = "objective"
-) -> dict[str, Any]:
+def validate_objective(table: Mapping[str, Any], file: TomlFile, table_name: str = "objective") -> dict[str, Any]:
     """Keyword arguments of ``Objective`` from a parsed TOML table; see :func:`validate_settings`."""
-    return validate_table(table, Objective, file=file, text=text, table_name=table_name)
+    return validate_table(table, Objective, file, table_name)
 
 
-def validate_table(table: Mapping[str, Any], kind: type, *, file: Path, text: str, table_name: str) -> dict[str, Any]:
+def validate_table(table: Mapping[str, Any], kind: type, file: TomlFile, table_name: str) -> dict[str, Any]:
     """Keyword arguments of a dataclass of settings; see :func:`validate_settings`."""
     if not isinstance(table, Mapping):
-        raise input_error(file, find_line(text, table_name), f"{table!r} for {table_name}", "a table")
+        raise file.error(table_name, None, f"{table!r} for {table_name}", "a table")
     rules = rules_of(kind)
-    check_keys(table, rules, file=file, text=text, table_name=table_name)
+    file.check_keys(table, rules, table_name)
     for key, value in table.items():
         rule = rules[key]
         if not rule.check(value):
             near = difflib.get_close_matches(value, rule.choices, n=1) if isinstance(value, str) else []
             todo = f"did you mean {near[0]!r}?" if near else ""
-            line = find_line(text, table_name, key)
-            raise input_error(file, line, f"{key} = {shown(value)}", rule.expected, todo)
+            raise file.error(table_name, key, f"{key} = {shown(value)}", rule.expected, todo)
     return {key: float(value) if rules[key].is_float else value for key, value in table.items()}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from latfix.config.settings_tables import validate_objective, validate_settings, validate_table
-from latfix.errors import InputError, input_error
-from latfix.files.toml_reader import check_keys, find_line
+from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.settings import number, whole
 
 #: Tables that a profile may change, and the keys of those that have no checks of their own.
@@ -30,7 +30,7 @@ class Replayed:
     repeat: Annotated[int, whole(1, 100_000)] = 1
 
 
-def overlaid(document: Mapping[str, Any], profile: str, *, file: Path, text: str) -> tuple[dict[str, Any], Replayed]:
+def overlaid(document: Mapping[str, Any], profile: str, file: TomlFile) -> tuple[dict[str, Any], Replayed]:
     """The document as the profile has it, without its profiles; ``profile`` may be empty for none.
 
     All profiles are checked, asked for or not.
@@ -39,16 +39,14 @@ def overlaid(document: Mapping[str, Any], profile: str, *, file: Path, text: str
     """
     profiles = document.get("profile", {})
     if not isinstance(profiles, dict):
-        raise input_error(
-            file, find_line(text, "", "profile"), f"profile = {profiles!r}", "tables [profile.NAME.runner]"
-        )
+        raise file.error("", "profile", f"profile = {profiles!r}", "tables [profile.NAME.runner]")
     for name, tables in profiles.items():
-        _check(name, tables, file, text)
+        _check(name, tables, file)
     plain = {name: table for name, table in document.items() if name != "profile"}
     if not profile:
         return plain, Replayed()
     if profile not in profiles:
-        raise InputError(_unknown(profile, sorted(profiles), file))
+        raise InputError(_unknown(profile, sorted(profiles), file.path))
     changed = dict(plain)
     replayed: dict[str, Any] = {}
     for table, values in profiles[profile].items():
@@ -67,18 +65,18 @@ def _unknown(profile: str, known: list[str], file: Path) -> str:
     return f"--profile: found {profile!r}; expected one of {', '.join(known)}, which {file} has{todo}"
 
 
-def _check(name: str, tables: Any, file: Path, text: str) -> None:
+def _check(name: str, tables: Any, file: TomlFile) -> None:
     here = f"profile.{name}"
     if not isinstance(tables, dict):
-        raise input_error(file, find_line(text, "profile", name), f"{name} = {tables!r}", f"tables [{here}.runner]")
-    check_keys(tables, TABLES, file=file, text=text, table_name=here)
+        raise file.error("profile", name, f"{name} = {tables!r}", f"tables [{here}.runner]")
+    file.check_keys(tables, TABLES, here)
     for table, values in tables.items():
         inner = f"{here}.{table}"
         if not isinstance(values, dict):
-            raise input_error(file, find_line(text, here, table), f"{table} = {values!r}", f"a table [{inner}]")
+            raise file.error(here, table, f"{table} = {values!r}", f"a table [{inner}]")
         if table in _KEYS:
-            check_keys(values, _KEYS[table], file=file, text=text, table_name=inner)
-    validate_settings(tables.get("runner", {}), file=file, text=text, table_name=f"{here}.runner")
-    validate_objective(tables.get("objective", {}), file=file, text=text)
+            file.check_keys(values, _KEYS[table], inner)
+    validate_settings(tables.get("runner", {}), file, f"{here}.runner")
+    validate_objective(tables.get("objective", {}), file)
     replayed = {key: value for key, value in tables.get("traffic", {}).items() if key != "map"}
-    validate_table(replayed, Replayed, file=file, text=text, table_name=f"{here}.traffic")
+    validate_table(replayed, Replayed, file, f"{here}.traffic")

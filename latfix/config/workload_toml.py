@@ -15,7 +15,7 @@ from latfix.config.settings_tables import validate_objective, validate_settings
 from latfix.config.tensorrt_requirements import check_engine_runs
 from latfix.config.workload_profiles import overlaid
 from latfix.errors import InputError, input_error
-from latfix.files.toml_reader import check_keys, find_line, read_toml
+from latfix.files.toml_reader import TomlFile, read_toml
 from latfix.settings import Objective, RunnerSettings
 
 SPEC_FILE = "workload.toml"
@@ -97,32 +97,30 @@ def check_runs(spec: WorkloadSpec) -> None:
 
 def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -> WorkloadSpec:
     """Read and check ``workload.toml`` of ``folder``; see :func:`load_spec`."""
-    file = folder / SPEC_FILE
-    document, text = read_toml(file)
-    check_keys(document, _TABLES, file=file, text=text, table_name="")
+    document, file = read_toml(folder / SPEC_FILE)
+    file.check_keys(document, _TABLES, "")
     for name in _TABLES:
         if name in document and not isinstance(document[name], dict):
-            raise input_error(file, find_line(text, "", name), f"{name} = {document[name]!r}", f"a table [{name}]")
+            raise file.error("", name, f"{name} = {document[name]!r}", f"a table [{name}]")
     written = document
-    document, replayed = overlaid(written, profile, file=file, text=text)
+    document, replayed = overlaid(written, profile, file)
     head = document.get("workload")
     if head is None:
-        raise input_error(file, None, "no [workload] table", 'one with name, entry = "file:Class" and traffic')
-    check_keys(head, ("name", "entry", "model", "traffic"), file=file, text=text, table_name="workload")
-    parse_inputs(document.get("inputs", {}), file=file, text=text)
+        raise input_error(file.path, None, "no [workload] table", 'one with name, entry = "file:Class" and traffic')
+    file.check_keys(head, ("name", "entry", "model", "traffic"), "workload")
+    parse_inputs(document.get("inputs", {}), file)
     if "inputs" in document and "model" not in head:
-        line = find_line(text, "inputs")
-        raise input_error(
-            file, line, "[inputs] and no model", "model = FILE in [workload]: an adapter prepares its own"
+        raise file.error(
+            "inputs", None, "[inputs] and no model", "model = FILE in [workload]: an adapter prepares its own"
         )
-    settings = validate_settings(document.get("runner", {}), file=file, text=text, table_name="runner")
-    objective = validate_objective(document.get("objective", {}), file=file, text=text)
+    settings = validate_settings(document.get("runner", {}), file, "runner")
+    objective = validate_objective(document.get("objective", {}), file)
     return WorkloadSpec(
-        name=_text(head, "name", file, text, default=folder.resolve().name),
+        name=_text(head, "name", file, default=folder.resolve().name),
         folder=folder.resolve(),
-        entry=_entry(head, folder, file, text),
-        traffic=_traffic(head, traffic, folder, file, text),
-        traffic_map=_traffic_map(document.get("traffic", {}), _map_table(written, profile), file, text),
+        entry=_entry(head, folder, file),
+        traffic=_traffic(head, traffic, folder, file),
+        traffic_map=_traffic_map(document.get("traffic", {}), _map_table(written, profile), file),
         settings=RunnerSettings(**settings),
         objective=Objective(**objective),
         traffic_given=traffic is not None,
@@ -141,39 +139,38 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _text(head: Mapping[str, Any], key: str, file: Path, text: str, *, default: str | None = None) -> str:
+def _text(head: Mapping[str, Any], key: str, file: TomlFile, *, default: str | None = None) -> str:
     value = head.get(key, default)
-    line = find_line(text, "workload", key)
     if value is None:
-        raise input_error(file, line, f"no {key} in [workload]", "a text")
+        raise file.error("workload", key, f"no {key} in [workload]", "a text")
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise input_error(file, line, f"{key} = {value!r}", "a text of printable characters")
+        raise file.error("workload", key, f"{key} = {value!r}", "a text of printable characters")
     return value
 
 
-def _entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
+def _entry(head: Mapping[str, Any], folder: Path, file: TomlFile) -> str:
     if "model" in head:
-        return _model_entry(head, folder, file, text)
+        return _model_entry(head, folder, file)
     if "entry" not in head:
-        raise input_error(file, find_line(text, "workload"), "no entry in [workload]", "an entry or a model")
-    entry = _text(head, "entry", file, text)
-    line = find_line(text, "workload", "entry")
+        raise file.error("workload", None, "no entry in [workload]", "an entry or a model")
+    entry = _text(head, "entry", file)
     if not _ENTRY.fullmatch(entry):
-        raise input_error(file, line, f"entry = {entry!r}", '"file:Class", as in "workload:Ranker"')
+        raise file.error("workload", "entry", f"entry = {entry!r}", '"file:Class", as in "workload:Ranker"')
     module = folder / f"{entry.partition(':')[0]}.py"
     if not module.is_file():
-        raise input_error(file, line, f"entry = {entry!r}, but no file {module.name} beside it", "an adapter's file")
+        raise file.error(
+            "workload", "entry", f"entry = {entry!r}, but no file {module.name} beside it", "an adapter's file"
+        )
     return entry
 
 
-def _model_entry(head: Mapping[str, Any], folder: Path, file: Path, text: str) -> str:
-    line = find_line(text, "workload", "model")
+def _model_entry(head: Mapping[str, Any], folder: Path, file: TomlFile) -> str:
     if "entry" in head:
-        raise input_error(file, line, "both entry and model in [workload]", "one of them")
-    model = _text(head, "model", file, text)
+        raise file.error("workload", "model", "both entry and model in [workload]", "one of them")
+    model = _text(head, "model", file)
     if not is_model_file(model):
         expected = f"a file that ends in {', '.join(MODEL_SUFFIXES)}"
-        raise input_error(file, line, f"model = {model!r}", expected, "anything else needs an adapter: entry")
+        raise file.error("workload", "model", f"model = {model!r}", expected, "anything else needs an adapter: entry")
     check_model_file(folder / model)
     return model
 
@@ -193,7 +190,7 @@ def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
         name=name.strip() or "model",
         folder=path.parent.resolve(),
         entry=path.name,
-        traffic=_traffic({}, traffic, path.parent, path, ""),
+        traffic=_traffic({}, traffic, path.parent, TomlFile(path)),
         traffic_given=True,
     )
 
@@ -216,11 +213,10 @@ def model_inputs(folder: Path, entry: str) -> dict[str, InputRule]:
 
     :raises InputError: it is wrong.
     """
-    file = folder / SPEC_FILE
     if not _named_beside(folder, folder / entry):
         return {}
-    document, text = read_toml(file)
-    return parse_inputs(document.get("inputs", {}), file=file, text=text)
+    document, file = read_toml(folder / SPEC_FILE)
+    return parse_inputs(document.get("inputs", {}), file)
 
 
 def _named_beside(folder: Path, model: Path) -> bool:
@@ -238,15 +234,16 @@ def _named_beside(folder: Path, model: Path) -> bool:
     return (folder / named).absolute() == model.absolute() or (folder / named).resolve() == model.resolve()
 
 
-def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file: Path, text: str) -> Path:
+def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file: TomlFile) -> Path:
     if override is not None:
         if not _is_there(override):
             raise InputError(f"{override}: found no such file; expected recorded traffic")
         return override.resolve()
-    path = folder / _text(head, "traffic", file, text)
+    path = folder / _text(head, "traffic", file)
     if not _is_there(path):
-        line = find_line(text, "workload", "traffic")
-        raise input_error(file, line, f"traffic = {head['traffic']!r}, but no such file", "recorded traffic")
+        raise file.error(
+            "workload", "traffic", f"traffic = {head['traffic']!r}, but no such file", "recorded traffic"
+        )
     return path.resolve()
 
 
@@ -256,18 +253,17 @@ def _map_table(document: Mapping[str, Any], profile: str) -> str:
     return f"profile.{profile}.traffic.map" if "map" in own else "traffic.map"
 
 
-def _traffic_map(table: Mapping[str, Any], written: str, file: Path, text: str) -> dict[str, str]:
+def _traffic_map(table: Mapping[str, Any], written: str, file: TomlFile) -> dict[str, str]:
     from latfix.traffic.derived_features import (
         parse_derived,  # it loads numpy, which most of what reads a spec has no use for
     )
 
-    check_keys(table, ("map",), file=file, text=text, table_name="traffic")
+    file.check_keys(table, ("map",), "traffic")
     mapping = table.get("map", {})
     if not isinstance(mapping, dict):
-        raise input_error(file, find_line(text, written), f"map = {mapping!r}", "a table [traffic.map]")
+        raise file.error(written, None, f"map = {mapping!r}", "a table [traffic.map]")
     for name, source in mapping.items():
-        line = find_line(text, written, name)
         if not isinstance(source, str):
-            raise input_error(file, line, f"{name} = {source!r}", 'an expression as text, e.g. "min(tokens, 256)"')
-        parse_derived(name, source, f"{file}:{line}: map" if line is not None else f"{file}: map")
+            raise file.error(written, name, f"{name} = {source!r}", 'an expression as text, e.g. "min(tokens, 256)"')
+        parse_derived(name, source, f"{file.place(written, name)}: map")
     return dict(mapping)

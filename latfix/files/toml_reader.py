@@ -6,6 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,64 @@ _DEEPEST = 50
 _TOO_LONG = re.compile(r"[0-9][0-9_]{4000,}")
 
 
-def read_toml(file: Path) -> tuple[dict[str, Any], str]:
-    """A TOML file's document and text. Its whole numbers are within 64 bits, all that TOML asks a reader to take.
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """A TOML file, for messages with the line of a mistake.
+
+    :param text: its content; empty for tables that come from elsewhere.
+    """
+
+    path: Path
+    text: str = ""
+
+    def error(self, table: str, key: str | None, found: str, expected: str, todo: str = "") -> InputError:
+        """An error at a table or one of its keys; see :meth:`line`."""
+        return input_error(self.path, self.line(table, key), found, expected, todo)
+
+    def place(self, table: str, key: str | None = None) -> str:
+        """``file:line`` of a table or key; the file alone where the line is not found."""
+        line = self.line(table, key)
+        return str(self.path) if line is None else f"{self.path}:{line}"
+
+    def check_keys(self, values: Mapping[str, Any], known: Iterable[str], table: str) -> None:
+        """Refuse a key that is not known, with the nearest one that is.
+
+        :raises InputError: at the first unknown key.
+        """
+        names = list(known)
+        for key in values:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                found = f"unknown key {key!r} in {f'[{table}]' if table else 'the file'}"
+                todo = f"did you mean {near[0]!r}?" if near else "remove it"
+                raise self.error(table, key, found, f"one of {', '.join(names)}", todo)
+
+    def line(self, table: str, key: str | None = None) -> int | None:
+        """The line (from 1) at which a table or one of its keys is written; ``None`` where it is not found.
+
+        A key that is a table of its own is found by its header, a table written inline by its key.
+
+        :param table: as in the header: ``runner``, ``fix`` for ``[[fix]]``; ``""`` before any header.
+        """
+        header, current = None, ""
+        for number, line in enumerate(self.text.split("\n"), start=1):
+            stripped = line.strip()
+            if stripped.startswith("["):
+                current = _header_name(stripped)
+                if current == table and header is None:
+                    header = number
+                if key is not None and current == (f"{table}.{key}" if table else key):
+                    return number
+            elif key is not None and current == table and _writes(stripped, key):
+                return number
+        if header is None and table:
+            parent, _, name = table.rpartition(".")
+            return self.line(parent, name)
+        return header
+
+
+def read_toml(file: Path) -> tuple[dict[str, Any], TomlFile]:
+    """A TOML file's document, and the file for messages. Whole numbers beyond 64 bits are refused, as TOML allows.
 
     :raises InputError: it cannot be read, is not TOML, or has a larger number.
     """
@@ -43,49 +100,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
     except RecursionError as error:
         raise _too_deep(file) from error
     _check_values(document, file, text)
-    return document, text
-
-
-def check_keys(table: Mapping[str, Any], known: Iterable[str], *, file: Path, text: str, table_name: str) -> None:
-    """Refuse a key that is not known, with the nearest one that is.
-
-    :raises InputError: at the first unknown key.
-    """
-    names = list(known)
-    for key in table:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            raise input_error(
-                file,
-                find_line(text, table_name, key),
-                f"unknown key {key!r} in {_header(table_name)}",
-                f"one of {', '.join(names)}",
-                f"did you mean {near[0]!r}?" if near else "remove it",
-            )
-
-
-def find_line(text: str, table_name: str, key: str | None = None) -> int | None:
-    """The line (from 1) at which a table or one of its keys is written; ``None`` where it is not found.
-
-    A key that is a table of its own is found by its header, a table written inline by its key.
-
-    :param table_name: as in the header: ``runner``, ``fix`` for ``[[fix]]``; ``""`` before any header.
-    """
-    header, current = None, ""
-    for number, line in enumerate(text.split("\n"), start=1):
-        stripped = line.strip()
-        if stripped.startswith("["):
-            current = _header_name(stripped)
-            if current == table_name and header is None:
-                header = number
-            if key is not None and current == (f"{table_name}.{key}" if table_name else key):
-                return number
-        elif key is not None and current == table_name and _writes(stripped, key):
-            return number
-    if header is None and table_name:
-        parent, _, name = table_name.rpartition(".")
-        return find_line(text, parent, name)
-    return header
+    return document, TomlFile(file, text)
 
 
 def _header_name(line: str) -> str:
@@ -95,10 +110,6 @@ def _header_name(line: str) -> str:
 
 def _writes(line: str, key: str) -> bool:
     return re.match(rf"""["']?{re.escape(key)}["']?\s*[=.]""", line) is not None
-
-
-def _header(table_name: str) -> str:
-    return f"[{table_name}]" if table_name else "the file"
 
 
 def _text(file: Path) -> str:
@@ -141,7 +152,7 @@ def _line_of(path: tuple[str, ...], text: str) -> int | None:
     for number, line in enumerate(text.split("\n"), start=1):
         if written.match(line):
             return number
-    return find_line(text, ".".join(path[:-1]), path[-1])
+    return TomlFile(Path(), text).line(".".join(path[:-1]), path[-1])
 
 
 def _too_deep(file: Path) -> InputError:

@@ -11,6 +11,7 @@ from latfix.config.plan import Plan, read_plan
 from latfix.config.settings_tables import validate_settings
 from latfix.config.workload_toml import WorkloadSpec, check_runs, load_spec
 from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.profilers.probes.stage_recorder import EventLog
 from latfix.runners.host.start_environment import warn_unless_in_effect
@@ -105,7 +106,7 @@ def _settings(spec: WorkloadSpec, plan: Plan | None, overrides: Mapping[str, Any
     # A plan that was not read from a file is as unchecked as the overrides are.
     for changes in ({} if plan is None else plan.settings(), overrides):
         table = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
-        checked = validate_settings(table, file=Path("load_runner"), text="", table_name="settings")
+        checked = validate_settings(table, TomlFile(Path("load_runner")), "settings")
         settings = settings.with_overrides(checked)
     return settings
 

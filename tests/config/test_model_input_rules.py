@@ -9,11 +9,12 @@ import pytest
 
 from latfix.config.model_input_rules import InputRule, is_batch, parse_inputs
 from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.traffic.feature_expressions import Expression
 
 
 def parse(text: str) -> dict[str, InputRule]:
-    return parse_inputs(tomllib.loads(text)["inputs"], file=Path("workload.toml"), text=text)
+    return parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
 
 
 def sources(rule: InputRule) -> list[int | str]:

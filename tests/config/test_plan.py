@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,22 +13,7 @@ from hypothesis import strategies as st
 
 from latfix.config.plan import MEASURED_KEYS, Plan, PlannedFix, plan_text, read_plan, write_plan
 from latfix.errors import InputError
-from latfix.settings import (
-    Admission,
-    Attention,
-    Backend,
-    Batching,
-    BatchOrder,
-    Compile,
-    GarbageCollection,
-    HugePages,
-    MemoryFormat,
-    Pinning,
-    Precision,
-    Routing,
-    RunnerSettings,
-    Schedule,
-)
+from latfix.settings import DEVICE, ENVIRONMENT, FEATURE, FLAG, MODULES, Rule, RunnerSettings, rules_of
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 PLAN = Plan(
@@ -54,55 +39,13 @@ PLAN = Plan(
 
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12).filter(str.isprintable)
-MILLISECONDS = st.floats(0, 60_000) | st.integers(0, 60_000)
-#: A strategy for each field of RunnerSettings: anything that its rule lets through.
-VALUES: dict[str, st.SearchStrategy[object]] = {
-    "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
-    "max_batch_size": st.integers(1, 4096),
-    "batch_window_ms": MILLISECONDS,
-    "workers": st.integers(1, 256),
-    "shared_model": st.booleans(),
-    "devices": st.integers(0, 256),
-    "routing": st.sampled_from(get_args(Routing)),
-    "prepare_threads": st.integers(1, 256),
-    "intra_op_threads": st.integers(0, 1024),
-    "max_queue": st.integers(0, 2**31 - 1),
-    "timeout_ms": st.floats(0, 86_400_000),
-    "warmup_requests": st.integers(0, 1_000_000),
-    "warmup_shapes": st.integers(0, 1_000_000),
-    "seed": st.integers(0, 2**63 - 1),
-    "precision": st.sampled_from(get_args(Precision)),
-    "keep_precision": st.lists(NAMES, max_size=4),
-    "compile": st.sampled_from(get_args(Compile)),
-    "backend": st.sampled_from(get_args(Backend)),
-    "memory_format": st.sampled_from(get_args(MemoryFormat)),
-    "attention": st.sampled_from(get_args(Attention)),
-    "inference_mode": st.booleans(),
-    "batching": st.sampled_from(get_args(Batching)),
-    "target_ms": st.floats(0, 86_400_000),
-    "window_least_ms": MILLISECONDS,
-    "window_most_ms": MILLISECONDS,
-    "batch_order": st.sampled_from(get_args(BatchOrder)),
-    "batch_key": NAMES,
-    "schedule": st.sampled_from(get_args(Schedule)),
-    "ageing_ms": st.floats(0, 86_400_000),
-    "admission": st.sampled_from(get_args(Admission)),
-    "memory_limit_mb": st.integers(0, 2**31 - 1),
-    "buffer_pool": st.booleans(),
-    "pinned_staging": st.booleans(),
-    "overlap": st.booleans(),
-    "cuda_graphs": st.booleans(),
-    "reserve_mb": st.integers(0, 2**31 - 1),
-    "device_memory_share": st.floats(0, 1),
-    "gc": st.sampled_from(get_args(GarbageCollection)),
-    "pin": st.sampled_from(get_args(Pinning)),
-    "nice": st.integers(-20, 19),
-    "prefault_mb": st.integers(0, 2**31 - 1),
-    "huge_pages": st.sampled_from(get_args(HugePages)),
-    "keep_warm_ms": st.floats(0, 3_600_000),
-    "lock_memory": st.booleans(),
-    "hot_rows": st.integers(0, 2**31 - 1),
-    "env": st.dictionaries(
+#: Strategies for settings that are neither numbers nor choices.
+OTHER_VALUES: dict[Rule, st.SearchStrategy[object]] = {
+    FLAG: st.booleans(),
+    DEVICE: st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
+    MODULES: st.lists(NAMES, max_size=4),
+    FEATURE: NAMES,
+    ENVIRONMENT: st.dictionaries(
         st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True),
         TEXT.filter(lambda text: "\0" not in text),
         max_size=3,
@@ -110,20 +53,23 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 }
 
 
-def test_every_setting_has_values_to_try() -> None:
-    assert set(VALUES) == {f.name for f in fields(RunnerSettings)}
+def _values(rule: Rule) -> st.SearchStrategy[object]:
+    """Anything that a rule lets through."""
+    if rule in OTHER_VALUES:
+        return OTHER_VALUES[rule]
+    if rule.choices:
+        return st.sampled_from(rule.choices)
+    whole = st.integers(int(rule.least), int(rule.most))
+    return st.floats(rule.least, rule.most) | whole if rule.is_float else whole
 
 
-def _settings() -> st.SearchStrategy[dict[str, object]]:
-    some = st.fixed_dictionaries({}, optional=dict(VALUES))
-    return some | st.fixed_dictionaries(VALUES)
-
-
+VALUES = {name: _values(rule) for name, rule in rules_of(RunnerSettings).items()}
+SETTINGS = st.fixed_dictionaries({}, optional=dict(VALUES)) | st.fixed_dictionaries(VALUES)
 FIXES = st.lists(
     st.builds(
         PlannedFix,
         id=st.from_regex(r"[a-z]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True),
-        settings=_settings(),
+        settings=SETTINGS,
         reason=TEXT,
         verified=TEXT,
     ),

@@ -11,21 +11,21 @@ import pytest
 
 from latfix.config.settings_tables import validate_objective, validate_settings
 from latfix.errors import InputError
-from latfix.files.toml_reader import find_line
+from latfix.files.toml_reader import TomlFile
 from latfix.settings import Objective, RunnerSettings, rules_of
 
 FILE = Path("workload.toml")
 
 
 def _runner(text: str) -> dict[str, Any]:
-    return validate_settings(tomllib.loads(text)["runner"], file=FILE, text=text, table_name="runner")
+    return validate_settings(tomllib.loads(text)["runner"], TomlFile(FILE, text), "runner")
 
 
 def test_every_field_has_a_rule_that_its_default_meets() -> None:
     assert list(rules_of(RunnerSettings)) == [f.name for f in fields(RunnerSettings)]
     assert list(rules_of(Objective)) == [f.name for f in fields(Objective)]
     defaults = RunnerSettings().as_dict()
-    assert validate_settings(defaults, file=FILE, text="", table_name="runner") == defaults
+    assert validate_settings(defaults, TomlFile(FILE), "runner") == defaults
 
 
 def test_values_come_back_ready_for_the_settings() -> None:
@@ -37,7 +37,7 @@ def test_values_come_back_ready_for_the_settings() -> None:
     settings = RunnerSettings().with_overrides(values)
     assert (settings.device, settings.max_batch_size, settings.env["OMP_WAIT_POLICY"]) == ("cuda:1", 8, "PASSIVE")
     assert isinstance(settings.batch_window_ms, float) and settings.batch_window_ms == 5.0
-    assert validate_objective({"percentile": 99.9, "slo_ms": 200}, file=FILE, text="") == {
+    assert validate_objective({"percentile": 99.9, "slo_ms": 200}, TomlFile(FILE)) == {
         "percentile": 99.9,
         "slo_ms": 200.0,
     }
@@ -120,7 +120,7 @@ def test_the_nearest_name_is_offered() -> None:
 )
 def test_a_wrong_objective_is_refused(table: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
-        validate_objective(table, file=FILE, text="")
+        validate_objective(table, TomlFile(FILE))
 
 
 def test_lines_of_tables_and_keys() -> None:
@@ -128,15 +128,15 @@ def test_lines_of_tables_and_keys() -> None:
         'a = 1\n[runner]  # before\nworkers = 1\nenv.A = "x"\n[runner.extra]\nworkers = 2\n[ other ]\nt = { k = 1 }\n'
     )
 
-    assert find_line(text, "", "a") == 1
-    assert find_line(text, "runner") == 2
-    assert find_line(text, "runner", "workers") == 3
-    assert find_line(text, "runner", "env") == 4
-    assert find_line(text, "runner", "extra") == 5
-    assert find_line(text, "runner.extra", "workers") == 6
-    assert find_line(text, "", "other") == 7
-    assert find_line(text, "other.t", "k") == 8
-    assert find_line(text, "missing", "k") is None
+    assert TomlFile(FILE, text).line("", "a") == 1
+    assert TomlFile(FILE, text).line("runner") == 2
+    assert TomlFile(FILE, text).line("runner", "workers") == 3
+    assert TomlFile(FILE, text).line("runner", "env") == 4
+    assert TomlFile(FILE, text).line("runner", "extra") == 5
+    assert TomlFile(FILE, text).line("runner.extra", "workers") == 6
+    assert TomlFile(FILE, text).line("", "other") == 7
+    assert TomlFile(FILE, text).line("other.t", "k") == 8
+    assert TomlFile(FILE, text).line("missing", "k") is None
 
 
 def test_the_page_of_workloads_has_a_row_for_each_setting() -> None:

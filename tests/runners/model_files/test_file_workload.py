@@ -13,6 +13,7 @@ import torch
 from latfix.adapter_api import Workload
 from latfix.config.model_input_rules import parse_inputs
 from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.request import Request
 from latfix.runners.calls.model_call import split_output
 from latfix.runners.model_files.file_workload import FileWorkload, PaddedFileWorkload, _default_collate_pads
@@ -29,7 +30,7 @@ MakeRequest = Callable[..., Request]
 
 def adapter(model: OpenedModel, text: str = "") -> FileWorkload:
     text = f"[inputs]\n{text}\n"
-    rules = parse_inputs(tomllib.loads(text)["inputs"], file=Path("workload.toml"), text=text)
+    rules = parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
     layout = lay_out(model, rules)
     return (FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload)(model, layout)
 

@@ -11,6 +11,7 @@ import pytest
 
 from latfix.config.model_input_rules import InputRule, parse_inputs
 from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.runners.model_files.input_layout import Layout, lay_out
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 
@@ -19,7 +20,7 @@ Opened = Callable[..., OpenedModel]
 
 def rules(text: str = "") -> dict[str, InputRule]:
     text = f"[inputs]\n{text}\n"
-    return parse_inputs(tomllib.loads(text)["inputs"], file=Path("workload.toml"), text=text)
+    return parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
 
 
 def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:

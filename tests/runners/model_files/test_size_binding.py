@@ -10,6 +10,7 @@ import pytest
 
 from latfix.config.model_input_rules import parse_inputs
 from latfix.errors import InputError
+from latfix.files.toml_reader import TomlFile
 from latfix.runners.model_files.input_layout import Layout, lay_out
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.runners.model_files.size_binding import bind, check_traffic
@@ -21,7 +22,7 @@ MakeTraffic = Callable[..., Traffic]
 
 def ruled(model: OpenedModel, text: str = "") -> Layout:
     text = f"[inputs]\n{text}\n"
-    return lay_out(model, parse_inputs(tomllib.loads(text)["inputs"], file=Path("workload.toml"), text=text))
+    return lay_out(model, parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.config.settings_tables import validate_settings
+from latfix.files.toml_reader import TomlFile
 from latfix.profilers.causes import CAUSES
 from latfix.queueing.backlog import Backlog, FixedLimits, Ordering
 from latfix.queueing.simulator import Offered, Simulated, SimulatedQueue
@@ -27,7 +28,8 @@ from latfix.runners.fixes.host import workers as host_workers
 from latfix.runners.fixes.schedule import memory_aware as schedule_memory_aware
 from latfix.runners.fixes.schedule import priority as schedule_priority
 from latfix.runners.fixes.schedule import shortest_expected as schedule_shortest_expected
-from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, losses, overtaking
+from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking
+from latfix.runners.fixes.shared.run_evidence import losses
 from latfix.settings import RunnerSettings
 
 MS = 1_000_000
@@ -118,7 +120,7 @@ def test_a_fix_applies_changes_settings_that_a_plan_keeps_and_then_applies_no_mo
     assert settings != BEFORE
     text = plan_text(Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=change),)))
     table = tomllib.loads(text)["fix"][0]["settings"]
-    read = validate_settings(table, file=tmp_path / "plan.toml", text=text, table_name="fix.settings")
+    read = validate_settings(table, TomlFile(tmp_path / "plan.toml", text), "fix.settings")
     assert BEFORE.with_overrides(read) == settings
     assert "already" in fix.obstacle(_context(baseline, settings))
 

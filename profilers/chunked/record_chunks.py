@@ -1,0 +1,260 @@
+"""A large record taken in chunks: where it is cut, and what a chunk holds.
+
+A queue that has run empty forgets what was before, so a record is cut where the service was idle. Where it never
+is, it is cut all the same, and what was waiting then is carried over (:mod:`chunked.backlog_carryover`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.profilers.evidence.work_model import Bools, Ints
+from latfix.run_record.chunked_record import (
+    SAMPLES_AROUND_NS,
+    RecordSource,
+    first_readings,
+    kept,
+    notes_of,
+    scheduled_rows,
+    span_of,
+    totals_of,
+    with_opening,
+)
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+from latfix.traffic.schedule import Traffic
+
+_NEVER = -(2**62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Rows ``first`` up to ``last`` of a record.
+
+    :param reach_ns: when the last of all earlier requests had ended; later than the first arrival of the chunk
+        where the service was busy at the cut.
+    :param busy: it was.
+    """
+
+    first: int
+    last: int
+    reach_ns: int
+    busy: bool
+
+
+class Cutter:
+    """Cuts a record into chunks while its rows pass by.
+
+    :param size: requests in a chunk at least; where the service is not idle, twice as many at most.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._chunks: list[Chunk] = []
+        self._first, self._reach_then, self._busy = 0, _NEVER, False
+        self._row, self._reach, self._largest = 0, _NEVER, _NEVER
+        self._border: tuple[int, int] | None = None
+
+    def add(self, arrival: Ints, end: Ints, batch_id: Ints) -> None:
+        """Look at the next rows: when each arrived and ended, and its batch."""
+        if not len(arrival):
+            return
+        reach = np.maximum.accumulate(np.concatenate([[self._reach], end]))
+        largest = np.maximum.accumulate(np.concatenate([[self._largest], batch_id]))
+        coming = np.minimum.accumulate(np.where(batch_id >= 0, batch_id, 2**62)[::-1])[::-1]
+        idle = np.flatnonzero(reach[:-1] <= arrival)
+        border = np.flatnonzero(largest[:-1] < coming)
+        done = self._row + len(arrival)
+        while self._first + self._size < done:
+            begun = self._first
+            cut = self._next(idle, border, reach, done)
+            if cut is None:
+                break
+            row, reached, busy = cut
+            self._chunks.append(Chunk(first=begun, last=row, reach_ns=self._reach_then, busy=self._busy))
+            self._first, self._reach_then, self._busy, self._border = row, reached, busy, None
+        self._row, self._reach, self._largest = done, int(reach[-1]), int(largest[-1])
+
+    def chunks(self) -> list[Chunk]:
+        """All chunks; the last holds what was left."""
+        if self._row == self._first:
+            return self._chunks
+        return [*self._chunks, Chunk(first=self._first, last=self._row, reach_ns=self._reach_then, busy=self._busy)]
+
+    def _next(self, idle: Ints, border: Ints, reach: Ints, done: int) -> tuple[int, int, bool] | None:
+        least, most = self._first + self._size, self._first + 2 * self._size
+        at = int(np.searchsorted(idle, least - self._row))
+        if at < len(idle) and idle[at] + self._row <= most:
+            return int(idle[at]) + self._row, int(reach[idle[at]]), False
+        near = border[(border + self._row > least) & (border + self._row <= most)]
+        if len(near):
+            self._border = int(near[-1]) + self._row, int(reach[near[-1]])
+        if done <= most:
+            return None
+        if self._border is None:
+            self._border = most, int(reach[most - self._row])
+        return *self._border, True
+
+
+class WholeRecord:
+    """A record in memory, of which stretches are taken; see :class:`chunked_record.RecordSource`."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        self._opening = first_readings(record.samples)
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The content of ``run.json``."""
+        return self._record.meta
+
+    @property
+    def folder(self) -> Path:
+        """Where it was read from."""
+        return self._record.folder
+
+    @property
+    def partial(self) -> bool:
+        """Whether the runner did not reach its end."""
+        return self._record.partial
+
+    def __len__(self) -> int:
+        return len(self._record.requests["index"])
+
+    def scan(self, names: Sequence[str]) -> Iterator[Columns]:
+        """All rows, some columns of them."""
+        yield {name: self._record.requests[name] for name in names}
+
+    def stretch(self, first: int, last: int) -> RunRecord:
+        """Rows ``first`` up to ``last`` with what belongs to them; the record itself where those are all."""
+        whole = self._record
+        if first == 0 and last == len(self):
+            return whole
+        requests = {name: values[first:last] for name, values in whole.requests.items()}
+        begin, end = span_of(requests)
+        low, high = scheduled_rows(requests, len(whole.traffic))
+        inside = (whole.events["t_ns"] < end) & (whole.events["t_ns"] + whole.events["duration_ns"] > begin)
+        when = whole.samples["t_ns"]
+        near = (when >= begin - SAMPLES_AROUND_NS) & (when <= end + SAMPLES_AROUND_NS)
+        return replace(
+            whole,
+            requests=requests,
+            batches=_batches_of(whole.batches, requests["batch_id"]),
+            events=kept(whole.events, inside),
+            samples=with_opening(kept(whole.samples, near), self._opening),
+            traffic=part_of(whole.traffic, low, high),
+            first_index=low + whole.first_index,
+        )
+
+    def event_totals(self) -> Mapping[str, tuple[int, int]]:
+        """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
+        return totals_of(self._record.events)
+
+    def notes(self) -> Columns:
+        """The run's events of kind ``note``."""
+        return notes_of(self._record.events)
+
+
+def _batches_of(batches: Columns, ids: Ints) -> Columns:
+    wanted = np.unique(ids[ids >= 0])
+    low, high = (wanted[0], wanted[-1] + 1) if len(wanted) else (0, 0)
+    first, last = np.searchsorted(batches["batch_id"], [low, high])
+    found = {name: values[first:last] for name, values in batches.items()}
+    return kept(found, np.isin(found["batch_id"], wanted))
+
+
+def part_of(traffic: Traffic, first: int, last: int) -> Traffic:
+    """Requests ``first`` up to ``last`` of a schedule, without payloads."""
+    return replace(
+        traffic,
+        arrival_ns=traffic.arrival_ns[first:last],
+        ids=traffic.ids[first:last],
+        priority=traffic.priority[first:last],
+        sessions=traffic.sessions[first:last],
+        deadline_ms=traffic.deadline_ms[first:last],
+        features={name: values[first:last] for name, values in traffic.features.items()},
+        payloads=[None] * max(last - first, 0),
+    )
+
+
+def sample_of(source: RecordSource, chunks: Sequence[Chunk], stretches: int, rows: int) -> RunRecord:
+    """Stretches spread evenly over a record, joined into one, to learn from what is usual in the run.
+
+    Every stretch begins where a chunk does; the first is the run's beginning. Requests are numbered anew.
+    """
+    chosen = np.unique(np.linspace(0, len(chunks) - 1, min(stretches, len(chunks))).round().astype(np.int64))
+    parts = []
+    for k in chosen.tolist():
+        chunk = chunks[k]
+        parts.append(source.stretch(chunk.first, min(chunk.first + rows, chunk.last)))
+    return joined(parts)
+
+
+def joined(parts: Sequence[RunRecord]) -> RunRecord:
+    """Parts of one record, in order of time, as a record of their own whose requests are numbered from zero."""
+    index, scheduled = [], 0
+    for part in parts:
+        own = part.requests["index"]
+        index.append(np.where(own >= 0, own - part.first_index + scheduled, own))
+        scheduled += len(part.traffic)
+    traffics = [part.traffic for part in parts]
+    requests = _stacked([part.requests for part in parts]) | {"index": np.concatenate(index)}
+    return replace(
+        parts[0],
+        requests=requests,
+        batches=_once(_stacked([part.batches for part in parts]), "batch_id"),
+        events=_distinct(_stacked([part.events for part in parts]), ("t_ns", "duration_ns", "thread")),
+        samples=_distinct(_stacked([part.samples for part in parts]), ("t_ns", "series")),
+        traffic=Traffic(
+            arrival_ns=np.concatenate([traffic.arrival_ns for traffic in traffics]),
+            ids=[name for traffic in traffics for name in traffic.ids],
+            priority=np.concatenate([traffic.priority for traffic in traffics]),
+            sessions=[name for traffic in traffics for name in traffic.sessions],
+            deadline_ms=np.concatenate([traffic.deadline_ms for traffic in traffics]),
+            features={
+                name: np.concatenate([traffic.features[name] for traffic in traffics])
+                for name in traffics[0].features
+            },
+            payloads=[None] * scheduled,
+            metadata=traffics[0].metadata,
+        ),
+        errors={key: text for part in parts for key, text in part.errors.items()},
+        first_index=0,
+    )
+
+
+def _stacked(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _once(columns: Columns, key: str) -> Columns:
+    _, first = np.unique(columns[key], return_index=True)
+    return kept(columns, first)
+
+
+def _distinct(columns: Columns, keys: tuple[str, ...]) -> Columns:
+    """Rows in order of time, those that two parts share once."""
+    seen: set[tuple[Any, ...]] = set()
+    keep = np.zeros(len(columns["t_ns"]), dtype=bool)
+    for k, row in enumerate(zip(*(columns[key].tolist() for key in keys), strict=True)):
+        if row not in seen:
+            seen.add(row)
+            keep[k] = True
+    columns = kept(columns, keep)
+    return kept(columns, np.argsort(columns["t_ns"], kind="stable"))
+
+
+def not_idle(chunk: Chunk, record: RunRecord) -> Bools:
+    """Requests of a chunk before its first idle moment: what waited at the cut may still keep them waiting."""
+    arrival = record.requests["arrival_ns"]
+    if not chunk.busy:
+        return np.zeros(len(arrival), dtype=bool)
+    end = arrival + record.requests["latency_ns"]
+    reach = np.maximum.accumulate(np.concatenate([[chunk.reach_ns], end]))[:-1]
+    idle = np.flatnonzero(reach <= arrival)
+    return np.asarray(np.arange(len(arrival)) < (idle[0] if len(idle) else len(arrival)))

@@ -1,0 +1,55 @@
+"""``locality.cores``: a worker, its prepare thread and its memory on one memory node and last-level cache."""
+
+from __future__ import annotations
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.host.pin import placement_for
+from latfix.runners.fixes.host.threads import operator_threads
+from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
+from latfix.runners.host.cpu_placement import domain_of
+from latfix.runners.host.cpu_topology import read_topology
+from latfix.runners.replay.run_facts import thread_rows
+
+_TREATS = ("host.slowdown", "host.contention", "input.size")
+
+
+def _domains_there(context: Context) -> str:
+    return placement_for(context, "locality", read_topology()).obstacle
+
+
+def _sets(context: Context) -> Change:
+    """With no more threads an operator than the domain has cores for each worker on it."""
+    placed = placement_for(context, "locality", read_topology()).workers
+    cores = min(max(len(own) // placed.count(own), 1) for own in placed)
+    threads = context.settings.intra_op_threads or operator_threads(context.record) or cores
+    return {"pin": "locality", **({"intra_op_threads": cores} if threads > cores else {})}
+
+
+def _verify(applied: Applied) -> Verified:
+    topology = read_topology()
+
+    def on_one_domain(record: RunRecord) -> list[bool]:
+        rows = thread_rows(record.meta, "worker")
+        return [domain_of(topology, tuple(row["allowed"])) is not None for row in rows]
+
+    now, before = applied.both(on_one_domain)
+    said = f"workers kept to one domain: {sum(now)} of {len(now)}, one domain: {sum(before)} of {len(before)} without"
+    if pages := applied.record.meta.get("placement", {}).get("node_pages", {}):
+        total = max(sum(pages.values()), 1)
+        said += "; memory on " + ", ".join(f"{node} {count / total:.0%}" for node, count in sorted(pages.items()))
+    refused = refusals(applied.record, "pin", "cores")
+    effective = bool(now) and all(now) and not any(before) and not refused
+    return Verified(effective, "; ".join([said, *refused]))
+
+
+FIX = Fix(
+    id="locality.cores",
+    title="keep each worker and its memory on one memory node and cache",
+    treats=_TREATS,
+    relief=0.2,
+    risk="cores of other domains stand idle where there are fewer workers than domains",
+    needs=(at_default("pin", "pin = {} already"), on_host, _domains_there, in_tail(*_TREATS)),
+    sets=_sets,
+    verify=_verify,
+)
