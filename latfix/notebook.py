@@ -177,13 +177,14 @@ def replay(
     from latfix.cli.shared.options import TrafficOptions, load_traffic
     from latfix.config.settings_tables import validate_settings
     from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.files.toml_reader import TomlFile
     from latfix.runners.replay.run_session import Replay, default_folder, open_folder, run
 
     options = TrafficOptions(limit=limit, speed=speed)
     options.check()
     spec = load_spec(str(workload), traffic=None if traffic is None else Path(traffic), profile=profile)
     check_runs(spec)
-    checked = validate_settings(settings, file=spec.folder, text="", table_name="settings")
+    checked = validate_settings(settings, TomlFile(Path("replay")), "settings")
     schedule = load_traffic(spec, options)
     folder = open_folder(Path(out) if out is not None else default_folder(spec.name, "replay"))
     job = Replay(spec=spec, traffic=schedule, settings=spec.settings.with_overrides(checked), seed=seed)
