@@ -44,8 +44,8 @@ class TriedFix(Document):
     fix: str
     status: str
     reason: str
-    title: str = ""
-    risk: str = ""
+    title: str = field(default="", metadata=json_key(omit_empty=True))
+    risk: str = field(default="", metadata=json_key(omit_empty=True))
     ratio: Mapping[str, RatioEstimate] = field(default_factory=dict)
     predicted_p99_ms: float | None = None
     p99_ms: float | None = None
