@@ -131,7 +131,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
         case Comparison():
             return diagnosis.render_comparison(result)
         case Optimization():
-            return diagnosis.render_optimization(document, folder=folder)
+            return diagnosis.render_optimization(result, folder=folder)
         case Sweep():
             return sweep.render_sweep(document, folder=folder)
         case Scoreboard():
@@ -175,7 +175,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
         baseline = _record(result, "baseline", folder)
         write_optimization_report(
             page,
-            result.to_json(),
+            result,
             diagnosis=diagnosis if isinstance(diagnosis, Diagnosis) else None,
             before=_record(result, "before", folder) or baseline,
             after=_record(result, "after", folder),
