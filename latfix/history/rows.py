@@ -41,7 +41,7 @@ class Series:
 class HistoryRow:
     """One run.
 
-    :param run: what tells it from every other run: its folder and when it started.
+    :param run: unique name of the run: when it started, and its folder.
     :param started: ISO 8601, UTC.
     :param subject: its figures, with the percentiles of :data:`latfix.statistics.percentiles.GRID`.
     :param gates: entries of ``gates`` in its document.
@@ -98,7 +98,7 @@ def series_of(meta: Mapping[str, Any], *, command: str, plan: str = "") -> Serie
 
 
 def run_name(meta: Mapping[str, Any], folder: Path) -> str:
-    """What tells a run from every other one."""
+    """A unique name of a run: when it started, and its folder."""
     return f"{meta.get('started', '')} {folder.absolute()}"
 
 

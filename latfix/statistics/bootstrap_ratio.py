@@ -69,7 +69,7 @@ def paired_ratios(
 
     For the 95 % interval the wider of the two counts. With two rounds, the spread between them is added as far
     as it exceeds what the blocks explain (Welch and Satterthwaite). **With one round, an effect that sat on one
-    arm for the whole replay cannot be told from a difference**: the interval then says what the requests of
+    arm for the whole replay looks like a difference**: the interval then covers what the requests of
     these two replays show, not what the next restart will; the decision bounds allow for it.
 
     :param base_blocks: for each round the latencies, any unit, in order of the schedule; NaN where the
@@ -141,7 +141,7 @@ def _ratios(
 
 
 def _decided(bounds: tuple[float, float]) -> bool | None:
-    """Whether the new arm is better; ``None`` where it is not decided."""
+    """True if the new arm is better, false if worse; ``None`` where undecided."""
     return True if bounds[1] < 1.0 else False if bounds[0] > 1.0 else None
 
 
@@ -218,7 +218,7 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
     """Degrees of freedom of the variance within rounds, from what each block adds to the ratio.
 
     A block adds to the mean what it holds above the average, to a percentile how many requests it holds
-    beyond the limit, each in the new arm less the base: what both arms share says nothing about the ratio.
+    beyond the limit, each in the new arm less the base: what both arms share has no part in the ratio.
     """
     base_limit = limit_of(key, np.concatenate([r.base for r in rounds]))
     new_limit = limit_of(key, np.concatenate([r.new for r in rounds]))
@@ -230,7 +230,7 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
 
 
 def _half_width(drawn: FloatArray, left_out: FloatArray, freedom: float) -> float:
-    """Half the 95 % interval's width on the logarithm; infinite where nothing can be said."""
+    """Half the 95 % interval's width on the logarithm; infinite where unknown."""
     finite = drawn[np.isfinite(drawn)]
     if len(finite) < max(2, len(drawn) // 2):
         return math.inf
