@@ -35,21 +35,7 @@ _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
 _ORDER: tuple[str, ...] = (*RATIO_KEYS, "max")
 
 
-def paired_ratio(
-    base_blocks: Sequence[npt.ArrayLike],
-    new_blocks: Sequence[npt.ArrayLike],
-    statistic: str,
-    *,
-    seed: int,
-    replicates: int = 400,
-    rule: Rule = FINAL,
-) -> RatioEstimate:
-    """:func:`paired_ratios` for one statistic of ``RATIO_KEYS``."""
-    estimates = paired_ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=(statistic,), rule=rule)
-    return estimates[statistic]
-
-
-def paired_ratios(
+def arm_ratios(
     base_blocks: Sequence[npt.ArrayLike],
     new_blocks: Sequence[npt.ArrayLike],
     *,
@@ -57,8 +43,9 @@ def paired_ratios(
     replicates: int = 400,
     keys: Sequence[str] = RATIO_KEYS,
     rule: Rule = FINAL,
+    paired: bool = True,
 ) -> dict[str, RatioEstimate]:
-    """Ratio new/base of statistics over interleaved replays of the same traffic.
+    """Ratio new/base of statistics over interleaved replays.
 
     The value is the ratio of the statistics of all rounds together. Two sources of chance are measured:
 
@@ -77,22 +64,23 @@ def paired_ratios(
         round's positions are drawn for each arm on its own.
     :param new_blocks: the same for the other arm; as many rounds.
     :param rule: how sure a decision must be.
+    :param paired: the same traffic in both arms; otherwise each arm's blocks are drawn on their own.
     :raises ValueError: no rounds, or not equally many.
     """
-    return _ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=keys, paired=True, rule=rule)
-
-
-def unpaired_ratios(
-    base_blocks: Sequence[npt.ArrayLike],
-    new_blocks: Sequence[npt.ArrayLike],
-    *,
-    seed: int,
-    replicates: int = 400,
-    keys: Sequence[str] = RATIO_KEYS,
-    rule: Rule = FINAL,
-) -> dict[str, RatioEstimate]:
-    """As :func:`paired_ratios`, for replays of different traffic: each arm's blocks are drawn on their own."""
-    return _ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=keys, paired=False, rule=rule)
+    rounds = _rounds(base_blocks, new_blocks)
+    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
+    value = _log_ratio(rounds)
+    rng = np.random.default_rng(seed)
+    drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
+    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
+    estimates: dict[str, RatioEstimate] = {}
+    upper = _decided(decision_bounds(scored, None, rule))
+    for key in keys:
+        k = _ORDER.index(key)
+        half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
+        lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
+        estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
+    return estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,32 +100,6 @@ class _Round:
     def _draw(self, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         block = max(1, min(self.block, n))
         return block_counts(n, next(iter_block_starts(n, block=block, replicates=1, rng=rng)), block)
-
-
-def _ratios(
-    base_blocks: Sequence[npt.ArrayLike],
-    new_blocks: Sequence[npt.ArrayLike],
-    *,
-    seed: int,
-    replicates: int,
-    keys: Sequence[str],
-    paired: bool,
-    rule: Rule,
-) -> dict[str, RatioEstimate]:
-    rounds = _rounds(base_blocks, new_blocks)
-    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
-    value = _log_ratio(rounds)
-    rng = np.random.default_rng(seed)
-    drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
-    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
-    estimates: dict[str, RatioEstimate] = {}
-    upper = _decided(decision_bounds(scored, None, rule))
-    for key in keys:
-        k = _ORDER.index(key)
-        half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
-        lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
-        estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
-    return estimates
 
 
 def _decided(bounds: tuple[float, float]) -> bool | None:
