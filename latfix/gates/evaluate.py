@@ -1,9 +1,9 @@
 """Gates: conditions on a run that become an exit code.
 
 A gate is a figure, a comparison and a limit: ``p99<200ms``, ``p99<=baseline*1.05``, ``p99<history*1.1``,
-``error_rate<1%``. It passes or fails only where the data can tell, that is where the figure's 95 % interval
+``error_rate<1%``. It passes or fails only where the figure's 95 % interval
 (against a baseline, the decision bounds of the ratio) lies on one side of the limit; otherwise it is
-undecided, and says about how much more would decide it.
+undecided, and estimates how much more data would decide it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GateResult(Document):
 
     :param value: the figure, in milliseconds, requests a second, or a share.
     :param limit: what it was held against, in the same unit; ``None`` where there was nothing to hold it against.
-    :param passed: ``None`` where the data cannot tell.
+    :param passed: ``None`` where undecided.
     :param reason: one sentence with the figures.
     :param more_requests: about how many more would decide it; ``None`` where decided or past telling.
     :param more_minutes: how long those take at this traffic's rate.

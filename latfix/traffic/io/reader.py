@@ -1,4 +1,4 @@
-"""Reading recorded traffic: which format a file has, told by its content, and what it says."""
+"""Reading recorded traffic of any known format, recognized by its content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARQUET_KEY = b"latfix"
 
 
 def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_bad_lines: bool = False) -> Traffic:
-    """Recorded traffic from a file of any format that latfix knows, told by its content.
+    """Recorded traffic from a file of any format that latfix knows, recognized by its content.
 
     Native JSON Lines, CSV and Parquet; Azure LLM inference, BurstGPT and Mooncake files as published; each of
     them gzipped or not. Arrivals keep their full resolution in nanoseconds. Published arrivals become relative

@@ -33,7 +33,7 @@ _SCHEDULE = "a schedule that latfix stored"
 
 
 def check_output(path: Path) -> None:
-    """Whether :func:`write_traffic` could write to ``path``, before any work is done.
+    """Validates that :func:`write_traffic` could write to ``path``, before any work is done.
 
     :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder.
     """
@@ -300,7 +300,7 @@ def _traffic(table: Any, sidecar: Sidecar, names: Sequence[str], *, payloads: bo
 
 
 def _check(columns: Mapping[str, Any]) -> None:
-    """See that what is read as it lies in memory, or as text, is that.
+    """Validates the columns that are read from memory or as text.
 
     :raises ValueError: a column has another type, a null, or an arrival out of order.
     """
