@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,7 @@ from latfix.cli.commands.history import history
 from latfix.cli.commands.init import init
 from latfix.cli.commands.optimize import optimize
 from latfix.cli.commands.report import report
+from latfix.cli.commands.schema import schema
 from latfix.cli.commands.selftest import selftest
 from latfix.cli.commands.sweep import sweep
 from latfix.cli.commands.traffic import traffic_app
@@ -57,7 +60,21 @@ def root(
     del version
 
 
-for command in (diagnose, optimize, compare, sweep, report, selftest, doctor, fragmentation, init, backends, history):
+COMMANDS = (
+    diagnose,
+    optimize,
+    compare,
+    sweep,
+    report,
+    selftest,
+    doctor,
+    fragmentation,
+    init,
+    backends,
+    history,
+    schema,
+)
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(traffic_app, name="traffic")
 
@@ -73,8 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    # Typer brings its own copy of click, and offers these two nowhere else.
-    from typer._click.exceptions import ClickException, NoArgsIsHelpError
+    # Typer brings its own copy of click, and offers these two nowhere else; before, it used click itself.
+    exceptions = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
+    ClickException, NoArgsIsHelpError = exceptions.ClickException, exceptions.NoArgsIsHelpError
 
     try:
         code = app(arguments, standalone_mode=False)

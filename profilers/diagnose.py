@@ -1,38 +1,44 @@
-"""Attribution: a run's record in, its diagnosis out. Pure; the same record and seed give the same diagnosis."""
+"""A run's record in, its diagnosis out. Pure: the same record and seed give the same diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from latfix.profilers.attribution.cause_removal import without
-from latfix.profilers.attribution.ledger import Books, doubt_of, make_books
+from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger_parquet import CausesFile
 from latfix.profilers.attribution.machine_noise_floor import above_noise
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
 from latfix.profilers.attribution.queueing_noise_floor import chance_wait_ns
-from latfix.profilers.attribution.tail import ONCE, Tail, cut_tail
+from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.chunked.accumulators import OWN_FLOOR_NS
-from latfix.profilers.chunked.chunked_attribution import Scale, Sink
-from latfix.profilers.chunked.chunks import WholeRecord
-from latfix.profilers.chunked_diagnosis import diagnose_large
-from latfix.profilers.evidence.units import Evidence, gather
-from latfix.profilers.over_time.time_windows import windows_of
+from latfix.profilers.chunked.chunk_ledgers import (
+    Baselines,
+    Scale,
+    Sink,
+    chunk_ledgers,
+    learn,
+    learn_all,
+    whole_ledger,
+)
+from latfix.profilers.chunked.record_chunks import WholeRecord
+from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_ms
+from latfix.profilers.chunked.run_totals import RunTotals
+from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
+from latfix.profilers.over_time.active_intervals import activity
 from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, WhatIf
-from latfix.results.worker_summary import worker_rows
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
-from latfix.stages import STAGES
-from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
+from latfix.stages import STATUS_NAMES
+from latfix.statistics.latency_summary import QUANTILES, summarize_ms
+from latfix.statistics.quantile_sketch import Distribution
 
 _DEFAULT_PERCENTILE = 99.0
+_NUMBER = {cause.id: k for k, cause in enumerate(CAUSES)}
 
 
 def diagnose(
@@ -46,65 +52,35 @@ def diagnose(
 ) -> Diagnosis:
     """Attribute a run's tail to causes.
 
+    A record of at most ``scale.limit`` requests is laid out at once; a larger one chunk by chunk, in memory that does
+    not grow with it.
+
     :param percentile: where the tail begins, 0 to 100; the run's objective, or 99, where ``None``.
-    :param seed: of the bootstrap.
-    :param bootstrap: replicates for the causes' intervals.
-    :param scale: how a large record is divided, and from which size on.
-    :param sink: gets the whole ledger, in parts where the record is large; the diagnosis then has the slowest rows.
+    :param seed: of the bootstrap; ``bootstrap`` the replicates for the causes' intervals.
+    :param sink: gets the ledger of each chunk, in order; the diagnosis of several chunks has the slowest rows only.
     """
     objective = record.meta.get("objective") or {}
     q = float(percentile if percentile is not None else objective.get("percentile", _DEFAULT_PERCENTILE))
-    if not isinstance(record, RunRecord) or len(record.requests["index"]) > (scale or Scale()).limit:
-        source = WholeRecord(record) if isinstance(record, RunRecord) else record
-        return diagnose_large(source, q, seed=seed, bootstrap=bootstrap, scale=scale, sink=sink)
-    evidence = gather(record)
-    books = make_books(evidence)
-    ledger = replace(books.ledger, ids=tuple(record.traffic.ids[k] for k in books.ledger.request.tolist()))
-    if sink is not None:
-        sink(ledger)
-    tail = cut_tail(ledger, q, doubt=doubt_of(evidence, books), seed=seed, replicates=bootstrap, once=ONCE)
-    latency_ms = summarize_ms(ledger.latency_ns)
-    floors = floors_ms(latency_ms["p50"], tail.excess_ms, record.meta, chance_wait_ns(books.line, q, seed=seed))
-    floors = above_noise(floors, tail, q, books)
-    causes = _summaries(evidence, replace(books, ledger=ledger), tail, floors)
-    over_time = windows_of(evidence, ledger, [each.cause for each in causes if worth_a_course(each)], seed=seed)
-    causes = tuple(
-        replace(cause, active=over_time.active[cause.cause]) if cause.cause in over_time.active else cause
-        for cause in causes
-    )
-    verdict = judge(causes, tail, latency_ms, q, percentile_ns(ledger.latency_ns, q) / 1e6)
-    lag_ms = _lag_ms(record)
-    share = {cause.cause: cause.tail_share for cause in causes}
-    own_lag = percentile_ns(ledger.own_ns[ledger.causes.index("observer")], 99) / 1e6
-    late = dispatch_trust(own_lag, latency_ms["p50"], share.get("observer", 0.0))
-    notes = warnings(record, evidence, tail, causes, q)
-    unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
-    return Diagnosis(
-        workload=str(record.meta.get("workload", "")),
-        device=str(record.meta.get("device", "cpu")),
-        requests=record.counts(),
-        latency_ms=latency_ms,
-        latency_ci95_ms=summary_intervals_ms(ledger.latency_ns, seed=seed),
-        stages_ms=_stages_ms(evidence, books, tail),
-        verdict=verdict.word,
-        sentence=verdict.sentence,
-        percentile=q,
-        excess_ms=tail.excess_ms,
-        reference_ms=ledger.reference_ns / 1e6,
-        unexplained_ms=unexplained,
-        causes=causes,
-        dispatch_ms=lag_ms,
-        throughput_rps=_throughput(evidence),
-        overhead=overhead_of(record.meta),
-        ledger=ledger,
-        partial=record.partial,
-        trustworthy=late is None,
-        notes=tuple([late, *notes] if late else notes),
-        whatif=_joint(books, causes),
-        windows=over_time.windows,
-        workers=worker_rows(record, q),
-        **_trust(evidence, books, tail),
-    )
+    scale = scale or Scale()
+    source = WholeRecord(record) if isinstance(record, RunRecord) else record
+    wanted = sorted({q, *(100 * fraction for fraction in QUANTILES.values())})
+    if len(source) <= scale.limit:
+        baselines = learn_all(source.stretch(0, len(source)), q)
+        whole = whole_ledger(baselines)
+        arrival = whole.evidence.rows["arrival_ns"][whole.evidence.ok]
+        seen = survey_rows(len(source), arrival, whole.ledger.latency_ns, wanted)
+        chunks, ledgers = 1, iter([whole])
+    else:
+        cuts, seen = survey_record(source, wanted, scale.chunk)
+        baselines = learn(source, cuts, q, scale)
+        chunks, ledgers = len(cuts), chunk_ledgers(source, cuts, baselines)
+    totals = RunTotals(seen, baselines, q, scale)
+    for chunk in ledgers:
+        totals.add(chunk)
+        if sink is not None:
+            sink(chunk.ledger)
+    tail = cut_tail(totals, baselines, q, seed=seed, replicates=bootstrap)
+    return _Findings(source, q, seed, chunks, seen, baselines, totals, tail).diagnosis()
 
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:
@@ -113,78 +89,145 @@ def write_causes(diagnosis: Diagnosis, path: Path) -> None:
         file.add(diagnosis.ledger)
 
 
-def _summaries(evidence: Evidence, books: Books, tail: Tail, floors: Mapping[str, float]) -> tuple[CauseSummary, ...]:
-    ledger = books.ledger
-    present = [k for k in range(len(CAUSES)) if ledger.own_ns[k].any() or ledger.propagated_ns[k].any()]
-    whatif = without(books, [{CAUSES[k].id} for k in present])
-    result = [
-        summarize_cause(
-            k,
-            evidence,
-            tail,
-            floors[CAUSES[k].id],
-            predicted,
-            requests=int(np.count_nonzero(ledger.own_ns[k] > OWN_FLOOR_NS)),
-            largest_ns=float(ledger.own_ns[k].max(initial=0)),
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """All that a diagnosis is made from."""
+
+    source: RecordSource
+    percentile: float
+    seed: int
+    chunks: int
+    seen: Survey
+    baselines: Baselines
+    totals: RunTotals
+    tail: Tail
+
+    def diagnosis(self) -> Diagnosis:
+        meta, totals, tail, q = self.source.meta, self.totals, self.tail, self.percentile
+        statuses = {name: int(count) for name, count in zip(STATUS_NAMES, totals.statuses, strict=True)}
+        latency_ms = self._latency_ms()
+        causes = self._causes(latency_ms["p50"])
+        by_id = {cause.cause: cause for cause in causes}
+        verdict = judge(causes, tail, latency_ms, q, self.seen.percentiles_ns[q] / 1e6)
+        observer = by_id["observer"].tail_share if "observer" in by_id else 0.0
+        late = dispatch_trust(totals.observed.percentile(99) / 1e6, latency_ms["p50"], observer)
+        run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
+        notes = warnings(run, self.baselines.evidence, tail, causes, q)
+        ledger = totals.ledger()
+        if not totals.exact:
+            notes.append(
+                f"{totals.requests:,} requests were attributed in pieces: references and models are learned from "
+                f"stretches of the run, and only the {len(ledger.request):,} slowest requests are shown one by one."
+            )
+        return Diagnosis(
+            workload=str(meta.get("workload", "")),
+            device=str(meta.get("device", "cpu")),
+            requests=statuses,
+            latency_ms=latency_ms,
+            latency_ci95_ms=latency_intervals_ms(totals, self.seen.histogram, self.seed),
+            stages_ms=self._stages_ms(),
+            verdict=verdict.word,
+            sentence=verdict.sentence,
+            percentile=q,
+            excess_ms=tail.excess_ms,
+            reference_ms=self.baselines.reference_ns / 1e6,
+            unexplained_ms=by_id[UNEXPLAINED].tail_ms if UNEXPLAINED in by_id else 0.0,
+            causes=causes,
+            dispatch_ms={**_percentiles_ms(totals.lag, 50, 99), "max": totals.lag.largest / 1e6},
+            throughput_rps=self._throughput_rps(),
+            overhead=overhead_of(meta),
+            ledger=ledger,
+            partial=self.source.partial,
+            trustworthy=late is None,
+            notes=(*([late] if late else []), *notes),
+            **self._extra(causes),
         )
-        for k, predicted in zip(present, whatif, strict=True)
-    ]
-    return tuple(sorted(result, key=lambda entry: -entry.tail_ms))
 
+    def _latency_ms(self) -> dict[str, float]:
+        if self.totals.kept is not None:
+            return summarize_ms(self.totals.kept.ledger.latency_ns)
+        exact = {key: self.seen.percentiles_ns[100 * q] / 1e6 for key, q in QUANTILES.items()}
+        exact["mean"] = self.totals.latency.total / max(self.totals.requests, 1) / 1e6
+        exact["max"] = self.totals.latency.largest / 1e6
+        return {key: exact[key] for key in LATENCY_KEYS}
 
-def _joint(books: Books, causes: tuple[CauseSummary, ...]) -> tuple[WhatIf, ...]:
-    """Percentiles predicted with the two and with the three largest causes removed together."""
-    largest = [cause.cause for cause in causes if cause.cause != UNEXPLAINED and cause.tail_ms > 0]
-    removals = [largest[:count] for count in (2, 3) if len(largest) >= count]
-    predictions = without(books, removals)
-    return tuple(WhatIf(without=tuple(removed), **each) for removed, each in zip(removals, predictions, strict=True))
+    def _causes(self, p50_ms: float) -> tuple[CauseSummary, ...]:
+        """Every cause with a nonzero entry, the largest first; those of weight with when they were active."""
+        totals, floors = self.totals, self._floors_ms(p50_ms)
+        causes = [
+            summarize_cause(
+                k,
+                self.baselines.evidence,
+                self.tail,
+                floors[CAUSES[k].id],
+                _percentiles_ms(totals.without[k], 50, 95, 99),
+                requests=int(totals.touched[k]),
+                largest_ns=float(totals.largest[k]),
+            )
+            for k in np.flatnonzero(totals.present).tolist()
+        ]
+        causes.sort(key=lambda entry: -entry.tail_ms)
+        start_s, end_s = totals.span_s
+        return tuple(
+            replace(
+                cause,
+                active=activity(*totals.strikes(_NUMBER[cause.cause]), start_s=start_s, end_s=end_s, seed=self.seed),
+            )
+            if worth_a_course(cause)
+            else cause
+            for cause in causes
+        )
 
+    def _floors_ms(self, p50_ms: float) -> dict[str, float]:
+        """What each cause's interval must exceed for the cause to be named, in milliseconds."""
+        books, handed = self.baselines.books, self.totals.handed
+        chance = chance_wait_ns(
+            books.line, self.percentile, arrivals=handed.count, span_ns=handed.span_ns, seed=self.seed
+        )
+        floors = floors_ms(p50_ms, self.tail.excess_ms, self.source.meta, chance)
+        return above_noise(floors, self.tail, self.percentile, books)
 
-def _stages_ms(evidence: Evidence, books: Books, tail: Tail) -> dict[str, dict[str, float]]:
-    stages: dict[str, dict[str, float]] = {}
-    for stage in STAGES:
-        values = evidence.rows[f"{stage}_ns"][evidence.ok]
-        stages[stage] = {
-            "mean": _mean_ms(values),
-            "p50": percentile_ns(values, 50) / 1e6,
-            "p99": percentile_ns(values, 99) / 1e6,
-            "reference": books.stages.get(stage, 0) / 1e6,
-            "tail": _mean_ms(values[tail.members]),
+    def _stages_ms(self) -> dict[str, dict[str, float]]:
+        totals, reference = self.totals, self.baselines.books.stages
+        return {
+            stage: {
+                "mean": known.taken.total / max(totals.requests, 1) / 1e6,
+                **_percentiles_ms(known.taken, 50, 99),
+                "reference": reference.get(stage, 0) / 1e6,
+                "tail": known.tail_ns / max(totals.tail, 1) / 1e6,
+            }
+            for stage, known in totals.stages.items()
         }
-    return stages
+
+    def _throughput_rps(self) -> float:
+        span_ns = self.seen.ended_ns - self.seen.first_ns
+        return self.totals.requests / (span_ns / 1e9) if span_ns > 0 else 0.0
+
+    def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:
+        """Figures that say how far the attribution can be trusted, and those over time and by worker."""
+        totals, evidence, books = self.totals, self.baselines.evidence, self.baselines.books
+        rows = evidence.rows
+        served = (rows["latency_ns"] - rows["queue_ns"] - rows["prepare_wait_ns"] - evidence.window)[evidence.quiet]
+        gap = float(books.ledger.reference_ns) - float(np.median(served)) if len(served) else 0.0
+        weighty = {cause.cause for cause in causes if worth_a_course(cause)}
+        numbers = {cause: k for cause, k in _NUMBER.items() if cause in weighty}
+        windows = totals.windows.windows(numbers) if totals.windows is not None else ()
+        return {
+            "reference_gap_ms": gap / 1e6,
+            "quiet_requests": totals.quiet,
+            "queue_closure_ms": totals.closure_ns / max(totals.tail, 1) / 1e6,
+            "models": evidence.expected.quality(),
+            "whatif": tuple(
+                WhatIf(without=removed, **_percentiles_ms(latencies, 50, 95, 99))
+                for removed, latencies in zip(totals.removals, totals.without, strict=True)
+                if len(removed) > 1
+            ),
+            "windows": windows,
+            "learned_from": len(evidence.ok),
+            "pieces": self.chunks,
+            "workers": totals.workers.rows(self.source.notes()),
+        }
 
 
-def _mean_ms(values: npt.NDArray[Any]) -> float:
-    return float(values.mean()) / 1e6 if len(values) else 0.0
-
-
-def _lag_ms(record: RunRecord) -> dict[str, float]:
-    lag = record.requests["dispatch_ns"][record.measured]
-    return {
-        "p50": percentile_ns(lag, 50) / 1e6,
-        "p99": percentile_ns(lag, 99) / 1e6,
-        "max": float(lag.max(initial=0)) / 1e6,
-    }
-
-
-def _throughput(evidence: Evidence) -> float:
-    arrival = evidence.rows["arrival_ns"][evidence.ok]
-    if not len(arrival):
-        return 0.0
-    span = int((arrival + evidence.rows["latency_ns"][evidence.ok]).max() - arrival.min())
-    return len(arrival) / (span / 1e9) if span > 0 else 0.0
-
-
-def _trust(evidence: Evidence, books: Books, tail: Tail) -> dict[str, Any]:
-    """Figures that say how far the attribution can be trusted."""
-    rows = evidence.rows
-    served = rows["latency_ns"] - rows["queue_ns"] - rows["prepare_wait_ns"] - evidence.window
-    quiet = served[evidence.quiet]
-    gap = float(books.ledger.reference_ns) - float(np.median(quiet)) if len(quiet) else 0.0
-    closure = books.closure_ns[tail.members]
-    return {
-        "reference_gap_ms": gap / 1e6,
-        "quiet_requests": len(quiet),
-        "queue_closure_ms": _mean_ms(closure),
-        "models": evidence.expected.quality(),
-    }
+def _percentiles_ms(values: Distribution, *percentiles: int) -> dict[str, float]:
+    return {f"p{q}": values.percentile(q) / 1e6 for q in percentiles}

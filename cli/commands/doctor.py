@@ -35,7 +35,7 @@ def doctor(
     folder = None if out is None else open_folder(out)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("looking …"):
-        document = examine(seconds)
+        document = examine(seconds).to_json()
     if folder is not None:
         write_json(folder / _DOCUMENT, document)
     target.write(document)

@@ -57,7 +57,8 @@ def fragmentation(
     from rich.console import Console
 
     from latfix.files.atomic_write import write_json
-    from latfix.profilers.allocator_lab.compare_policies import ARENAS, SETTINGS, compare, document
+    from latfix.profilers.allocator_lab.compare_policies import ARENAS, SETTINGS, compare
+    from latfix.profilers.allocator_lab.compare_policies import fragmentation as compared
     from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
     from latfix.profilers.allocator_lab.torch_caching import known_settings
     from latfix.profilers.allocator_lab.trace import read_trace, write_trace
@@ -76,7 +77,7 @@ def fragmentation(
     names = (standing, *policy) if policy else (standing, *(each for each in SETTINGS if each != standing), *ARENAS)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("replaying …"):
-        found = document(made, room, compare(made, room, names))
+        found = compared(made, room, compare(made, room, names)).to_json()
     if folder is not None:
         write_trace(folder / _TRACE, made)
         write_json(folder / _DOCUMENT, found)

@@ -142,8 +142,8 @@ def _unwritable(folder: Path, error: OSError) -> InputError:
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
     """What the report shows: all of a record, or a large one thinned out."""
-    from latfix.profilers.chunked.chunks import WholeRecord
     from latfix.profilers.chunked.downsample import thinned
+    from latfix.profilers.chunked.record_chunks import WholeRecord
     from latfix.run_record.chunked_record import LARGE
     from latfix.run_record.run_record import RunRecord
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -39,7 +39,7 @@ def json_key(path: str = "", *, omit_empty: bool = False, objects: tuple[str, ..
     """``metadata`` of a field that is not just a key of its own name.
 
     :param path: its key; ``tail.percentile`` is a key of the object ``tail``.
-    :param omit_empty: without the key where the value is ``None`` or empty.
+    :param omit_empty: without the key where the value is ``None``, or empty and that is the default.
     :param objects: the value is a list of tuples, each written as an object with these keys.
     """
     return {_HOW: _How(path, omit_empty, objects)}
@@ -65,7 +65,7 @@ class Document:
         document: dict[str, Any] = {"schema": self.SCHEMA} if self.SCHEMA else {}
         for entry in _entries(type(self)):
             value = getattr(self, entry.name)
-            if entry.how.omit_empty and (value is None or (isinstance(value, Sequence | Mapping) and not value)):
+            if entry.how.omit_empty and (value is None or (entry.default is not None and not value)):
                 continue
             *above, last = entry.path
             place = document

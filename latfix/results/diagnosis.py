@@ -185,8 +185,8 @@ class Diagnosis(Document):
     :param models: how well the models of service times fit, by stage.
     :param whatif: the two and the three largest causes removed together.
     :param workers: a row a worker; none where there was one.
-    :param learned_from: requests that references and models of a large run were learned from.
-    :param pieces: into how many pieces a large run was cut.
+    :param learned_from: requests that references and models were learned from.
+    :param pieces: into how many chunks the run was cut; one where it fits into memory.
     :param gates: those that the run was held against.
     :param requests_explained: only in what ``--json`` writes, where requests were asked for.
     :param ledger: not in the document.

@@ -1,9 +1,13 @@
-"""One thing that ``latfix doctor`` found."""
+"""What ``latfix doctor`` found."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from latfix.files.json_documents import Document
 
 #: ``ok``: nothing to gain. ``costs``: latency or jitter. ``missing``: a part that is not installed. ``note``: good
 #: to know when figures are read. ``unknown``: this system does not tell.
@@ -11,7 +15,7 @@ State = Literal["ok", "costs", "missing", "note", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Document):
     """One thing that was looked at.
 
     :param id: stable name, ``area.thing``; areas are ``measured``, ``processor``, ``memory``, ``limits``, ``gpu`` and
@@ -22,6 +26,8 @@ class Finding:
     :param causes: ids of the causes that a diagnosis would show it as.
     """
 
+    COMPUTED: ClassVar[tuple[str, ...]] = ("area",)
+
     id: str
     state: State
     found: str
@@ -29,6 +35,38 @@ class Finding:
     change: str = ""
     causes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name, and the area."""
-        return {"id": self.id, "area": self.id.partition(".")[0], **asdict(self), "causes": list(self.causes)}
+    @property
+    def area(self) -> str:
+        """The first part of the id."""
+        return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedMachine(Document):
+    """The machine that was looked at."""
+
+    cpu: str | None
+    cores: int | None
+    os: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doctor(Document):
+    """What ``latfix doctor`` found: ``doctor.json``.
+
+    :param date: ISO 8601, with the time zone.
+    """
+
+    SCHEMA: ClassVar[str] = "latfix.doctor/1"
+    COMPUTED: ClassVar[tuple[str, ...]] = ("states",)
+
+    date: str
+    machine: CheckedMachine
+    versions: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def states(self) -> Mapping[str, int]:
+        """How many findings there are of each state."""
+        return dict(Counter(finding.state for finding in self.findings))

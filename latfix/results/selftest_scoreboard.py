@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from latfix.files.json_documents import Document, json_key
 from latfix.statistics.distributions import wilson_interval
-
-SELFTEST_SCHEMA = "latfix.selftest/1"
 
 Group = Literal["single", "mixed", "unlisted", "quiet"]
 Direction = Literal["least", "most", "within"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(Document):
     """How many of how many, with Wilson's 95 % interval."""
+
+    COMPUTED: ClassVar[tuple[str, ...]] = ("value", "ci95")
 
     hits: int
     of: int
@@ -31,13 +32,9 @@ class Share:
         """Wilson's interval."""
         return wilson_interval(self.hits, self.of)
 
-    def to_json(self) -> dict[str, Any]:
-        """The share as plain values."""
-        return {"hits": self.hits, "of": self.of, "value": self.value, "ci95": list(self.ci95)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestErrors:
+class RequestErrors(Document):
     """How far the diagnosis is from the injected time, request by request. Milliseconds.
 
     :param count: requests compared.
@@ -51,18 +48,9 @@ class RequestErrors:
     allowed_ms: float
     within: int
 
-    def to_json(self) -> dict[str, Any]:
-        """The figures as plain values."""
-        return {
-            "count": self.count,
-            "median_ms": self.median_ms,
-            "allowed_ms": self.allowed_ms,
-            "within": self.within,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseScore:
+class CaseScore(Document):
     """One case: what was injected, what the diagnosis said, and how the two compare.
 
     :param injected: causes that were injected; empty for a quiet run.
@@ -118,46 +106,9 @@ class CaseScore:
     disturbed: bool = False
     folder: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``cases``."""
-        return {
-            "id": self.id,
-            "recipes": list(self.recipes),
-            "group": self.group,
-            "intensity": self.intensity,
-            "seed": self.seed,
-            "injected": list(self.injected),
-            "requests": self.requests,
-            "p50_ms": self.p50_ms,
-            "excess_ms": self.excess_ms,
-            "faults": self.faults,
-            "dropped": self.dropped,
-            "counted": self.counted,
-            "verdict": self.verdict,
-            "top": self.top,
-            "right_tops": list(self.right_tops),
-            "top_right": self.top_right,
-            "named": list(self.named),
-            "present": list(self.present),
-            "wrong": list(self.wrong),
-            "true_ms": dict(self.true_ms),
-            "natural_ms": self.natural_ms,
-            "found_ms": dict(self.found_ms),
-            "held": dict(self.held),
-            "errors": None if self.errors is None else self.errors.to_json(),
-            "unexplained": self.unexplained,
-            "alarms": list(self.alarms),
-            "traffic_alarms": list(self.traffic_alarms),
-            "conservation_ns": self.conservation_ns,
-            "trustworthy": self.trustworthy,
-            "neighbors": self.neighbors,
-            "disturbed": self.disturbed,
-            "folder": self.folder,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(Document):
     """One line of the scoreboard.
 
     :param id: its key in the JSON document.
@@ -172,28 +123,15 @@ class Measure:
     id: str
     words: str
     value: float | None
-    interval: tuple[float, float] | None
+    interval: tuple[float, float] | None = field(metadata=json_key("ci95"))
     count: int
     bar: str
     met: bool | None
     unit: Literal["share", "ms", "ns"] = "share"
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``measures``."""
-        return {
-            "id": self.id,
-            "words": self.words,
-            "value": self.value,
-            "ci95": None if self.interval is None else list(self.interval),
-            "count": self.count,
-            "bar": self.bar,
-            "met": self.met,
-            "unit": self.unit,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseScore:
+class CauseScore(Document):
     """How well one cause is told.
 
     :param top1: alone in a run: was it the largest.
@@ -207,20 +145,10 @@ class CauseScore:
     recall: Share
     taken_for: Mapping[str, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``causes``."""
-        return {
-            "cause": self.cause,
-            "top1": self.top1.to_json(),
-            "precision": self.precision.to_json(),
-            "recall": self.recall.to_json(),
-            "taken_for": dict(self.taken_for),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scoreboard:
-    """A self-test's result.
+class Scoreboard(Document):
+    """A self-test's result: ``selftest.json``.
 
     :param measures: against their bars.
     :param causes: one entry for each cause that was injected or named.
@@ -228,37 +156,27 @@ class Scoreboard:
     :param planned: how many cases were planned; fewer were scored where the test was interrupted.
     """
 
-    cases: tuple[CaseScore, ...]
+    SCHEMA: ClassVar[str] = "latfix.selftest/1"
+    COMPUTED: ClassVar[tuple[str, ...]] = ("scored",)
+
+    sentence: str = ""
+    quick: bool
+    seed: int
+    planned: int
+    seconds: float = 0.0
+    typical_ms: float = 0.0
+    machine: Mapping[str, Any] = field(default_factory=dict)
     measures: tuple[Measure, ...]
     causes: tuple[CauseScore, ...]
     not_injectable: Mapping[str, str]
-    planned: int
-    seed: int
-    quick: bool
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    typical_ms: float = 0.0
-    seconds: float = 0.0
-    sentence: str = ""
+    cases: tuple[CaseScore, ...]
+
+    @property
+    def scored(self) -> int:
+        """How many cases were scored."""
+        return len(self.cases)
 
     @property
     def interrupted(self) -> bool:
         """Some planned cases were not replayed."""
         return len(self.cases) < self.planned
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``latfix selftest --json``."""
-        return {
-            "schema": SELFTEST_SCHEMA,
-            "sentence": self.sentence,
-            "quick": self.quick,
-            "seed": self.seed,
-            "planned": self.planned,
-            "scored": len(self.cases),
-            "seconds": self.seconds,
-            "typical_ms": self.typical_ms,
-            "machine": dict(self.machine),
-            "measures": [measure.to_json() for measure in self.measures],
-            "causes": [cause.to_json() for cause in self.causes],
-            "not_injectable": dict(self.not_injectable),
-            "cases": [case.to_json() for case in self.cases],
-        }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import Document
 from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
 from latfix.stages import Status
 from latfix.statistics.latency_summary import percentile_ns
+from latfix.statistics.quantile_sketch import Distribution
 
 Ints = npt.NDArray[np.int64]
 
@@ -54,41 +58,95 @@ def worker_rows(record: RunRecord, percentile: float) -> tuple[WorkerRow, ...]:
 
     :param percentile: where the tail begins, 0 to 100.
     """
-    count = int(record.meta.get("settings", {}).get("workers", 1))
-    if count < 2:
-        return ()
-    batches, rows = record.batches, record.requests
-    worker = workers_of(record)
-    count = max(count, int(worker.max(initial=0)) + 1)
-    measured = (batches["warmup"] == 0) & (batches["finish_end_ns"] > 0)
-    span = _span(batches["close_ns"][measured], batches["finish_end_ns"][measured])
-    served = (rows["warmup"] == 0) & (rows["batch_id"] >= 0)
-    by_request = _worker_by_request(rows["batch_id"], batches["batch_id"], worker)
-    ok = served & (rows["status"] == Status.OK)
-    latency = rows["latency_ns"]
-    tail = ok & (latency >= percentile_ns(latency[ok], percentile)) if ok.any() else ok
-    devices = [str(device) for device in record.meta.get("worker_devices") or ()]
-    found = []
-    for k in range(count):
-        own = measured & (worker == k)
-        compute = (batches["compute_end_ns"] - batches["h2d_end_ns"])[own]
-        late = int(np.count_nonzero(tail & (by_request == k)))
-        found.append(
+    rows = record.requests
+    ok = (rows["warmup"] == 0) & (rows["batch_id"] >= 0) & (rows["status"] == Status.OK)
+    tally = WorkerTally(record.meta, percentile_ns(rows["latency_ns"][ok], percentile), exact=True)
+    tally.add(record)
+    return tally.rows(record.events)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Served:
+    """What one worker did so far."""
+
+    compute: Distribution
+    batches: int = 0
+    requests: int = 0
+    tail: int = 0
+    covered_ns: int = 0
+    reach_ns: int = -(2**62)
+    weight: tuple[float, float] | None = None
+
+
+class WorkerTally:
+    """What each worker of a run did, counted chunk by chunk in order of time.
+
+    :param meta: ``run.json``.
+    :param tail_ns: requests that ended ``ok`` are in the tail from this latency on.
+    :param exact: durations are kept, which makes percentiles exact.
+    """
+
+    def __init__(self, meta: Mapping[str, Any], tail_ns: float, *, exact: bool) -> None:
+        self._meta, self._tail_ns, self._exact = meta, tail_ns, exact
+        self._count = int(meta.get("settings", {}).get("workers", 1))
+        self._served: dict[int, _Served] = {}
+        self._begin_ns, self._end_ns = 2**62, -(2**62)
+        self._tail = 0
+
+    def add(self, record: RunRecord) -> None:
+        """Count a chunk, or a whole run."""
+        if self._count < 2:
+            return
+        batches, rows = record.batches, record.requests
+        worker = workers_of(record)
+        measured = (batches["warmup"] == 0) & (batches["finish_end_ns"] > 0)
+        self._begin_ns = min(self._begin_ns, int(batches["close_ns"][measured].min(initial=2**62)))
+        self._end_ns = max(self._end_ns, int(batches["finish_end_ns"][measured].max(initial=-(2**62))))
+        served = (rows["warmup"] == 0) & (rows["batch_id"] >= 0)
+        by_request = _worker_by_request(rows["batch_id"], batches["batch_id"], worker)
+        tail = served & (rows["status"] == Status.OK) & (rows["latency_ns"] >= self._tail_ns)
+        self._tail += int(np.count_nonzero(tail))
+        for k in range(max(self._count, int(worker.max(initial=0)) + 1)):
+            known = self._of(k)
+            own = measured & (worker == k)
+            known.compute.add((batches["compute_end_ns"] - batches["h2d_end_ns"])[own])
+            known.batches += int(np.count_nonzero(own))
+            known.requests += int(np.count_nonzero(served & (by_request == k)))
+            known.tail += int(np.count_nonzero(tail & (by_request == k)))
+            _cover(known, batches["close_ns"][own], batches["finish_end_ns"][own])
+            weight = weight_range(record, k)
+            if weight is not None:
+                low, high = known.weight or weight
+                known.weight = min(low, weight[0]), max(high, weight[1])
+
+    def rows(self, notes: Columns) -> tuple[WorkerRow, ...]:
+        """A row a worker; none where the run had one only.
+
+        :param notes: events of the whole run, those of kind ``note`` at least.
+        """
+        if self._count < 2:
+            return ()
+        span = max(float(self._end_ns - self._begin_ns), 1.0)
+        devices = [str(device) for device in self._meta.get("worker_devices") or ()]
+        return tuple(
             WorkerRow(
                 worker=k,
-                device=devices[k] if k < len(devices) else str(record.meta.get("device", "cpu")),
-                batches=int(np.count_nonzero(own)),
-                requests=int(np.count_nonzero(served & (by_request == k))),
-                busy_share=_covered(batches["close_ns"][own], batches["finish_end_ns"][own]) / span,
-                compute_p50_ms=percentile_ns(compute, 50) / 1e6 if len(compute) else 0.0,
-                compute_p99_ms=percentile_ns(compute, 99) / 1e6 if len(compute) else 0.0,
-                tail_requests=late,
-                tail_share=late / max(int(np.count_nonzero(tail)), 1),
-                weight=weight_range(record, k),
-                slow_s=_slow_s(record, k),
+                device=devices[k] if k < len(devices) else str(self._meta.get("device", "cpu")),
+                batches=known.batches,
+                requests=known.requests,
+                busy_share=known.covered_ns / span,
+                compute_p50_ms=known.compute.percentile(50) / 1e6,
+                compute_p99_ms=known.compute.percentile(99) / 1e6,
+                tail_requests=known.tail,
+                tail_share=known.tail / max(self._tail, 1),
+                weight=known.weight,
+                slow_s=_slow_s(notes, k),
             )
+            for k, known in sorted(self._served.items())
         )
-    return tuple(found)
+
+    def _of(self, worker: int) -> _Served:
+        return self._served.setdefault(worker, _Served(compute=Distribution(exact=self._exact)))
 
 
 def weight_range(record: RunRecord, worker: int) -> tuple[float, float] | None:
@@ -100,9 +158,8 @@ def weight_range(record: RunRecord, worker: int) -> tuple[float, float] | None:
     return (float(values.min()), float(values.max())) if len(values) else None
 
 
-def _slow_s(record: RunRecord, worker: int) -> float:
-    """Seconds for which the run's notes say that a worker was slow."""
-    events = record.events
+def _slow_s(events: Columns, worker: int) -> float:
+    """Seconds for which a run's notes say that a worker was slow."""
     if not len(events["kind"]):
         return 0.0
     total = 0
@@ -122,15 +179,10 @@ def _worker_by_request(wanted: Ints, ids: Ints, worker: Ints) -> Ints:
     return np.where(known, worker[order][at], -1).astype(np.int64)
 
 
-def _span(begin: Ints, end: Ints) -> float:
-    return max(float(end.max() - begin.min()), 1.0) if len(begin) else 1.0
-
-
-def _covered(begin: Ints, end: Ints) -> float:
-    """Nanoseconds that lie in at least one of the intervals."""
+def _cover(known: _Served, begin: Ints, end: Ints) -> None:
+    """Add the nanoseconds that lie in at least one of the intervals and in none before."""
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]
-    if not len(begin):
-        return 0.0
-    before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
-    return float(np.maximum(end - np.maximum(begin, before), 0).sum())
+    reach = np.maximum.accumulate(np.concatenate([[known.reach_ns], end]))
+    known.covered_ns += int(np.maximum(end - np.maximum(begin, reach[:-1]), 0).sum())
+    known.reach_ns = int(reach[-1])

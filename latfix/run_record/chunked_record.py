@@ -68,6 +68,9 @@ class RecordSource(Protocol):
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
 
+    def notes(self) -> Columns:
+        """The run's events of kind ``note``."""
+
 
 class RecordFile:
     """The Parquet files of a run that ended; see :class:`RecordSource`.
@@ -147,6 +150,16 @@ class RecordFile:
                 totals[kind] = known[0] + count, max(known[1], longest)
         return totals
 
+    def notes(self) -> Columns:
+        """The run's events of kind ``note``."""
+        groups = range(len(self._events.bounds) - 1)
+        parts = [notes_of(_plain(self._events, self._events.group(k), EVENT_FIELDS)) for k in groups]
+        if not parts:
+            return _plain(self._events, self._events.rows(0, 0), EVENT_FIELDS)
+        found = {name: np.concatenate([part[name] for part in parts]) for name in EVENT_FIELDS}
+        found["detail"] = parsed_details(self._events.path, found["detail"])
+        return found
+
     def _batches_of(self, ids: Ints) -> Columns:
         names = BATCH_DTYPE.names or ()
         wanted = np.unique(ids[ids >= 0])
@@ -211,6 +224,11 @@ def totals_of(events: Columns) -> dict[str, tuple[int, int]]:
         str(kind): (int(np.count_nonzero(kinds == kind)), int(events["duration_ns"][kinds == kind].max()))
         for kind in np.unique(kinds)
     }
+
+
+def notes_of(events: Columns) -> Columns:
+    """Events of kind ``note``."""
+    return kept(events, np.flatnonzero(events["kind"] == "note"))
 
 
 def span_of(requests: Columns) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from latfix.statistics.latency_summary import percentile_ns
+
 Ints = npt.NDArray[np.int64]
 Values = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
@@ -64,6 +66,47 @@ class LogHistogram:
         running = np.cumsum(self.counts)
         bin_ = int(np.searchsorted(running, rank, side="right"))
         return bin_, rank - (int(running[bin_]) - int(self.counts[bin_]))
+
+
+class Distribution:
+    """Counted values with their total and largest: all of them kept where ``exact``, a histogram otherwise."""
+
+    __slots__ = ("_kept", "histogram", "largest", "total")
+
+    def __init__(self, *, exact: bool) -> None:
+        self._kept: list[Values] | None = [] if exact else None
+        self.histogram = None if exact else LogHistogram()
+        self.total = 0
+        self.largest = 0
+
+    def add(self, values: Ints) -> None:
+        """Count values in."""
+        if not len(values):
+            return
+        self.total += int(values.sum())
+        self.largest = max(self.largest, int(values.max()))
+        if self.histogram is not None:
+            self.histogram.add(values)
+        elif self._kept is not None:
+            self._kept.append(values)
+
+    def __iadd__(self, other: Distribution) -> Distribution:
+        self.total += other.total
+        self.largest = max(self.largest, other.largest)
+        if self.histogram is not None and other.histogram is not None:
+            self.histogram += other.histogram
+        elif self._kept is not None and other._kept is not None:
+            self._kept += other._kept
+        return self
+
+    def __len__(self) -> int:
+        return len(self.histogram) if self.histogram is not None else sum(map(len, self._kept or ()))
+
+    def percentile(self, q: float) -> float:
+        """The ``q``-th percentile (0..100); 0 for none."""
+        if self.histogram is not None:
+            return self.histogram.percentile(q)
+        return percentile_ns(np.concatenate(self._kept), q) if self._kept else 0.0
 
 
 class ExactPercentiles:

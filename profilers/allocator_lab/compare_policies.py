@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from latfix.profilers.allocator_lab.arena_policies import BestFit, Buddy
 from latfix.profilers.allocator_lab.free_blocks import Block
@@ -13,8 +11,8 @@ from latfix.profilers.allocator_lab.size_classes import SizeClasses
 from latfix.profilers.allocator_lab.torch_caching import CachingAllocator, parse_settings
 from latfix.profilers.allocator_lab.torch_expandable import ExpandableAllocator
 from latfix.profilers.allocator_lab.trace import AllocationTrace
+from latfix.results.fragmentation import Fragmentation, PolicyResult
 
-SCHEMA = "latfix.fragmentation/1"
 #: Settings of torch's allocator that are compared unless others are asked for; the first is what it does by default.
 SETTINGS = (
     "",
@@ -25,45 +23,6 @@ SETTINGS = (
 )
 #: Allocators that a pool of one's own could have.
 ARENAS = ("one reserved pool, best fit", "buddy", "size classes")
-
-
-@dataclass(slots=True, kw_only=True)
-class Result:
-    """What one policy made of a trace.
-
-    :param policy: as a report shows it.
-    :param setting: what to set it by: ``PYTORCH_ALLOC_CONF``; empty where it is none of torch's.
-    :param allocations: that were asked for.
-    :param failed: that it could not serve; what was asked for later is served as if the program went on.
-    :param failed_fragmented: of these, those for which enough bytes were free in total.
-    :param retries: how often all cached memory was given back first, while the program waited for the device.
-    :param device_allocs: segments taken or mapped; ``device_frees`` given back.
-    :param peak_reserved: the most bytes that it had from the device.
-    :param peak_stuck: the most free bytes that it could not give back.
-    :param internal: bytes granted and not asked for, as a share of those granted, in the mean over allocations.
-    :param external: one less the largest free block's share of the free bytes that it has, in the mean over
-        allocations; 0 where none are free.
-    :param worst: position in the trace, size, free bytes in total and the largest free block at the first allocation
-        that failed although enough was free; ``None`` for none.
-    """
-
-    policy: str
-    setting: str
-    allocations: int = 0
-    failed: int = 0
-    failed_fragmented: int = 0
-    retries: int = 0
-    device_allocs: int = 0
-    device_frees: int = 0
-    peak_reserved: int = 0
-    peak_stuck: int = 0
-    internal: float = 0.0
-    external: float = 0.0
-    worst: dict[str, int] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
 
 
 def policy_of(name: str, capacity: int) -> Policy:
@@ -84,7 +43,7 @@ def policy_of(name: str, capacity: int) -> Policy:
     return CachingAllocator(capacity, settings, name=label)
 
 
-def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETTINGS, *ARENAS)) -> list[Result]:
+def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETTINGS, *ARENAS)) -> list[PolicyResult]:
     """Replay a trace through several policies.
 
     :param capacity: bytes that the device has.
@@ -98,9 +57,9 @@ def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETT
 _COUNTED_EACH = 16
 
 
-def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str = "") -> Result:
+def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str = "") -> PolicyResult:
     """Replay a trace through one policy."""
-    result = Result(policy=policy.name, setting=setting)
+    result = PolicyResult(policy=policy.name, setting=setting)
     live: dict[int, Block] = {}
     counters = policy.counters
     internal = external = 0.0
@@ -138,22 +97,21 @@ def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str =
     return result
 
 
-def document(trace: AllocationTrace, capacity: int, results: Sequence[Result]) -> dict[str, Any]:
-    """What ``latfix fragmentation --json`` writes."""
-    return {
-        "schema": SCHEMA,
-        "source": trace.source,
-        "events": len(trace.events),
-        "peak_bytes": trace.peak_bytes,
-        "largest_bytes": trace.largest,
-        "capacity_bytes": capacity,
-        "recorded": dict(trace.recorded),
-        "policies": [result.to_json() for result in results],
-        "answer": answer(results, trace.recorded),
-    }
+def fragmentation(trace: AllocationTrace, capacity: int, results: Sequence[PolicyResult]) -> Fragmentation:
+    """The results of policies on a trace, with the answer."""
+    return Fragmentation(
+        source=trace.source,
+        events=len(trace.events),
+        peak_bytes=trace.peak_bytes,
+        largest_bytes=trace.largest,
+        capacity_bytes=capacity,
+        recorded=dict(trace.recorded),
+        policies=tuple(results),
+        answer=answer(results, trace.recorded),
+    )
 
 
-def answer(results: Sequence[Result], recorded: Mapping[str, int] | None = None) -> str:
+def answer(results: Sequence[PolicyResult], recorded: Mapping[str, int] | None = None) -> str:
     """Which of torch's settings would have avoided the stalls and failures of the first one, in a sentence.
 
     :param recorded: what the real allocator did (:attr:`AllocationTrace.recorded`).
@@ -179,18 +137,18 @@ def answer(results: Sequence[Result], recorded: Mapping[str, int] | None = None)
     return f"{said}."
 
 
-def left_over(result: Result) -> str:
+def left_over(result: PolicyResult) -> str:
     """The failures and stalls of a policy, in words."""
     left = [_many(number, word) for number, word in ((result.failed, "failure"), (result.retries, "stall")) if number]
     return " and ".join(left) if left else "none"
 
 
-def badness(result: Result) -> tuple[int, int, int, int]:
+def badness(result: PolicyResult) -> tuple[int, int, int, int]:
     """What policies are ordered by, the best first: failures, stalls, calls of the device, memory held."""
     return (result.failed, result.retries, result.device_allocs + result.device_frees, result.peak_reserved)
 
 
-def _figures(first: Result, best: Result) -> str:
+def _figures(first: PolicyResult, best: PolicyResult) -> str:
     calls = [each.device_allocs + each.device_frees for each in (first, best)]
     held = [each.peak_reserved / 2**20 for each in (first, best)]
     return f"calls of the device {calls[0]:,} -> {calls[1]:,}, held at most {held[0]:,.0f} -> {held[1]:,.0f} MiB"

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfix.profilers.allocator_lab.compare_policies import SETTINGS, Result, answer, badness, compare
+from latfix.profilers.allocator_lab.compare_policies import SETTINGS, answer, badness, compare
 from latfix.profilers.allocator_lab.trace import AllocationTrace
+from latfix.results.fragmentation import PolicyResult
 
 #: What is tried beside what stands. ``garbage_collection_threshold`` acts only with a limit, which another fix sets.
 TRIED: tuple[str, ...] = tuple(name for name in SETTINGS if name and not name.startswith("garbage_collection"))
@@ -37,7 +38,7 @@ def choose(trace: AllocationTrace, capacity: int, standing: str = "", tried: Seq
     :param standing: the setting that the history was recorded with, where it is modelled.
     """
     names = (standing, *(f"{standing},{name}" if standing else name for name in tried if name != standing))
-    results: list[Result] = compare(trace, capacity, names)
+    results: list[PolicyResult] = compare(trace, capacity, names)
     best = min(results[1:], key=badness, default=results[0])
     better = badness(best)[:2] < badness(results[0])[:2]
     return Choice(

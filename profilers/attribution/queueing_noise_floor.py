@@ -20,23 +20,17 @@ _MOST_REQUESTS = 4_000
 _UPPER = 0.975
 
 
-def offered_load(line: Line) -> float:
-    """Arrivals over the whole run as a share of what reference service could do; 0 for fewer than two requests."""
-    n = len(line.handed)
-    span = float(np.ptp(line.handed)) if n > 1 else 0.0
-    return (n - 1) / span / capacity(line) if span > 0 else 0.0
+def chance_wait_ns(line: Line, percentile: float, *, arrivals: int, span_ns: float, seed: int) -> float:
+    """The mean wait of the requests at or above a percentile, under memoryless arrivals of the run's rate.
 
-
-def chance_wait_ns(line: Line, percentile: float, *, seed: int) -> float:
-    """The mean wait of the requests at or above a percentile, under memoryless arrivals of the same rate.
-
+    :param arrivals: of the run, over ``span_ns`` from the first to the last.
     :returns: nanoseconds: what 39 of 40 such runs stay below. Zero where the run is busier than :data:`BUSY`.
     """
-    load = offered_load(line)
+    load = (arrivals - 1) / span_ns / capacity(line) if arrivals > 1 and span_ns > 0 else 0.0
     if not 0 < load < BUSY:
         return 0.0
-    n = min(len(line.handed), _MOST_REQUESTS)
-    gap = float(np.ptp(line.handed)) / (len(line.handed) - 1)
+    n = min(arrivals, _MOST_REQUESTS)
+    gap = span_ns / (arrivals - 1)
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(_RUNS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy.typing as npt
 
 from latfix.results.diagnosis import Ledger
 from latfix.statistics.block_bootstrap import block_counts, block_length, iter_block_starts
-from latfix.statistics.latency_summary import percentile_ns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,13 +45,14 @@ class Doubt:
 class Tail:
     """Means over the requests at or above a percentile of latency, in milliseconds.
 
-    :param members: ``(n,)`` which rows of the ledger.
+    :param requests: of the ledger; ``inside`` how many of them are in the tail.
     :param excess_ms: mean latency less the reference; the causes' ``own_ms + propagated_ms`` sum to it.
     :param own_ms: ``(K,)``; ``propagated_ms`` the same.
     :param ci95_ms: ``(K, 2)`` interval of own + propagated.
     """
 
-    members: Bools
+    requests: int
+    inside: int
     mean_ms: float
     excess_ms: float
     own_ms: Floats
@@ -61,54 +60,20 @@ class Tail:
     ci95_ms: Floats
 
 
-def cut_tail(
-    ledger: Ledger, percentile: float, *, doubt: Doubt, seed: int, replicates: int, once: Collection[str]
-) -> Tail:
-    """The tail of a ledger.
+def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, replicates: int) -> Floats:
+    """``(replicates, K)``: every cause's mean over the tail of a resample, in milliseconds.
 
-    Intervals come from a moving-block bootstrap: in each replicate the tail is cut anew, the references are
-    medians anew, and figures that rest on a model or a calibrated price move by their standard error. Requests
-    that a cause of ``once`` touched are in every replicate: a cold start is no draw from a population of
-    moments, it happens once in every run.
+    A moving-block bootstrap: in each replicate the tail is cut anew, the references are medians anew, and figures
+    that rest on a model or a calibrated price move by their standard error. Requests that a cause of :data:`ONCE`
+    touched are in every replicate: a cold start happens once in every run.
     """
-    n, kinds = len(ledger.latency_ns), len(ledger.causes)
-    if not n:
-        nothing = np.zeros(kinds)
-        return Tail(
-            members=np.zeros(0, dtype=bool),
-            mean_ms=0.0,
-            excess_ms=0.0,
-            own_ms=nothing,
-            propagated_ms=nothing,
-            ci95_ms=np.zeros((kinds, 2)),
-        )
-    members = np.asarray(ledger.latency_ns >= percentile_ns(ledger.latency_ns, percentile))
-    count = int(np.count_nonzero(members))
-    total = int(ledger.latency_ns[members].sum())
-    own = ledger.own_ns[:, members].sum(axis=1) / count / 1e6
-    propagated = ledger.propagated_ns[:, members].sum(axis=1) / count / 1e6
-    drawn = _resampled(ledger, percentile, doubt, seed, replicates, once)
-    return Tail(
-        members=members,
-        mean_ms=total / count / 1e6,
-        excess_ms=(total - count * ledger.reference_ns) / count / 1e6,
-        own_ms=own,
-        propagated_ms=propagated,
-        ci95_ms=reaching(own + propagated, np.quantile(drawn, [0.025, 0.975], axis=0), count),
-    )
-
-
-def _resampled(
-    ledger: Ledger, percentile: float, doubt: Doubt, seed: int, replicates: int, once: Collection[str]
-) -> Floats:
-    """``(replicates, K)``: every cause's mean over the tail of a resample, in milliseconds."""
     n = len(ledger.latency_ns)
     order = np.argsort(ledger.latency_ns, kind="stable")
     entries = ((ledger.own_ns + ledger.propagated_ns) / 1e6)[:, order]
     latency, spread = ledger.latency_ns[order], doubt.spread[:, order] / 1e6
     fixed = np.zeros(n, dtype=bool)
     for k, cause in enumerate(ledger.causes):
-        if cause in once:
+        if cause in ONCE:
             fixed |= ledger.own_ns[k] + ledger.propagated_ns[k] > 0.05 * max(ledger.reference_ns, 1)
     medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
     rng = np.random.default_rng(seed)

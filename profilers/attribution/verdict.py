@@ -48,7 +48,7 @@ def judge(
     :param latency_ms: the summary of the run; ``at_ms`` its latency at ``percentile``.
     """
     name = f"p{percentile:g}"
-    if not tail.members.size:
+    if not tail.requests:
         return Verdict(word=INCONCLUSIVE, sentence="No request ended ok, so there is no latency to explain.")
     median = latency_ms["p50"]
     ratio = at_ms / median if median > 0 else 1.0
@@ -130,7 +130,7 @@ def warnings(
     """What a reader must know before believing the figures, a sentence each."""
     notes: list[str] = []
     counts = record.counts()
-    n, ended = int(tail.members.size), sum(counts.values())
+    n, ended = tail.requests, sum(counts.values())
     if record.partial:
         state = str(record.meta.get("state", "unknown"))
         missing = max(record.unrecorded(), 0)
@@ -139,9 +139,8 @@ def warnings(
         notes.append(f"{record.unrecorded()} scheduled requests have no record.")
     if not n:
         notes.append("No request ended ok: there is nothing to diagnose.")
-    elif n < _FEW_REQUESTS or np.count_nonzero(tail.members) < _FEW_IN_TAIL:
-        inside = int(np.count_nonzero(tail.members))
-        notes.append(f"p{percentile:g} rests on {inside} of {n} requests: too few to be sure of.")
+    elif n < _FEW_REQUESTS or tail.inside < _FEW_IN_TAIL:
+        notes.append(f"p{percentile:g} rests on {tail.inside} of {n} requests: too few to be sure of.")
     lost = counts["ok"] - n
     if lost > 0:
         notes.append(f"{lost} requests that ended ok have no record of their batch and are not in these figures.")

@@ -1,6 +1,6 @@
 """Waits that come from before a cut: a record cut while its service was busy leaves a backlog behind.
 
-What is replayed of the second piece begins with an empty queue. What its requests waited beyond that, they waited
+What is replayed of the second chunk begins with an empty queue. What its requests waited beyond that, they waited
 for the backlog, and that was there for the reasons for which the last requests before the cut waited.
 """
 
@@ -20,7 +20,7 @@ _LAST = 256
 
 
 def wait_shares(ledger: Ledger) -> Floats:
-    """``(K,)``: which causes the last requests of a piece waited for, as shares; zeros where none waited."""
+    """``(K,)``: which causes the last requests of a chunk waited for, as shares; zeros where none waited."""
     waits = ledger.propagated_ns[:, -_LAST:].sum(axis=1).astype(np.float64)
     for cause in _WAITS:
         k = ledger.causes.index(cause)
@@ -33,7 +33,7 @@ def wait_shares(ledger: Ledger) -> Floats:
 def carry_over(ledger: Ledger, closure_ns: Ints, before_idle: Bools, shares: Floats) -> Ledger:
     """Divide what requests waited for the backlog at a cut; every sum stays exact.
 
-    :param closure_ns: ``(n,)`` wait that the piece's own replay does not reproduce, now in ``unexplained``.
+    :param closure_ns: ``(n,)`` wait that the chunk's own replay does not reproduce, now in ``unexplained``.
     :param before_idle: ``(n,)`` requests that the backlog can have kept waiting.
     :param shares: ``(K,)`` of the backlog, by cause; nothing is divided where they are zero.
     """
@@ -54,7 +54,7 @@ def carry_over(ledger: Ledger, closure_ns: Ints, before_idle: Bools, shares: Flo
 
 
 def rebased(ledger: Ledger, reference_ns: int) -> Ledger:
-    """A piece's ledger counted from the run's reference; what that moves is ``unexplained``."""
+    """A chunk's ledger counted from the run's reference; what that moves is ``unexplained``."""
     if ledger.reference_ns == reference_ns:
         return ledger
     own = ledger.own_ns.copy()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from latfix.profilers.chunked.accumulators import rows_of
+from latfix.profilers.chunked.run_totals import rows_of
 from latfix.profilers.evidence.work_model import Ints
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.chunked_record import RecordSource

@@ -115,7 +115,8 @@ def _active(levels: Floats, sums: Floats) -> Bools:
 
 def _intervals(times: Floats, edges: Ints, active: Bools, start_s: float, end_s: float) -> Spans:
     """Active stretches in seconds, neighbors joined."""
-    begins = np.concatenate([[start_s], times[edges[1:-1]], [end_s]])
+    # What waits in a queue when arrivals end is served after `end_s`.
+    begins = np.concatenate([[start_s], np.minimum(times[edges[1:-1]], end_s), [end_s]])
     intervals: list[tuple[float, float]] = []
     for k in np.flatnonzero(active):
         begin, end = float(begins[k]), float(begins[k + 1])

@@ -1,118 +1,92 @@
-"""The run cut into windows of equal length: percentiles and causes of each, and when each cause was active."""
+"""The run cut into windows of equal length: percentiles and causes of each."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
-from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Floats, Ints
-from latfix.profilers.over_time.active_intervals import activity
-from latfix.results.diagnosis import Activity, Ledger, Window
+from latfix.results.diagnosis import Window
+from latfix.statistics.quantile_sketch import Distribution
 
 #: Windows hold about so many requests, as far as their number stays within bounds.
 _REQUESTS = 150
 _FEWEST, _MOST = 6, 24
 _LEAST_REQUESTS = 50
-#: A percentile is told of a window where so many requests rest on it.
+#: Requests that a window's percentile must rest on.
 _REST: Mapping[int, int] = {50: 5, 95: 40, 99: 100}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
-    """The windows of a run, and when its causes were active.
+def window_edges(requests: int, first_ns: int, last_ns: int) -> Floats:
+    """Bounds of the windows in seconds: six to 24 of equal length, fewer where they would hold under 50 requests.
 
-    :param windows: in order of time; none where no request ended ``ok``.
-    :param active: by cause id.
+    :param requests: that ended ``ok``, at least one.
+    :param first_ns: the first arrival among them, ``last_ns`` the last.
+    """
+    number = int(np.clip(requests // _REQUESTS, _FEWEST, _MOST))
+    number = max(min(number, requests // _LEAST_REQUESTS), 1)
+    first_s, last_s = first_ns / 1e9, last_ns / 1e9
+    return np.linspace(first_s, last_s if last_s > first_s else first_s + 1e-3, number + 1)
+
+
+class WindowTally:
+    """What falls into each window, counted chunk by chunk.
+
+    :param edges_s: from :func:`window_edges`.
+    :param kinds: how many causes there are.
+    :param exact: latencies are kept, which makes percentiles exact.
     """
 
-    windows: tuple[Window, ...]
-    active: Mapping[str, Activity]
+    def __init__(self, edges_s: Floats, kinds: int, *, exact: bool) -> None:
+        self._edges, number = edges_s, len(edges_s) - 1
+        self._latency = [Distribution(exact=exact) for _ in range(number)]
+        self._offered = np.zeros(number, np.int64)
+        self._entries = np.zeros((kinds, number))
 
+    def offer(self, arrival_ns: Ints) -> None:
+        """Count arrivals of scheduled requests, whatever became of them; those outside all windows are left out."""
+        arrival_s = arrival_ns / 1e9
+        inside = (arrival_s >= self._edges[0]) & (arrival_s <= self._edges[-1])
+        self._offered += np.bincount(self._slots(arrival_ns[inside]), minlength=len(self._offered))
 
-def windows_of(evidence: Evidence, ledger: Ledger, causes: Collection[str], *, seed: int = 0) -> Windows:
-    """Cut a run into windows, and tell when each cause was active.
+    def add(self, arrival_ns: Ints, latency_ns: Ints, entries: Mapping[int, Ints]) -> None:
+        """Count requests that ended ``ok``.
 
-    :param ledger: of the evidence's ``ok`` requests, in their order.
-    :param causes: ids to tell of: those with a material part of the tail.
-    :param seed: of the permutations that say what is no more than chance.
-    """
-    rows, ok = evidence.rows, evidence.ok
-    arrival = rows["arrival_ns"][ok].astype(np.int64)
-    begun = arrival + (rows["dispatch_ns"] + rows["prepare_ns"] + rows["queue_ns"])[ok]
-    offered = rows["arrival_ns"][rows["warmup"] == 0].astype(np.int64)
-    known = [cause for cause in ledger.causes if cause in causes]
-    entries = {cause: ledger.causes.index(cause) for cause in known}
-    if not len(arrival):
-        return Windows(windows=(), active={})
-    start_s, end_s = _bounds(arrival)
-    totals = {cause: ledger.own_ns[k] + ledger.propagated_ns[k] for cause, k in entries.items()}
-    return Windows(
-        windows=cut_windows(arrival, ledger.latency_ns, offered, totals),
-        active={
-            cause: activity(ledger.own_ns[k], begun, start_s=start_s, end_s=end_s, seed=seed)
-            for cause, k in entries.items()
-        },
-    )
+        :param entries: by cause's number, ``(n,)`` nanoseconds.
+        """
+        slot = self._slots(arrival_ns)
+        for k in np.unique(slot).tolist():
+            self._latency[k].add(latency_ns[slot == k])
+        for cause, amount in entries.items():
+            self._entries[cause] += np.bincount(slot, amount, len(self._offered))
 
+    def windows(self, causes: Mapping[str, int]) -> tuple[Window, ...]:
+        """The windows, in order of time.
 
-def cut_windows(
-    arrival_ns: Ints, latency_ns: Ints, offered_ns: Ints, causes: Mapping[str, Ints]
-) -> tuple[Window, ...]:
-    """Windows of equal length over the run: six to 24, fewer where they would hold under 50 requests.
-
-    :param arrival_ns: ``(n,)`` of requests that ended ``ok``; ``latency_ns`` theirs.
-    :param offered_ns: arrivals of all requests, ended how they may.
-    :param causes: by id ``(n,)`` nanoseconds.
-    """
-    n = len(arrival_ns)
-    if not n:
-        return ()
-    number = int(np.clip(n // _REQUESTS, _FEWEST, _MOST))
-    number = max(min(number, n // _LEAST_REQUESTS), 1)
-    start_s, end_s = _bounds(arrival_ns)
-    edges = np.linspace(start_s, end_s, number + 1)
-    slot = _slots(arrival_ns, edges)
-    counts = np.bincount(slot, minlength=number)
-    inside = (offered_ns / 1e9 >= start_s) & (offered_ns / 1e9 <= end_s)
-    offered = np.bincount(_slots(offered_ns[inside], edges), minlength=number)
-    means = {
-        cause: np.bincount(slot, weights=amount.astype(np.float64), minlength=number) / np.maximum(counts, 1) / 1e6
-        for cause, amount in causes.items()
-    }
-    order = np.argsort(slot, kind="stable")
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    windows = []
-    for k in range(number):
-        latency = latency_ns[order[bounds[k] : bounds[k + 1]]]
-        windows.append(
+        :param causes: numbers of the causes to report, by id.
+        """
+        edges = self._edges
+        return tuple(
             Window(
                 start_s=float(edges[k]),
                 end_s=float(edges[k + 1]),
                 requests=len(latency),
-                offered_rps=float(offered[k] / (edges[k + 1] - edges[k])),
+                offered_rps=float(self._offered[k] / (edges[k + 1] - edges[k])),
                 **_percentiles_ms(latency),
-                causes_ms={cause: float(mean[k]) for cause, mean in means.items()},
+                causes_ms={
+                    name: float(self._entries[c, k] / max(len(latency), 1) / 1e6) for name, c in causes.items()
+                },
             )
+            for k, latency in enumerate(self._latency)
         )
-    return tuple(windows)
+
+    def _slots(self, at_ns: Ints) -> Ints:
+        slot = np.searchsorted(self._edges, at_ns / 1e9, side="right") - 1
+        return np.asarray(np.clip(slot, 0, len(self._edges) - 2), dtype=np.int64)
 
 
-def _bounds(arrival_ns: Ints) -> tuple[float, float]:
-    """First and last arrival in seconds; a millisecond apart where there is only one moment."""
-    low, high = float(arrival_ns.min()) / 1e9, float(arrival_ns.max()) / 1e9
-    return low, high if high > low else low + 1e-3
-
-
-def _slots(at_ns: Ints, edges: Floats) -> Ints:
-    slot = np.searchsorted(edges, at_ns / 1e9, side="right") - 1
-    return np.asarray(np.clip(slot, 0, len(edges) - 2), dtype=np.int64)
-
-
-def _percentiles_ms(latency_ns: Ints) -> dict[str, float | None]:
+def _percentiles_ms(latency: Distribution) -> dict[str, float | None]:
     """Percentiles that enough requests rest on."""
-    told = [q for q, least in _REST.items() if len(latency_ns) >= least]
-    values = np.percentile(latency_ns, told) / 1e6 if told else np.zeros(0)
-    return {f"p{q}_ms": float(values[told.index(q)]) if q in told else None for q in _REST}
+    n = len(latency)
+    return {f"p{q}_ms": latency.percentile(q) / 1e6 if n >= least else None for q, least in _REST.items()}

@@ -6,11 +6,9 @@ import datetime
 import os
 import platform
 import sys
-from collections import Counter
-from typing import Any
 
 from latfix.profilers.calibration.cost_cache import cpu_model
-from latfix.results.doctor_finding import Finding
+from latfix.results.doctor_finding import CheckedMachine, Doctor, Finding
 from latfix.runners.doctor.cpu import processor
 from latfix.runners.doctor.gpu import gpu
 from latfix.runners.doctor.memory import memory
@@ -21,14 +19,11 @@ from latfix.runners.doctor.torch_facts import torch_facts
 from latfix.runners.host.kernel_files import System
 from latfix.runners.replay.run_session import versions
 
-SCHEMA = "latfix.doctor/1"
 
-
-def examine(seconds: float) -> dict[str, Any]:
+def examine(seconds: float) -> Doctor:
     """Look at this machine.
 
     :param seconds: how long to watch it stand still; 0 leaves that out.
-    :returns: the document that ``latfix doctor --json`` writes.
     """
     # First, while nothing that latfix itself started is under way.
     findings: list[Finding] = list(standstill(watch(seconds))) if seconds > 0 else []
@@ -39,19 +34,17 @@ def examine(seconds: float) -> dict[str, Any]:
         findings.append(_not_linux())
     there, found = gpu(system, torch, pid=os.getpid())
     findings += [*found, *software(torch, gpu=there)]
-    return {
-        "schema": SCHEMA,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
-            "os": f"{platform.system()} {platform.release()}",
-            "gpus": [device["name"] for device in torch.get("devices", ())],
-        },
-        "versions": versions(),
-        "states": dict(Counter(finding.state for finding in findings)),
-        "findings": [finding.to_json() for finding in findings],
-    }
+    return Doctor(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        machine=CheckedMachine(
+            cpu=cpu_model(),
+            cores=os.cpu_count(),
+            os=f"{platform.system()} {platform.release()}",
+            gpus=tuple(device["name"] for device in torch.get("devices", ())),
+        ),
+        versions=versions(),
+        findings=tuple(findings),
+    )
 
 
 def _not_linux() -> Finding:

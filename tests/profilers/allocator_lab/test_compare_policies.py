@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from latfix.errors import InputError
-from latfix.profilers.allocator_lab.compare_policies import answer, compare, document, policy_of, replay
+from latfix.profilers.allocator_lab.compare_policies import answer, compare, fragmentation, policy_of, replay
 from latfix.profilers.allocator_lab.recommend import TRIED, choose
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace, Event, read_trace, write_trace
@@ -254,7 +254,7 @@ def test_a_truncated_pickle(tmp_path: Path) -> None:
 
 
 def test_the_document_is_json() -> None:
-    found = document(_STUCK, 100 * _MIB, compare(_STUCK, 100 * _MIB))
+    found = fragmentation(_STUCK, 100 * _MIB, compare(_STUCK, 100 * _MIB)).to_json()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["schema"] == "latfix.fragmentation/1" and found["peak_bytes"] == 100 * _MIB
     assert [policy["policy"] for policy in found["policies"]][:2] == ["torch's defaults", "expandable_segments:True"]

@@ -1,4 +1,4 @@
-"""Where a record is cut, what a piece holds, and how a backlog is carried over."""
+"""Where a record is cut, what a chunk holds, and how a backlog is carried over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
-from latfix.profilers.chunked.chunks import Cutter, Piece, WholeRecord, joined, not_idle
+from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, joined, not_idle
 from latfix.profilers.evidence.work_model import Ints
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.run_record import RunRecord
@@ -17,50 +17,50 @@ from latfix.run_record.run_record import RunRecord
 _IDS = tuple(cause.id for cause in CAUSES)
 
 
-def _cut(arrival: Ints, end: Ints, batch: Ints, size: int, chunk: int) -> list[Piece]:
+def _cut(arrival: Ints, end: Ints, batch: Ints, size: int, at_once: int) -> list[Chunk]:
     cutter = Cutter(size)
-    for first in range(0, len(arrival), chunk):
-        part = slice(first, first + chunk)
+    for first in range(0, len(arrival), at_once):
+        part = slice(first, first + at_once)
         cutter.add(arrival[part], end[part], batch[part])
-    return cutter.pieces()
+    return cutter.chunks()
 
 
-@pytest.mark.parametrize("chunk", [7, 64, 1_000])
-def test_cuts_lie_where_every_earlier_request_had_ended(chunk: int) -> None:
+@pytest.mark.parametrize("at_once", [7, 64, 1_000])
+def test_cuts_lie_where_every_earlier_request_had_ended(at_once: int) -> None:
     rng = np.random.default_rng(3)
     arrival = np.cumsum(rng.integers(1, 30, 1_000))
     end = arrival + rng.integers(1, 40, 1_000)
-    pieces = _cut(arrival, end, np.arange(1_000), 60, chunk)
-    assert [piece.first for piece in pieces[1:]] == [piece.last for piece in pieces[:-1]]
-    assert (pieces[0].first, pieces[-1].last) == (0, 1_000)
-    for piece in pieces[1:]:
-        assert not piece.busy
-        assert end[: piece.first].max() == piece.reach_ns <= arrival[piece.first]
-    assert all(60 <= piece.last - piece.first <= 120 for piece in pieces[:-1])
+    chunks = _cut(arrival, end, np.arange(1_000), 60, at_once)
+    assert [chunk.first for chunk in chunks[1:]] == [chunk.last for chunk in chunks[:-1]]
+    assert (chunks[0].first, chunks[-1].last) == (0, 1_000)
+    for chunk in chunks[1:]:
+        assert not chunk.busy
+        assert end[: chunk.first].max() == chunk.reach_ns <= arrival[chunk.first]
+    assert all(60 <= chunk.last - chunk.first <= 120 for chunk in chunks[:-1])
 
 
-@pytest.mark.parametrize("chunk", [7, 64, 1_000])
-def test_a_service_that_is_never_idle_is_cut_between_batches(chunk: int) -> None:
+@pytest.mark.parametrize("at_once", [7, 64, 1_000])
+def test_a_service_that_is_never_idle_is_cut_between_batches(at_once: int) -> None:
     arrival = np.arange(1_000)
     end = arrival + 50 + arrival  # the backlog grows
-    pieces = _cut(arrival, end, arrival // 4, 100, chunk)
-    assert len(pieces) >= 5
-    for piece in pieces[1:]:
-        assert piece.busy
-        assert piece.first % 4 == 0
-        assert piece.reach_ns == end[piece.first - 1]
-    assert all(100 <= piece.last - piece.first <= 200 for piece in pieces[:-1])
+    chunks = _cut(arrival, end, arrival // 4, 100, at_once)
+    assert len(chunks) >= 5
+    for chunk in chunks[1:]:
+        assert chunk.busy
+        assert chunk.first % 4 == 0
+        assert chunk.reach_ns == end[chunk.first - 1]
+    assert all(100 <= chunk.last - chunk.first <= 200 for chunk in chunks[:-1])
 
 
 def test_requests_before_the_first_idle_moment(simulate: Callable[..., RunRecord]) -> None:
     record = simulate(n=50, arrivals_ms=np.arange(50) * 20.0)
     end = record.requests["arrival_ns"] + record.requests["latency_ns"]
-    assert not not_idle(Piece(first=0, last=50, reach_ns=0, busy=False), record).any()
+    assert not not_idle(Chunk(first=0, last=50, reach_ns=0, busy=False), record).any()
     late = int(record.requests["arrival_ns"][20]) - 1
-    held = not_idle(Piece(first=0, last=50, reach_ns=late, busy=True), record)
+    held = not_idle(Chunk(first=0, last=50, reach_ns=late, busy=True), record)
     assert held[:20].all()
     assert not held[20:].any()
-    never = not_idle(Piece(first=0, last=50, reach_ns=int(end.max()) + 1, busy=True), record)
+    never = not_idle(Chunk(first=0, last=50, reach_ns=int(end.max()) + 1, busy=True), record)
     assert never.all()
 
 

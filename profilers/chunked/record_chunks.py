@@ -1,4 +1,4 @@
-"""A large record taken in pieces: where it is cut, and what a piece holds.
+"""A large record taken in chunks: where it is cut, and what a chunk holds.
 
 A queue that has run empty forgets what was before, so a record is cut where the service was idle. Where it never
 is, it is cut all the same, and what was waiting then is carried over (:mod:`chunked.backlog_carryover`).
@@ -19,6 +19,7 @@ from latfix.run_record.chunked_record import (
     RecordSource,
     first_readings,
     kept,
+    notes_of,
     scheduled_rows,
     span_of,
     totals_of,
@@ -32,10 +33,10 @@ _NEVER = -(2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Chunk:
     """Rows ``first`` up to ``last`` of a record.
 
-    :param reach_ns: when the last of all earlier requests had ended; later than the first arrival of the piece
+    :param reach_ns: when the last of all earlier requests had ended; later than the first arrival of the chunk
         where the service was busy at the cut.
     :param busy: it was.
     """
@@ -47,14 +48,14 @@ class Piece:
 
 
 class Cutter:
-    """Cuts a record into pieces while its rows pass by.
+    """Cuts a record into chunks while its rows pass by.
 
-    :param size: requests in a piece at least; where the service is not idle, twice as many at most.
+    :param size: requests in a chunk at least; where the service is not idle, twice as many at most.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._pieces: list[Piece] = []
+        self._chunks: list[Chunk] = []
         self._first, self._reach_then, self._busy = 0, _NEVER, False
         self._row, self._reach, self._largest = 0, _NEVER, _NEVER
         self._border: tuple[int, int] | None = None
@@ -75,15 +76,15 @@ class Cutter:
             if cut is None:
                 break
             row, reached, busy = cut
-            self._pieces.append(Piece(first=begun, last=row, reach_ns=self._reach_then, busy=self._busy))
+            self._chunks.append(Chunk(first=begun, last=row, reach_ns=self._reach_then, busy=self._busy))
             self._first, self._reach_then, self._busy, self._border = row, reached, busy, None
         self._row, self._reach, self._largest = done, int(reach[-1]), int(largest[-1])
 
-    def pieces(self) -> list[Piece]:
-        """All pieces; the last holds what was left."""
+    def chunks(self) -> list[Chunk]:
+        """All chunks; the last holds what was left."""
         if self._row == self._first:
-            return self._pieces
-        return [*self._pieces, Piece(first=self._first, last=self._row, reach_ns=self._reach_then, busy=self._busy)]
+            return self._chunks
+        return [*self._chunks, Chunk(first=self._first, last=self._row, reach_ns=self._reach_then, busy=self._busy)]
 
     def _next(self, idle: Ints, border: Ints, reach: Ints, done: int) -> tuple[int, int, bool] | None:
         least, most = self._first + self._size, self._first + 2 * self._size
@@ -130,8 +131,10 @@ class WholeRecord:
         yield {name: self._record.requests[name] for name in names}
 
     def stretch(self, first: int, last: int) -> RunRecord:
-        """Rows ``first`` up to ``last`` with their batches, events, samples and schedule."""
+        """Rows ``first`` up to ``last`` with what belongs to them; the record itself where those are all."""
         whole = self._record
+        if first == 0 and last == len(self):
+            return whole
         requests = {name: values[first:last] for name, values in whole.requests.items()}
         begin, end = span_of(requests)
         low, high = scheduled_rows(requests, len(whole.traffic))
@@ -151,6 +154,10 @@ class WholeRecord:
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
         return totals_of(self._record.events)
+
+    def notes(self) -> Columns:
+        """The run's events of kind ``note``."""
+        return notes_of(self._record.events)
 
 
 def _batches_of(batches: Columns, ids: Ints) -> Columns:
@@ -175,16 +182,16 @@ def part_of(traffic: Traffic, first: int, last: int) -> Traffic:
     )
 
 
-def sample_of(source: RecordSource, pieces: Sequence[Piece], stretches: int, rows: int) -> RunRecord:
+def sample_of(source: RecordSource, chunks: Sequence[Chunk], stretches: int, rows: int) -> RunRecord:
     """Stretches spread evenly over a record, joined into one, to learn from what is usual in the run.
 
-    Every stretch begins where a piece does; the first is the run's beginning. Requests are numbered anew.
+    Every stretch begins where a chunk does; the first is the run's beginning. Requests are numbered anew.
     """
-    chosen = np.unique(np.linspace(0, len(pieces) - 1, min(stretches, len(pieces))).round().astype(np.int64))
+    chosen = np.unique(np.linspace(0, len(chunks) - 1, min(stretches, len(chunks))).round().astype(np.int64))
     parts = []
     for k in chosen.tolist():
-        piece = pieces[k]
-        parts.append(source.stretch(piece.first, min(piece.first + rows, piece.last)))
+        chunk = chunks[k]
+        parts.append(source.stretch(chunk.first, min(chunk.first + rows, chunk.last)))
     return joined(parts)
 
 
@@ -242,12 +249,12 @@ def _distinct(columns: Columns, keys: tuple[str, ...]) -> Columns:
     return kept(columns, np.argsort(columns["t_ns"], kind="stable"))
 
 
-def not_idle(piece: Piece, record: RunRecord) -> Bools:
-    """Requests of a piece before its first idle moment: what waited at the cut may still keep them waiting."""
+def not_idle(chunk: Chunk, record: RunRecord) -> Bools:
+    """Requests of a chunk before its first idle moment: what waited at the cut may still keep them waiting."""
     arrival = record.requests["arrival_ns"]
-    if not piece.busy:
+    if not chunk.busy:
         return np.zeros(len(arrival), dtype=bool)
     end = arrival + record.requests["latency_ns"]
-    reach = np.maximum.accumulate(np.concatenate([[piece.reach_ns], end]))[:-1]
+    reach = np.maximum.accumulate(np.concatenate([[chunk.reach_ns], end]))[:-1]
     idle = np.flatnonzero(reach <= arrival)
     return np.asarray(np.arange(len(arrival)) < (idle[0] if len(idle) else len(arrival)))

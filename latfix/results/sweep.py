@@ -1,0 +1,279 @@
+"""What a sweep found: the knee, the largest load, its points, and how far theory is from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from latfix.files.json_documents import Document
+
+#: An interval; an end that was not measured is ``None``.
+OpenInterval = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepObjective(Document):
+    """The percentile, and its limit in milliseconds; ``None`` where the workload states none."""
+
+    percentile: float
+    slo_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTraffic(Document):
+    """The part of the recorded traffic that each point replays.
+
+    :param recorded_rps: requests a second, as recorded.
+    :param repeated: how often a point plays it.
+    :param dispersion: index of dispersion of the part; ``dispersion_recorded`` of the whole recording.
+    :param gap_scv: squared coefficient of variation of the gaps.
+    :param index_of_dispersion: mean gaps in a window, and the index of dispersion of counts in it.
+    """
+
+    recorded_rps: float
+    requests_per_point: int
+    repeated: int
+    dispersion: float | None
+    dispersion_recorded: float | None
+    gap_scv: float | None = None
+    index_of_dispersion: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestLoadFound(Document):
+    """The largest load that meets the objective.
+
+    :param status: ``found``, ``below``, ``above``, …: which side of the loads it lies on.
+    """
+
+    status: str
+    rps: float | None
+    ci95_rps: OpenInterval
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestSetting(Document):
+    """The setting that bears most; ``maybe_as_good`` are ids of those that may bear as much."""
+
+    setting: int
+    label: str
+    status: str
+    rps: float | None
+    ci95_rps: OpenInterval
+    reason: str = ""
+    maybe_as_good: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KneeFound(Document):
+    """The load beyond which the percentile grows faster than the load; ``bracketed`` by measured loads."""
+
+    rps: float
+    ci95_rps: tuple[float, float]
+    bracketed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceMoments(Document):
+    """Service times as measured at the lowest loads; ``scv`` is the squared coefficient of variation."""
+
+    batch_fixed_ms: float
+    batch_each_ms: float
+    batch_scv: float
+    prepare_mean_ms: float
+    prepare_scv: float
+    measured_at_loads: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptSetting(Document):
+    """One combination of settings.
+
+    :param values: what was set for it.
+    :param failure: why it could not be replayed.
+    :param most_achieved_rps: the most that it served.
+    :param capacity_rps: what it bears by the queueing models.
+    """
+
+    id: int
+    label: str
+    values: Mapping[str, Any]
+    failure: str | None
+    largest: LargestLoadFound | None
+    knee: KneeFound | None
+    most_achieved_rps: float | None
+    capacity_rps: float | None
+    service: ServiceMoments | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointObjective(Document):
+    """A point against the objective.
+
+    :param at_least: the point ended early, so that the percentile is no less.
+    :param meets: ``None`` where the data cannot tell.
+    :param slow_share: share of requests beyond the limit.
+    """
+
+    percentile_ms: float | None
+    ci95_ms: OpenInterval
+    at_least: bool
+    meets: bool | None
+    slow_share: float | None
+    slow_share_ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPrediction(Document):
+    """What a queueing model says of a point; ``None`` where it says that the service cannot keep up.
+
+    :param fitted: the model was given what was measured at this very load.
+    :param why_not: why it says nothing.
+    """
+
+    mean_wait_ms: float | None
+    mean_ms: float | None
+    percentile_ms: float | None
+    fitted: bool
+    why_not: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discrepancy(Document):
+    """Why a point departs from what textbooks say of its rate, with the figures that show it."""
+
+    reason: str
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointRun(Document):
+    """One replay of a point; ``folder`` is relative to the sweep's."""
+
+    folder: str
+    kind: str
+    began_s: float
+    percentile_ms: float | None
+    ended_early: bool
+    fresh_process: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint(Document):
+    """One setting at one load.
+
+    :param load: multiple of the recorded rate.
+    :param enough_requests: so many lie beyond the percentile that it means something.
+    :param saturated: its queue grew until the end.
+    :param utilization: share of the time that workers compute, are held open, and that prepare threads work.
+    :param predictions: by model.
+    :param reasons: why the models are off.
+    """
+
+    setting: int
+    load: float
+    offered_rps: float
+    achieved_rps: float
+    requests: Mapping[str, int]
+    latency_ms: Mapping[str, float]
+    latency_ci95_ms: Mapping[str, tuple[float, float]]
+    objective: PointObjective
+    enough_requests: bool
+    saturated: bool
+    wait_ms: Mapping[str, float | None]
+    utilization: Mapping[str, float]
+    batch_size: float
+    in_flight_at_end: int
+    trustworthy: bool
+    dispersion: float | None
+    predictions: Mapping[str, LoadPrediction]
+    reasons: tuple[Discrepancy, ...]
+    runs: tuple[PointRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint(Document):
+    """A point than which no other has both more throughput and a lower percentile."""
+
+    setting: int
+    load: float
+    achieved_rps: float
+    percentile_ms: float | None
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityGate(Document):
+    """``--at-least``; ``passed`` is ``None`` where the data cannot tell."""
+
+    at_least_rps: float
+    passed: bool | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelErrors(Document):
+    """How far a queueing model is off: the median factor between prediction and measurement.
+
+    :param loads: how many it rests on; ``silent`` those where the model gives no steady state.
+    """
+
+    wait: float | None
+    percentile: float | None
+    loads: int
+    silent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpread(Document):
+    """How far replays of the same point differ."""
+
+    run_to_run_ratio: float
+    repeats: int
+    largest_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedLoad(Document):
+    """A load that was asked for and not replayed."""
+
+    setting: int
+    load: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep(Document):
+    """What ``latfix sweep`` found: ``sweep.json``; while it runs, the head and its points.
+
+    :param state: ``running``, ``complete`` or ``interrupted``.
+    :param pareto: points that no other beats in both throughput and latency.
+    :param best: the setting that bears most; ``None`` where none meets the objective.
+    :param models: by queueing model, how far it is off.
+    """
+
+    SCHEMA: ClassVar[str] = "latfix.sweep/1"
+
+    workload: str
+    device: str
+    objective: SweepObjective
+    traffic: SweepTraffic
+    state: str
+    seed: int | None = None
+    budget_s: float | None = None
+    seconds: float | None = None
+    settings: tuple[SweptSetting, ...] = ()
+    points: tuple[SweepPoint, ...] = ()
+    pareto: tuple[ParetoPoint, ...] = ()
+    knee_rule: str = ""
+    best: BestSetting | None = None
+    gate: CapacityGate | None = None
+    models: Mapping[str, ModelErrors] = field(default_factory=dict)
+    spread: RunSpread | None = None
+    skipped: tuple[SkippedLoad, ...] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,178 @@
+"""What is usual in a run, and the ledger of each of its chunks, all counted from the same references.
+
+A record that is laid out at once is its own sample. Of a larger one, what is usual is learned from stretches spread
+over it; then each chunk is attributed with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latfix.profilers.attribution.ledger import Books, make_books
+from latfix.profilers.causes import CAUSES
+from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
+from latfix.profilers.chunked.record_chunks import Chunk, not_idle, sample_of
+from latfix.profilers.evidence.run_baselines import Norms
+from latfix.profilers.evidence.units import Evidence, gather
+from latfix.profilers.evidence.work_model import Ints
+from latfix.results.diagnosis import Ledger
+from latfix.run_record.chunked_record import LARGE, RecordSource
+from latfix.run_record.run_record import RunRecord
+from latfix.statistics.latency_summary import percentile_ns
+
+Sink = Callable[[Ledger], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How a run is divided.
+
+    :param limit: runs of at most so many requests are one chunk, laid out at once.
+    :param chunk: requests in a chunk at least, of a larger run.
+    :param stretches: learned from, each of ``stretch`` requests.
+    :param listed: slowest requests whose ledger is kept.
+    """
+
+    limit: int = LARGE
+    chunk: int = 65_536
+    stretches: int = 8
+    stretch: int = 10_000
+    listed: int = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baselines:
+    """What is usual in a run.
+
+    :param sample: what it was learned from: stretches of the run, joined, or all of it.
+    :param evidence: of the sample, for the causes' sentences.
+    :param books: of the sample; their reference is the run's.
+    :param ranking: causes of the sample's tail, the largest first.
+    """
+
+    sample: RunRecord
+    evidence: Evidence
+    norms: Norms
+    books: Books
+    ranking: tuple[str, ...]
+
+    @property
+    def reference_ns(self) -> int:
+        """What a quiet, typical request of the run takes."""
+        return self.books.ledger.reference_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLedger:
+    """One chunk, attributed.
+
+    :param first_row: of the chunk in the record.
+    :param books: from the chunk's own replay; ``ledger`` counts from the run's reference, and what the backlog at
+        the cut made wait is divided among its causes.
+    :param closure_ns: ``(n,)`` waits that neither explains.
+    """
+
+    first_row: int
+    record: RunRecord
+    evidence: Evidence
+    books: Books
+    ledger: Ledger
+    closure_ns: Ints
+
+    @property
+    def begun_ns(self) -> Ints:
+        """``(n,)`` when the work on each request of the ledger began."""
+        rows = self.evidence.rows
+        begun = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"] + rows["queue_ns"]
+        return np.asarray(begun[self.evidence.ok], dtype=np.int64)
+
+
+def learn_all(record: RunRecord, percentile: float) -> Baselines:
+    """What is usual in a run that is laid out at once."""
+    norms = Norms()
+    return _learned(record, gather(record, norms), norms, percentile)
+
+
+def learn(source: RecordSource, chunks: Sequence[Chunk], percentile: float, scale: Scale) -> Baselines:
+    """What is usual in a run, from stretches of it."""
+    norms = Norms()
+    sample = sample_of(source, chunks, scale.stretches, scale.stretch)
+    if any(chunk.busy for chunk in chunks):
+        # Stretches of a busy service begin with a backlog: what waking takes is learned from the run's beginning.
+        begun = Norms()
+        make_books(gather(sample_of(source, chunks, 1, scale.stretch), begun))
+        norms.of("waking", lambda: begun.of("waking", int))
+    evidence = gather(sample, norms)
+    totals = source.event_totals()
+    pauses = {
+        kind: replace(known, count=totals.get(kind, (0, 0))[0], longest_ns=totals.get(kind, (0, 0))[1])
+        for kind, known in evidence.pauses.items()
+    }
+    return _learned(sample, replace(evidence, pauses=pauses), norms, percentile)
+
+
+def _learned(sample: RunRecord, evidence: Evidence, norms: Norms, percentile: float) -> Baselines:
+    books = make_books(evidence)
+    books = replace(books, ledger=replace(books.ledger, ids=_ids(sample, books.ledger)))
+    ledger = books.ledger
+    slow = ledger.latency_ns >= percentile_ns(ledger.latency_ns, percentile)
+    total = (ledger.own_ns + ledger.propagated_ns)[:, slow].sum(axis=1)
+    order = np.argsort(-total, kind="stable")
+    return Baselines(
+        sample=sample,
+        evidence=evidence,
+        norms=norms,
+        books=books,
+        ranking=tuple(ledger.causes[k] for k in order if total[k] > 0 and k < len(CAUSES) - 1),
+    )
+
+
+def whole_ledger(baselines: Baselines) -> ChunkLedger:
+    """The ledger of a run that was laid out at once."""
+    books = baselines.books
+    return ChunkLedger(
+        first_row=0,
+        record=baselines.sample,
+        evidence=baselines.evidence,
+        books=books,
+        ledger=books.ledger,
+        closure_ns=books.closure_ns,
+    )
+
+
+def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Baselines) -> Iterator[ChunkLedger]:
+    """Attribute chunks one after the other; a backlog at a cut is carried over to the next."""
+    shares = np.zeros(len(CAUSES))
+    for chunk in chunks:
+        record = source.stretch(chunk.first, chunk.last)
+        evidence = _own_folds(gather(record, baselines.norms.copied(), begins=chunk.first == 0))
+        books = make_books(evidence)
+        ledger = rebased(replace(books.ledger, ids=_ids(record, books.ledger)), baselines.reference_ns)
+        early = not_idle(chunk, record)[evidence.ok]
+        carried = carry_over(ledger, books.closure_ns, early, shares)
+        closure = np.where(early & shares.any(), np.minimum(books.closure_ns, 0), books.closure_ns)
+        shares = wait_shares(carried)
+        yield ChunkLedger(
+            first_row=chunk.first,
+            record=record,
+            evidence=evidence,
+            books=replace(books, ledger=ledger),
+            ledger=carried,
+            closure_ns=closure,
+        )
+
+
+def _ids(record: RunRecord, ledger: Ledger) -> tuple[str, ...]:
+    return tuple(record.traffic.ids[k] for k in (ledger.request - record.first_index).tolist())
+
+
+def _own_folds(evidence: Evidence) -> Evidence:
+    """The models' folds, as they are for the chunk's units."""
+    counts = {"prepare": len(evidence.ok), "finish": len(evidence.ok), "compute": len(evidence.batches["size"])}
+    models = {
+        unit: replace(model, fold=model.folds_of(counts[unit])) for unit, model in evidence.expected.models.items()
+    }
+    return replace(evidence, expected=replace(evidence.expected, models=models))

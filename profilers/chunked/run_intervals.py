@@ -1,0 +1,138 @@
+"""The tail of a run and the intervals of its figures.
+
+Resamples draw stretches of neighboring requests. Of a run in one chunk they draw single requests; of a larger one
+blocks, and the tail is cut anew between bands of latency.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from latfix.formatting import LATENCY_KEYS
+from latfix.profilers.attribution.ledger import Books, doubt_of
+from latfix.profilers.attribution.tail import Median, Tail, reaching, resampled_rows
+from latfix.profilers.chunked.chunk_ledgers import Baselines
+from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import Floats
+from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
+from latfix.statistics.distributions import student_t
+from latfix.statistics.latency_summary import QUANTILES, summary_intervals_ms
+from latfix.statistics.percentiles import share_interval
+from latfix.statistics.quantile_sketch import LogHistogram
+
+
+def cut_tail(totals: RunTotals, baselines: Baselines, percentile: float, *, seed: int, replicates: int) -> Tail:
+    """The tail of a run, with 95 % intervals of what each cause has of it."""
+    count = max(totals.tail, 1)
+    own, propagated = totals.tail_own / count / 1e6, totals.tail_propagated / count / 1e6
+    intervals = np.zeros((len(own), 2))
+    if totals.requests:
+        drawn = _drawn(totals, baselines, percentile, seed, replicates)
+        intervals = reaching(own + propagated, np.quantile(drawn, [0.025, 0.975], axis=0), count)
+    return Tail(
+        requests=totals.requests,
+        inside=totals.tail,
+        mean_ms=totals.tail_latency_ns / count / 1e6,
+        excess_ms=(totals.tail_latency_ns - totals.tail * baselines.reference_ns) / count / 1e6,
+        own_ms=own,
+        propagated_ms=propagated,
+        ci95_ms=intervals,
+    )
+
+
+def _drawn(totals: RunTotals, baselines: Baselines, percentile: float, seed: int, replicates: int) -> Floats:
+    """``(replicates, K)``: every cause's mean over the tail of a resample, milliseconds."""
+    if totals.kept is not None:
+        doubt = doubt_of(totals.kept.evidence, totals.kept.books)
+        return resampled_rows(totals.kept.ledger, percentile, doubt, seed, replicates)
+    assert totals.blocks is not None
+    drawn = _resampled_blocks(totals.blocks, percentile, seed, replicates)
+    return drawn - _moved_references(baselines.evidence, baselines.books, len(totals.tail_own), seed, replicates)
+
+
+def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replicates: int) -> Floats:
+    """As :func:`resampled_rows`, from sums over blocks, with the references left as they are."""
+    rng = np.random.default_rng(seed)
+    blocks = np.flatnonzero(totals.requests > 0)
+    many, length = len(blocks), max(1, min(totals.layout.together, len(blocks)))
+    starts = iter_block_starts(many, block=length, replicates=replicates, rng=rng)
+    weights = np.stack([block_counts(many, each, length) for each in starts])
+    fixed = totals.layout.blocks
+    counts = weights @ totals.band_counts[blocks] + totals.band_counts[fixed]
+    held = _held(counts.astype(np.float64), 1 - percentile / 100)
+    size = np.maximum((held * counts).sum(axis=1), 1.0)
+    spread = totals.band_spread / np.maximum(totals.band_counts.sum(axis=0), 1)
+    drawn = np.empty((replicates, len(spread)))
+    for k in range(drawn.shape[1]):
+        sums = weights @ totals.band_entries[k, blocks] + totals.band_entries[k, fixed]
+        doubt = (held * counts) @ spread[k] * rng.standard_normal(replicates)
+        drawn[:, k] = ((held * sums).sum(axis=1) + doubt) / size / 1e6
+    return drawn
+
+
+def _held(counts: Floats, share: float) -> Floats:
+    """``(replicates, bands)``: what part of each band is in the tail of its resample."""
+    wanted = np.maximum(counts.sum(axis=1, keepdims=True) * share, 1.0)
+    above = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1] - counts
+    return np.asarray(np.clip((wanted - above) / np.maximum(counts, 1), 0.0, 1.0), dtype=np.float64)
+
+
+def _moved_references(sample: Evidence, books: Books, kinds: int, seed: int, replicates: int) -> Floats:
+    """``(replicates, kinds)``: how references move when the sample they were learned from is drawn anew, in ms."""
+    latency, doubt = books.ledger.latency_ns, doubt_of(sample, books)
+    n = len(latency)
+    moved = np.zeros((replicates, kinds))
+    medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]
+    if not n or not medians:
+        return moved
+    block, rng = block_length(latency), np.random.default_rng(seed)
+    for row, starts in zip(moved, iter_block_starts(n, block=block, replicates=replicates, rng=rng), strict=True):
+        counts = block_counts(n, starts, block)
+        for k, median in medians:
+            row[k] += median.moved(counts) / 1e6
+    return moved
+
+
+def latency_intervals_ms(
+    totals: RunTotals, latency: LogHistogram | None, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Intervals of the summary of latency by :data:`LATENCY_KEYS`, milliseconds; see :mod:`latency_summary`.
+
+    :param latency: of a run in several chunks.
+    """
+    if totals.kept is not None:
+        return summary_intervals_ms(totals.kept.ledger.latency_ns, seed=seed)
+    if not totals.requests or totals.blocks is None or latency is None:
+        return dict.fromkeys(LATENCY_KEYS, (0.0, 0.0))
+    blocks = totals.blocks
+    some, together = blocks.requests > 0, blocks.layout.together
+    size = block_sums(blocks.requests[some].astype(np.float64), together)
+    starts = np.arange(0, np.count_nonzero(some), together)
+    largest = np.sort(np.maximum.reduceat(blocks.largest[some], starts))[::-1]
+    intervals = {"mean": _mean_interval(block_sums(blocks.latency[some], together), size)}
+    for key, beyond in zip(QUANTILES, blocks.beyond, strict=True):
+        sums = block_sums(beyond[some].astype(np.float64), together)
+        intervals[key] = _percentile_interval(sums, size, 1 - QUANTILES[key], latency)
+    # Blocks that hold the maximum are missing in a resample with a chance of (1 - j / B)^B.
+    rank = min(math.ceil(len(size) * (1 - 0.025 ** (1 / len(size)))), len(size)) - 1
+    intervals["max"] = (float(largest[max(rank, 0)]) / 1e6, float(largest[0]) / 1e6)
+    return {key: intervals[key] for key in LATENCY_KEYS}
+
+
+def _mean_interval(sums: Floats, size: Floats) -> tuple[float, float]:
+    mean = float(sums.sum() / size.sum())
+    added = sums - mean * size
+    half = student_t(0.95, evidence(added)) * float(np.sqrt((added**2).sum())) / float(size.sum())
+    return (max(mean - half, 0.0) / 1e6, (mean + half) / 1e6)
+
+
+def _percentile_interval(beyond: Floats, size: Floats, share: float, latency: LogHistogram) -> tuple[float, float]:
+    n = float(size.sum())
+    observed = min(max(float(beyond.sum()) / n, 1.0 / n), 0.5)
+    added = beyond - size * float(beyond.sum()) / n
+    inflation = max(1.0, float((added**2).sum()) / (n * observed * (1 - observed)))
+    low, high = share_interval(share, n / inflation, beyond - share * size)
+    return latency.value_at((n - 1) * (1 - high)) / 1e6, latency.value_at((n - 1) * (1 - low)) / 1e6

@@ -1,0 +1,358 @@
+"""What a diagnosis needs of a run, summed over the ledgers of its chunks.
+
+A run in one chunk keeps its ledger and every value, so that its figures are exact. A run in several keeps
+histograms and sums over blocks of neighboring requests, in memory that does not grow with the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.attribution.cause_removal import latencies_without
+from latfix.profilers.attribution.tail import ONCE
+from latfix.profilers.causes import CAUSES
+from latfix.profilers.chunked.chunk_ledgers import Baselines, ChunkLedger, Scale
+from latfix.profilers.chunked.survey import Survey
+from latfix.profilers.evidence.work_model import Floats, Ints
+from latfix.profilers.over_time.time_windows import WindowTally, window_edges
+from latfix.results.diagnosis import Ledger
+from latfix.results.worker_summary import WorkerTally
+from latfix.stages import STAGES, STATUS_NAMES
+from latfix.statistics.block_bootstrap import block_length
+from latfix.statistics.latency_summary import QUANTILES
+from latfix.statistics.quantile_sketch import Distribution, LogHistogram
+
+#: A cause touched a request where its own part exceeds this.
+OWN_FLOOR_NS = 1_000
+_ENTRIES = len(CAUSES)
+_OBSERVER = [cause.id for cause in CAUSES].index("observer")
+_BLOCKS = 2_000
+_MOMENTS = 4_096
+#: Shares of requests above the bounds of bands, as parts of the tail's own share.
+_BOUNDS = (
+    *(100.0, 70.0, 50.0, 35.0, 25.0, 17.0, 12.0, 8.0, 6.0, 4.0),
+    *(3.0, 2.5, 2.0, 1.75, 1.5, 1.35, 1.25, 1.18, 1.12, 1.08, 1.05, 1.03, 1.015, 1.0),
+    *(0.985, 0.97, 0.95, 0.92, 0.88, 0.82, 0.75, 0.65, 0.5, 0.35, 0.2),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """How the requests of a run in several chunks are summed up.
+
+    :param rows: rows of the record in a block, of which there are ``blocks``; the bootstrap draws as many neighbors
+        ``together`` as depend on each other.
+    :param bands_ns: ascending bounds of latency around the tail's, between which sums are kept apart.
+    :param listed_ns: requests from this latency on are kept one by one; at most ``listed`` of them in the end.
+    :param limits_ns: latencies whose exceedances are counted by block, in the order of ``QUANTILES``.
+    :param moments_ns: bounds of the slots of time that say when a cause struck.
+    """
+
+    rows: int
+    blocks: int
+    together: int
+    bands_ns: Floats
+    listed_ns: float
+    listed: int
+    limits_ns: Floats
+    moments_ns: Floats
+
+    @classmethod
+    def of(cls, seen: Survey, latency: LogHistogram, learned: Ledger, percentile: float, scale: Scale) -> BlockLayout:
+        """A layout for a surveyed run.
+
+        :param learned: ledger of the sample, which says how far neighbors depend on each other.
+        """
+        n, rows = seen.requests, max(-(-seen.rows // _BLOCKS), 1)
+        # Neighbors depend on more of each other in longer series, as the rule for the block's length has it.
+        dependent = block_length(learned.latency_ns) * math.cbrt(n / max(len(learned.latency_ns), 1))
+        end = max(seen.last_ns, seen.first_ns + 1_000_000, seen.ended_ns)
+        return cls(
+            rows=rows,
+            blocks=-(-seen.rows // rows),
+            together=max(math.ceil(min(dependent, seen.rows / 8) / rows), 1),
+            bands_ns=bands_of(latency, percentile, seen.percentiles_ns[percentile]),
+            # A few more than are kept: the histogram tells a rank to a twentieth of a percent of its latency.
+            listed_ns=0.998 * latency.value_at(n - scale.listed) if n > scale.listed else 0.0,
+            listed=scale.listed,
+            limits_ns=np.array([seen.percentiles_ns[100 * q] for q in QUANTILES.values()]),
+            moments_ns=np.linspace(seen.first_ns, end, _MOMENTS + 1),
+        )
+
+
+def bands_of(latency: LogHistogram, percentile: float, at_ns: float) -> Floats:
+    """Bounds of latency around a percentile, nanoseconds, ascending; ``at_ns``, the percentile, is one of them."""
+    n, share = len(latency), 1 - percentile / 100
+    below = [latency.value_at((n - 1) * max(1 - share * part, 0.0)) if part != 1.0 else at_ns for part in _BOUNDS]
+    return np.unique(below)
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """One stage of the measured ``ok`` requests, nanoseconds."""
+
+    taken: Distribution
+    tail_ns: int = 0
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Requests that were handed over, warm-up included, and the time from the first to the last, nanoseconds."""
+
+    count: int = 0
+    first_ns: int = 2**62
+    last_ns: int = -(2**62)
+
+    def add(self, handed_ns: Ints) -> None:
+        """Count requests by when they were handed over."""
+        self.count += len(handed_ns)
+        self.first_ns = min(self.first_ns, int(handed_ns.min(initial=self.first_ns)))
+        self.last_ns = max(self.last_ns, int(handed_ns.max(initial=self.last_ns)))
+
+    @property
+    def span_ns(self) -> float:
+        """From the first to the last."""
+        return float(self.last_ns - self.first_ns) if self.count else 0.0
+
+
+class RunTotals:
+    """The sums. Row ``k`` of an array belongs to ``CAUSES[k]``; times in nanoseconds.
+
+    :ivar tail: of ``requests``, how many are at or above the tail's percentile.
+    :ivar without: latencies predicted without each set of causes of ``removals``.
+    :ivar kept: the run's ledger where it is one chunk; ``blocks`` the sums otherwise.
+    """
+
+    def __init__(self, seen: Survey, baselines: Baselines, percentile: float, scale: Scale) -> None:
+        self.exact = exact = seen.histogram is None
+        self.tail_ns = seen.percentiles_ns[percentile]
+        self.kept: ChunkLedger | None = None
+        self._learned = learned = baselines.books.ledger
+        layout = None if seen.histogram is None else BlockLayout.of(seen, seen.histogram, learned, percentile, scale)
+        self.blocks = None if layout is None else BlockTotals(layout)
+        self.removals: list[tuple[str, ...]] = [(cause.id,) for cause in CAUSES]
+        self.removals += [baselines.ranking[:count] for count in (2, 3) if len(baselines.ranking) >= count]
+        self.without = [Distribution(exact=exact) for _ in self.removals]
+        self.windows: WindowTally | None = None
+        self.span_s = (0.0, 0.0)
+        if seen.requests:
+            edges = window_edges(seen.requests, seen.first_ns, seen.last_ns)
+            self.windows, self.span_s = WindowTally(edges, _ENTRIES, exact=exact), (float(edges[0]), float(edges[-1]))
+        self.workers = WorkerTally(baselines.sample.meta, self.tail_ns, exact=exact)
+        self.latency, self.lag, self.observed = (Distribution(exact=exact) for _ in range(3))
+        self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in STAGES}
+        self.handed = Arrivals()
+        self.measured_ns = 2**62, -(2**62)
+        self.statuses = np.zeros(len(STATUS_NAMES), np.int64)
+        self.tail, self.tail_latency_ns = 0, 0
+        self.tail_own, self.tail_propagated = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
+        self.present = np.zeros(_ENTRIES, dtype=bool)
+        self.touched, self.largest = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
+        self.quiet, self.closure_ns = 0, 0
+
+    @property
+    def requests(self) -> int:
+        """How many the ledgers are about: measured, ended ``ok``, served in a batch."""
+        return len(self.latency)
+
+    def add(self, chunk: ChunkLedger) -> None:
+        """Count the next chunk."""
+        self._add_rows(chunk)
+        self.workers.add(chunk.record)
+        if self.exact:
+            self.kept = chunk
+        ledger = chunk.ledger
+        if not len(ledger.latency_ns):
+            return
+        entries = ledger.own_ns + ledger.propagated_ns
+        present = np.flatnonzero(ledger.own_ns.any(axis=1) | ledger.propagated_ns.any(axis=1))
+        self.present[present] = True
+        own = ledger.own_ns[present]
+        self.touched[present] += np.count_nonzero(own > OWN_FLOOR_NS, axis=1)
+        self.largest[present] = np.maximum(self.largest[present], own.max(axis=1))
+        self.observed.add(ledger.own_ns[_OBSERVER])
+        self._add_latency(chunk)
+        if self.windows is not None:
+            arrival = chunk.evidence.rows["arrival_ns"][chunk.evidence.ok]
+            self.windows.add(arrival, ledger.latency_ns, {int(k): entries[k] for k in present})
+        if self.blocks is not None:
+            self.blocks.add(chunk, entries, present)
+        self._predict(chunk)
+
+    def strikes(self, cause: int) -> tuple[Ints, Ints]:
+        """What a cause cost on requests' own paths, and when their work began: by request, or by slot of time."""
+        if self.kept is not None:
+            return self.kept.ledger.own_ns[cause], self.kept.begun_ns
+        assert self.blocks is not None
+        some, edges = self.blocks.moment_requests > 0, self.blocks.layout.moments_ns
+        middle = ((edges[:-1] + edges[1:]) / 2)[some]
+        return self.blocks.moment_own[cause][some].astype(np.int64), middle.astype(np.int64)
+
+    def ledger(self) -> Ledger:
+        """The run's ledger, or its slowest rows."""
+        if self.kept is not None:
+            return self.kept.ledger
+        assert self.blocks is not None
+        return stacked(self.blocks.listed or [self._learned], self.blocks.layout.listed)
+
+    def _add_rows(self, chunk: ChunkLedger) -> None:
+        rows = chunk.evidence.rows
+        self.handed.add(rows["arrival_ns"] + rows["dispatch_ns"])
+        measured = rows["warmup"] == 0
+        self.statuses += np.bincount(rows["status"][measured], minlength=len(STATUS_NAMES))
+        self.lag.add(rows["dispatch_ns"][measured])
+        arrival, latency = rows["arrival_ns"][measured], rows["latency_ns"][measured]
+        first, last = self.measured_ns
+        self.measured_ns = int(arrival.min(initial=first)), int((arrival + latency).max(initial=last))
+        if self.windows is not None:
+            self.windows.offer(arrival)
+
+    def _add_latency(self, chunk: ChunkLedger) -> None:
+        ledger, evidence = chunk.ledger, chunk.evidence
+        latency, tail = ledger.latency_ns, ledger.latency_ns >= self.tail_ns
+        self.latency.add(latency)
+        self.tail += int(np.count_nonzero(tail))
+        self.tail_latency_ns += int(latency[tail].sum())
+        self.tail_own += ledger.own_ns[:, tail].sum(axis=1)
+        self.tail_propagated += ledger.propagated_ns[:, tail].sum(axis=1)
+        self.quiet += int(np.count_nonzero(evidence.quiet))
+        self.closure_ns += int(chunk.closure_ns[tail].sum())
+        for stage, totals in self.stages.items():
+            values = evidence.rows[f"{stage}_ns"][evidence.ok]
+            totals.taken.add(values)
+            totals.tail_ns += int(values[tail].sum())
+
+    def _predict(self, chunk: ChunkLedger) -> None:
+        """Count the latencies without each of the sets of causes."""
+        ledger, books = chunk.ledger, chunk.books
+        there = {cause for k, cause in enumerate(ledger.causes) if self._acts(chunk, k)}
+        changed = [k for k, removed in enumerate(self.removals) if there.intersection(removed)]
+        unchanged = Distribution(exact=self.exact)
+        unchanged.add(ledger.latency_ns)
+        for k, latencies in enumerate(self.without):
+            if k not in changed:
+                latencies += unchanged
+        carried = ledger.own_ns + ledger.propagated_ns - books.ledger.own_ns - books.ledger.propagated_ns
+        backlog = bool(carried.any())
+        for k, latency in zip(changed, latencies_without(books, [self.removals[k] for k in changed]), strict=True):
+            if backlog:
+                gone = [cause in self.removals[k] for cause in ledger.causes]
+                latency = np.maximum(latency - carried[gone].sum(axis=0), 0)
+            self.without[k].add(latency)
+
+    @staticmethod
+    def _acts(chunk: ChunkLedger, k: int) -> bool:
+        ledger = chunk.ledger
+        return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.finished_before))
+
+
+@dataclass(slots=True)
+class BlockTotals:
+    """Sums over blocks of neighboring requests, bands of latency and slots of time.
+
+    The last block holds the requests that a cause of :data:`ONCE` touched: they are in every resample.
+    """
+
+    layout: BlockLayout
+    listed: list[Ledger] = field(default_factory=list)
+    band_counts: Ints = field(init=False)
+    band_entries: Floats = field(init=False)
+    band_spread: Floats = field(init=False)
+    latency: Floats = field(init=False)
+    requests: Ints = field(init=False)
+    largest: Ints = field(init=False)
+    beyond: Ints = field(init=False)
+    moment_own: Floats = field(init=False)
+    moment_requests: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        bands, blocks, moments = len(self.layout.bands_ns) + 1, self.layout.blocks, len(self.layout.moments_ns) - 1
+        self.band_counts = np.zeros((blocks + 1, bands), np.int64)
+        self.band_entries = np.zeros((_ENTRIES, blocks + 1, bands))
+        self.band_spread = np.zeros((_ENTRIES, bands))
+        self.latency = np.zeros(blocks)
+        self.requests, self.largest = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
+        self.beyond = np.zeros((len(self.layout.limits_ns), blocks), np.int64)
+        self.moment_own, self.moment_requests = np.zeros((_ENTRIES, moments)), np.zeros(moments, np.int64)
+
+    def add(self, chunk: ChunkLedger, entries: Ints, present: Ints) -> None:
+        """Count a chunk's requests.
+
+        :param entries: ``(K, n)`` own and propagated; ``present`` the causes that have any.
+        """
+        ledger, layout = chunk.ledger, self.layout
+        block = np.minimum((chunk.first_row + np.flatnonzero(chunk.evidence.ok)) // layout.rows, layout.blocks - 1)
+        self._add_blocks(ledger.latency_ns, block)
+        self._add_bands(chunk, block, entries, present)
+        self._add_moments(chunk, present)
+        keep = np.flatnonzero(ledger.latency_ns >= layout.listed_ns)
+        if len(keep):
+            self.listed.append(rows_of(ledger, keep))
+
+    def _add_blocks(self, latency: Ints, block: Ints) -> None:
+        first, last = int(block[0]), int(block[-1]) + 1
+        here = block - first
+        self.latency[first:last] += np.bincount(here, latency, last - first)
+        self.requests[first:last] += np.bincount(here, minlength=last - first)
+        np.maximum.at(self.largest, block, latency)
+        for k, limit in enumerate(self.layout.limits_ns):
+            self.beyond[k, first:last] += np.bincount(here[latency > limit], minlength=last - first)
+
+    def _add_bands(self, chunk: ChunkLedger, block: Ints, entries: Ints, present: Ints) -> None:
+        layout, ledger, spread = self.layout, chunk.ledger, chunk.books.spread
+        once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
+        touched = (entries[once] > 0.05 * max(ledger.reference_ns, 1)).any(axis=0)
+        bands = len(layout.bands_ns) + 1
+        band = np.searchsorted(layout.bands_ns, ledger.latency_ns, side="right")
+        place = np.where(touched, layout.blocks, block) * bands + band
+        self.band_counts += np.bincount(place, minlength=self.band_counts.size).reshape(-1, bands)
+        for k in present:
+            self.band_entries[k] += np.bincount(place, entries[k], self.band_counts.size).reshape(-1, bands)
+            if spread[k].any():
+                self.band_spread[k] += np.bincount(band, spread[k], bands)
+
+    def _add_moments(self, chunk: ChunkLedger, present: Ints) -> None:
+        own, slots = chunk.ledger.own_ns, len(self.moment_requests)
+        begin, end = self.layout.moments_ns[[0, -1]]
+        moment = np.clip(((chunk.begun_ns - begin) / ((end - begin) / slots)).astype(np.int64), 0, slots - 1)
+        self.moment_requests += np.bincount(moment, minlength=slots)
+        for k in present:
+            struck = np.flatnonzero(own[k] > 0)
+            if len(struck):
+                self.moment_own[k] += np.bincount(moment[struck], own[k, struck], slots)
+
+
+def rows_of(ledger: Ledger, rows: npt.NDArray[np.int64]) -> Ledger:
+    """Some rows of a ledger."""
+    return Ledger(
+        request=ledger.request[rows],
+        latency_ns=ledger.latency_ns[rows],
+        reference_ns=ledger.reference_ns,
+        causes=ledger.causes,
+        own_ns=ledger.own_ns[:, rows],
+        propagated_ns=ledger.propagated_ns[:, rows],
+        classes=ledger.classes,
+        ids=tuple(ledger.ids[k] for k in rows.tolist()) if ledger.ids else (),
+    )
+
+
+def stacked(ledgers: Sequence[Ledger], most: int) -> Ledger:
+    """One ledger of several, in order of the requests: the slowest of them, at most so many."""
+    first = ledgers[0]
+    whole = Ledger(
+        request=np.concatenate([ledger.request for ledger in ledgers]),
+        latency_ns=np.concatenate([ledger.latency_ns for ledger in ledgers]),
+        reference_ns=first.reference_ns,
+        causes=first.causes,
+        own_ns=np.concatenate([ledger.own_ns for ledger in ledgers], axis=1),
+        propagated_ns=np.concatenate([ledger.propagated_ns for ledger in ledgers], axis=1),
+        classes=first.classes,
+        ids=tuple(name for ledger in ledgers for name in ledger.ids),
+    )
+    slowest = np.argsort(whole.latency_ns, kind="stable")[-most:]
+    return rows_of(whole, slowest[np.argsort(whole.request[slowest], kind="stable")])
