@@ -30,7 +30,7 @@ import numpy.typing as npt
 from latfix.queueing.differentiable_simulator import Policy, serve
 from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 _MS = 1_000_000

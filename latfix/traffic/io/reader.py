@@ -12,18 +12,15 @@ import numpy as np
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.traffic.derived_features import map_columns, parse_mapping
-from latfix.traffic.io.containers import read_table
 from latfix.traffic.io.file_source import Source, read_source
-from latfix.traffic.io.metadata_sidecar import Sidecar, parse_sidecar, read_sidecar
+from latfix.traffic.io.metadata_sidecar import PARQUET_KEY, Sidecar, parse_sidecar, read_sidecar
 from latfix.traffic.io.native_format import read_native
 from latfix.traffic.io.published_formats import PUBLISHED, PublishedFormat
 from latfix.traffic.io.raw_table import RawTable
+from latfix.traffic.io.row_parsers import read_table
 from latfix.traffic.parsed_fields import Fields, feature_array, fill_ids
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
-
-#: The key of the Parquet schema metadata that holds what a sidecar would.
-PARQUET_KEY = b"latfix"
 
 
 def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_bad_lines: bool = False) -> Traffic:
