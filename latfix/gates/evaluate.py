@@ -19,10 +19,8 @@ from latfix.formatting import key_label
 from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
 from latfix.gates.subject import Bounds, GateSubject
-from latfix.gates.syntax import EXAMPLES, Gate, parse_gate
+from latfix.gates.syntax import Gate
 from latfix.statistics.decision import FINAL
-
-__all__ = ["EXAMPLES", "Gate", "GateResult", "GateSubject", "check_gates", "evaluate", "exit_code", "parse_gate"]
 
 #: A fall of the share of requests that end ``ok`` beyond which percentiles are not of the same requests.
 MOST_LOST = 0.01
