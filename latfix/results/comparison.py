@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import clipped
-from latfix.gates.evaluate import MOST_LOST, GateResult, GateSubject
+from latfix.gates.evaluate import MOST_LOST, GateResult
+from latfix.gates.subject import GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.throughput import throughput_rps

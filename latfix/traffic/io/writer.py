@@ -71,16 +71,8 @@ def _seconds_text(arrival_ns: int) -> str:
     return f"{seconds}.{nanoseconds:09d}"
 
 
-def _plain_columns(traffic: Traffic) -> dict[str, list[Any]]:
-    """The features as Python values, ``None`` where absent."""
-    return {
-        name: [None if value != value else value for value in column.tolist()]
-        for name, column in traffic.features.items()
-    }
-
-
 def _json_lines(traffic: Traffic) -> Iterator[str]:
-    features = _plain_columns(traffic)
+    features = traffic.feature_values()
     for index, arrival in enumerate(traffic.arrival_ns.tolist()):
         row: dict[str, Any] = {"id": traffic.ids[index]}
         if traffic.priority[index] != NORMAL:
@@ -100,7 +92,7 @@ def _json_lines(traffic: Traffic) -> Iterator[str]:
 
 
 def _csv_text(traffic: Traffic) -> str:
-    features = _plain_columns(traffic)
+    features = traffic.feature_values()
     for name in features:
         if name != name.strip():  # readers of CSV, latfix among them, take blanks off a header's names
             raise InputError(
