@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +33,9 @@ def compare(
     """Compare recorded runs, complete or not: percentiles, their ratios with intervals, and gates."""
     from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import check_gates, evaluate, exit_code, parse_gate
+    from latfix.gates.evaluate import check_gates, evaluate, exit_code
     from latfix.gates.subject import with_percentile_ratios
+    from latfix.gates.syntax import parse_gate
     from latfix.reports.html.pages import write_comparison_report
     from latfix.reports.terminal.diagnosis import render_comparison
     from latfix.results.comparison import compare_rounds
@@ -55,9 +57,9 @@ def compare(
         metrics = [one.metric for one in gates]
         subject, baseline = with_percentile_ratios(*comparison.gate_subjects(), (after, before), metrics)
         results = [evaluate(one, subject, baseline) for one in gates]
+        records = {name: str(record.folder.absolute()) for name, record in (("base", before), ("new", after))}
+        comparison = replace(comparison, gates=tuple(results), records=records)
         document = comparison.to_json()
-        if results:
-            document["gates"] = [result.to_json() for result in results]
         if folder is not None:
             write_json(folder / "comparison.json", document)
             write_comparison_report(folder / "report.html", comparison, before, after)
