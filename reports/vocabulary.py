@@ -4,44 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from latfix.reports.escaping import visible
+from latfix.cause_catalogue import CAUSE_WORDS
+from latfix.formatting import visible
 from latfix.results.diagnosis import Diagnosis
 
 Severity = Literal["good", "warn", "bad", "calm"]
-
-#: What happened, in the words of someone on call. Ids that are not listed are shown alone.
-CAUSE_WORDS: dict[str, str] = {
-    "traffic.burst": "arrivals outran the runner for a moment",
-    "traffic.overload": "arrivals outran the runner for good",
-    "traffic.priority": "overtaken by requests of higher priority",
-    "batching.window": "waited for the batch timer while the worker was free",
-    "batching.size": "computed longer because others shared the batch",
-    "batching.padding": "computed on padding",
-    "input.size": "this input needs more work (explained, not a fault)",
-    "cold.start": "first use: lazy initialization, weights paged in",
-    "cold.compile": "compilation in the request's path",
-    "memory.allocator": "the allocator's slow path",
-    "memory.fragmentation": "memory was free but not in one piece",
-    "memory.page_faults": "pages faulted in during the request",
-    "transfer.copy": "host–device copy slower than its bytes need",
-    "transfer.sync": "the host waited for the device where it need not",
-    "dispatch.launch": "the device starved for launches",
-    "gpu.clocks": "clocks lowered: thermal, power or idle",
-    "gpu.contention": "another process used the device",
-    "host.contention": "runnable but not running: too few cores for the threads",
-    "host.throttle": "the cgroup's CPU quota was exhausted",
-    "host.steal": "the hypervisor took the core",
-    "host.slowdown": "on the core for longer than the same work takes",
-    "python.gc": "the garbage collector ran",
-    "python.gil": "waited for the interpreter lock",
-    "external.dependency": "waited for something outside: network, database, disk",
-    "drift.memory": "slower with age: memory grew",
-    "drift.cache": "slower with age: a cache grew",
-    "drift.sessions": "slower with age: sessions grew",
-    "drift.unknown": "slower with age, no known reason",
-    "observer": "latfix itself: late dispatch, probe reads",
-    "unexplained": "none of the known causes",
-}
 
 CLASS_WORDS: dict[str, str] = {
     "measured": "two timestamps or counters around the event itself",
@@ -100,6 +67,43 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "ended, so the stages of a request sum to its latency.",
     ),
     ("Ratio", "After divided by before on the same traffic, from replays that alternate; below 1 is faster."),
+)
+
+
+#: The knee's rule is in the document of a sweep.
+SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
+    (
+        "Load",
+        "A multiple of the recorded rate. The same requests in the same order are replayed at every load; only time "
+        "is stretched, so that bursts stay bursts. Where they would be over in a moment, they come several times. "
+        "They are sent when the schedule says so, whether or not earlier ones have come back.",
+    ),
+    (
+        "Largest load",
+        "The interval runs from the largest load that surely meets the objective to the smallest that surely misses "
+        "it (95 %). Lost requests (errors, timeouts, shed) count as slower than any. It is found where these are "
+        "within a factor of 1.25, otherwise undecided.",
+    ),
+    ("Knee", ""),
+    (
+        "Saturated",
+        "The backlog grew for good: its minimum rose in the second half of the replay, and a tenth of all "
+        "requests are inside at the last arrival. Such a load does not meet the objective, however short its replay. "
+        "Most are ended early; the percentile is then a lower bound.",
+    ),
+    ("Wait", "Before prepare and in the queue, until the request's batch is closed."),
+    (
+        "M/M/1, M/G/1, Kingman",
+        "From the service as measured at low load; with more than one worker their extensions (Erlang, Lee and "
+        "Longton, Allen and Cunneen), with batches a chain with service by batch size. Percentiles beside M/M/1's "
+        "are an approximation: exponential waits with the model's own mean.",
+    ),
+    (
+        "Queue replay",
+        "latfix's own: the runner's policy replayed request by request at this load with the service times "
+        "measured at low load; with own service, with those measured at this very load, so that what it misses is "
+        "not the service's.",
+    ),
 )
 
 

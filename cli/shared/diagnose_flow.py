@@ -14,8 +14,10 @@ from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 if TYPE_CHECKING:
     from latfix.cli.shared.output_options import Outputs
     from latfix.cli.shared.request_options import DrillDown
-    from latfix.gates.evaluate import Gate, GateResult, GateSubject
+    from latfix.gates.evaluate import GateResult
     from latfix.gates.reference_level import Past
+    from latfix.gates.subject import GateSubject
+    from latfix.gates.syntax import Gate
     from latfix.history.rows import HistoryRow
     from latfix.results.diagnosis import Diagnosis
     from latfix.run_record.chunked_record import RecordFile
@@ -86,7 +88,8 @@ def parse_gates(
     :param record: whether the run is recorded in it.
     :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
     """
-    from latfix.gates.evaluate import check_gates, parse_gate
+    from latfix.gates.evaluate import check_gates
+    from latfix.gates.syntax import parse_gate
     from latfix.run_record.chunked_record import open_record
     from latfix.run_record.run_record import RunRecord
 
@@ -102,7 +105,7 @@ def parse_gates(
 
 def subject_of(run: RunRecord | RecordFile) -> GateSubject:
     """A recorded run as the baseline of gates."""
-    from latfix.gates.evaluate import GateSubject
+    from latfix.gates.subject import GateSubject
 
     return GateSubject.from_diagnosis(diagnosed(run).to_json())
 
@@ -174,6 +177,7 @@ def conclude(
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
+    from latfix.profilers.drilldown.explain import tell_slowest
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
@@ -186,7 +190,8 @@ def conclude(
     try:
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
-        write_run_report(where / "report.html", shown, in_report)
+        stories = tell_slowest(shown, in_report.ledger)
+        write_run_report(where / "report.html", shown, in_report, stories=stories)
     except OSError as error:
         raise _unwritable(where, error) from error
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
@@ -217,7 +222,7 @@ def _judged(
     record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
 ) -> tuple[list[GateResult], HistoryRow | None]:
     """The gates' results, and the run's row where it is to be recorded."""
-    from latfix.gates.evaluate import GateSubject
+    from latfix.gates.subject import GateSubject
     from latfix.history.rows import row_of, run_name, series_of
     from latfix.statistics.percentiles import latencies_of, percentile_grid
 

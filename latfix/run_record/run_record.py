@@ -113,7 +113,7 @@ class RunRecord:
                 f"{folder}: found no requests.parquet and no segments/; expected the folder of a run; "
                 "pass the folder that latfix diagnose wrote"
             )
-        from latfix.traffic.io.writer import load_schedule
+        from latfix.traffic.io.stored_schedule import load_schedule
 
         return cls(
             folder=folder,
@@ -142,6 +142,12 @@ class RunRecord:
         """Latencies of the measured requests that ended ``ok``, in order of arrival."""
         keep = self.measured & (self.requests["status"] == Status.OK)
         return np.asarray(self.requests["latency_ns"][keep], dtype=np.int64)
+
+    def slowest(self, count: int = 20) -> list[int]:
+        """Rows of the slowest measured requests of any status, the slowest first."""
+        rows = np.flatnonzero(self.measured)
+        order = np.argsort(-self.requests["latency_ns"][rows], kind="stable")
+        return [int(row) for row in rows[order[:count]]]
 
     def unrecorded(self) -> int:
         """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
@@ -256,7 +262,7 @@ def _batch_tables(batches: Segment) -> Iterator[Any]:
 
 
 def _request_tables(requests: Segment, schedule: Path, errors: Mapping[int, str]) -> Iterator[Any]:
-    from latfix.traffic.io.writer import ScheduleFile
+    from latfix.traffic.io.stored_schedule import ScheduleFile
 
     stored = ScheduleFile(schedule, texts=True)
     scheduled = max(len(stored), 1)

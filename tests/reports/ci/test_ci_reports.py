@@ -1,9 +1,8 @@
-"""What CI reads: JUnit XML, Markdown and annotations, from ordinary, broken and hostile documents."""
+"""What CI reads: JUnit XML, Markdown and annotations, from ordinary and hostile documents."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from html import unescape
 from typing import Any
 from xml.etree import ElementTree
@@ -13,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from latfix.reports.ci.ci_summary import GateLine, Outcome, Summary, read_summary
+from latfix.reports.ci.ci_summary import Summary, read_summary
 from latfix.reports.ci.github_annotations import annotation_lines
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown, text
+from latfix.reports.comparison_rows import GateRow, Outcome
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -60,9 +61,9 @@ def _summary(**changes: Any) -> Summary:
         "verdict": "python.gc",
         "sentence": "p99 is 412 ms, 3.1x the median",
         "gates": (
-            GateLine(gate="p99<200ms", outcome="failed", reason="p99 is 412 ms, limit 200 ms"),
-            GateLine(gate="p50<40ms", outcome="undecided", reason="p50 is 39 ms: about 900 more requests would tell"),
-            GateLine(gate="error_rate<1%", outcome="passed", reason="error_rate is 0 %"),
+            GateRow(gate="p99<200ms", outcome="failed", reason="p99 is 412 ms, limit 200 ms"),
+            GateRow(gate="p50<40ms", outcome="undecided", reason="p50 is 39 ms: about 900 more requests would tell"),
+            GateRow(gate="error_rate<1%", outcome="passed", reason="error_rate is 0 %"),
         ),
     }
     return Summary(**{**values, **changes})
@@ -70,7 +71,7 @@ def _summary(**changes: Any) -> Summary:
 
 def _attacked(attack: str) -> Summary:
     gates = tuple(
-        GateLine(gate=attack, outcome=outcome, reason=attack) for outcome in ("failed", "undecided", "passed")
+        GateRow(gate=attack, outcome=outcome, reason=attack) for outcome in ("failed", "undecided", "passed")
     )
     return _summary(
         workload=attack,
@@ -193,16 +194,16 @@ def test_markdown_of_a_diagnosis(ordinary: Session) -> None:
     assert f"[{p99[0]:.0f}, {p99[1]:.0f}]" in html
 
 
-def test_markdown_of_an_optimization(improved: Mapping[str, Any]) -> None:
-    html = _html(read_summary(improved, command="optimize"))
+def test_markdown_of_an_optimization(improved: Optimization) -> None:
+    html = _html(read_summary(improved.to_json(), command="optimize"))
     assert html.count("<table>") == 3
     assert "improved" in html and "limit 0.902" in html
     assert "<td>p99, ms</td>" in html and "<strong>×0.238</strong>" in html and "[0.210, 0.280]" in html
     assert "<strong>kept</strong>" in html and "not effective" in html and "needs a CUDA device" in html
 
 
-def test_every_document_gives_every_report(document: Mapping[str, Any]) -> None:
-    summary = read_summary(document, command="optimize", workload="given")
+def test_every_optimization_gives_every_report(optimization: Optimization) -> None:
+    summary = read_summary(optimization.to_json(), command="optimize")
     _check_schema(_junit(summary))
     assert _html(summary).count("<script") == 0
     assert all(line.startswith("::") for line in annotation_lines(summary))
@@ -290,5 +291,5 @@ def test_annotations_are_one_command_each(attack: str) -> None:
 
 
 def test_percent_signs_and_colons_are_read_back_as_they_were() -> None:
-    line = next(annotation_lines(_summary(gates=(GateLine(gate="a:b,c<1%", outcome="failed", reason="x: 5 %, y"),))))
+    line = next(annotation_lines(_summary(gates=(GateRow(gate="a:b,c<1%", outcome="failed", reason="x: 5 %, y"),))))
     assert line == "::error title=gate a%3Ab%2Cc<1%25 failed::x: 5 %25, y"

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from latfix.errors import InputError
-from latfix.formatting import milliseconds, significant
-from latfix.reports.before_after import pairing_words
-from latfix.reports.escaping import visible
+from latfix.formatting import milliseconds, significant, visible
+from latfix.reports.comparison_rows import pairing_words
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
-from latfix.reports.html.slow_requests import slowest_rows
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -100,11 +97,9 @@ def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> N
     assert "unexplained" in page.text
 
 
-def test_every_optimization_makes_a_whole_page(
-    tmp_path: Path, document: Mapping[str, Any], ordinary: Session
-) -> None:
+def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization, ordinary: Session) -> None:
     path = tmp_path / "report.html"
-    write_optimization_report(path, document, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     assert "Before and after" in checked(path).text
 
 
@@ -120,9 +115,9 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
         assert visible(note, limit=2000) in text
 
 
-def test_an_optimization_without_records_is_still_a_page(tmp_path: Path, document: Mapping[str, Any]) -> None:
+def test_an_optimization_without_records_is_still_a_page(tmp_path: Path, optimization: Optimization) -> None:
     path = tmp_path / "report.html"
-    write_optimization_report(path, document, diagnosis=None, before=None, after=None)
+    write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
     assert "No record was kept." in checked(path).text
 
 
@@ -154,7 +149,7 @@ def test_the_figures_of_the_diagnosis_appear(tmp_path: Path, ordinary: Session) 
 def test_the_slowest_requests_are_listed_with_errors(tmp_path: Path, ordinary: Session) -> None:
     record, diagnosis = ordinary
     status = record.requests["status"].copy()
-    slowest = slowest_rows(record)
+    slowest = record.slowest()
     status[slowest[0]] = 1
     index = int(record.requests["index"][slowest[0]])
     failing = replace(
@@ -171,7 +166,7 @@ def test_slowest_rows_leave_warm_up_out_and_are_in_order(ordinary: Session) -> N
     latency = record.requests["latency_ns"].copy()
     latency[0] = 10**15
     assert record.requests["warmup"][0] == 1
-    rows = slowest_rows(replace(record, requests={**record.requests, "latency_ns": latency}))
+    rows = replace(record, requests={**record.requests, "latency_ns": latency}).slowest()
     assert 0 not in rows
     assert (np.diff(latency[rows]) <= 0).all()
     assert len(rows) == 20
@@ -205,17 +200,16 @@ def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
 
 
 def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
-    tmp_path: Path, improved: Mapping[str, Any], ordinary: Session
+    tmp_path: Path, improved: Optimization, ordinary: Session
 ) -> None:
     path = tmp_path / "report.html"
     write_optimization_report(path, improved, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     text = checked(path).text
     assert "Improved: p99 412 → 98.0 ms (×0.238 [0.210, 0.280])" in text
-    for step in improved["steps"]:
-        assert step["fix"] in text
-        assert step["reason"] in text
-    for gate in improved["gates"]:
-        assert gate["gate"] in text
+    for step in improved.steps:
+        assert step.fix in text and step.reason in text
+    for gate in improved.gates:
+        assert gate.gate.text in text
     assert "cannot tell" in text
     assert "latfix diagnose request --plan plan.toml" in text
 
@@ -240,3 +234,38 @@ def test_a_failed_write_leaves_the_old_page_and_no_litter(tmp_path: Path, ordina
     with pytest.raises(InputError):
         write_run_report(target, *ordinary)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
+    estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
+    share = {
+        "fixes": ["<script>x</script>", "gc.freeze"],
+        "before_ms": {"mean": 40.0, "p99": 160.0},
+        "after_ms": {"mean": 20.0, "p99": 80.0},
+        "ratio": estimate,
+        "adds": {"gc.freeze": estimate},
+        "predicted": {"mean": 0.55, "p99": 0.45},
+    }
+    rest = {"fixes": [], "before_ms": share["after_ms"], "after_ms": share["after_ms"], "ratio": None}
+    path = tmp_path / "report.html"
+    found = Optimization.from_json({**improved.to_json(), "ablation": [share, rest]})
+    write_optimization_report(path, found, diagnosis=None, before=None, after=None)
+    text = checked(path).text
+    assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
+    assert "interaction, and the rest" in text and "What each fix gave" in text
+
+
+def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
+    tried = TriedFix(fix="gc.freeze", status="kept", reason="p95 x0.5", verified="8 objects frozen")
+    skipped = TriedFix(fix="batch.window", status="skipped", reason="there is no batch window")
+
+    def text(*steps: TriedFix) -> str:
+        path = tmp_path / "report.html"
+        write_optimization_report(path, replace(improved, steps=steps), diagnosis=None, before=None, after=None)
+        return checked(path).text
+
+    first, _, second = text(skipped, tried).partition("Not tried")
+    assert "8 objects frozen" in first and "no batch window" not in first
+    assert "no batch window" in second
+    assert "in which they were tried" not in text(skipped)
+    assert "Not tried" not in text(tried)

@@ -1,0 +1,401 @@
+"""Before and after, fix by fix, and gates: the rows that every report of a comparison or an optimization shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from latfix.formatting import (
+    LATENCY_KEYS,
+    count,
+    finite,
+    interval,
+    interval_bounds,
+    key_label,
+    rate,
+    ratio,
+    significant,
+)
+from latfix.gates.evaluate import GateResult
+from latfix.reports.vocabulary import STEP_STATUS, Severity, verdict_words
+from latfix.results.comparison import Comparison, Summary
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Contribution, Optimization, TriedFix
+from latfix.statistics.decision import RatioEstimate
+
+STATUSES: tuple[str, ...] = ("ok", "error", "timeout", "shed")
+
+Outcome = Literal["passed", "failed", "undecided"]
+OUTCOME_WORDS: dict[Outcome, tuple[str, Severity]] = {
+    "passed": ("passed", "good"),
+    "failed": ("failed", "bad"),
+    "undecided": ("cannot tell", "warn"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """After divided by before. ``ci95`` is ``None`` where only the two figures themselves are known.
+
+    :param decision: the wider bounds that verdicts use (:mod:`latfix.statistics.decision`), 0 and infinite where
+        an end is open; ``None`` in documents that have none.
+    """
+
+    value: float | None
+    ci95: tuple[float, float] | None
+    decision: tuple[float, float] | None = None
+
+    @property
+    def decisive(self) -> bool:
+        """True if the bounds that decide exclude 1."""
+        bounds = self.ci95 if self.decision is None else self.decision
+        return self.ci95 is not None and bounds is not None and (bounds[1] < 1 or bounds[0] > 1)
+
+    @property
+    def tone(self) -> Severity | None:
+        """Good or bad where the data decide, else ``None``."""
+        if self.value is None or not self.decisive:
+            return None
+        return "good" if self.value < 1 else "bad"
+
+    def words(self, sign: str = "x") -> str:
+        """``x0.240 [0.210, 0.280]``, without the bracket where there is no interval."""
+        text = ratio(self.value, sign)
+        return text if self.ci95 is None else f"{text} {interval(self.ci95)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """What one side of a comparison showed. Absent figures are ``None``.
+
+    :param latency_ms: by key of :data:`latfix.formatting.LATENCY_KEYS`.
+    :param requests: how many ended in each status.
+    """
+
+    label: str
+    latency_ms: Mapping[str, float | None]
+    throughput_rps: float | None
+    requests: Mapping[str, int]
+    accuracy: float | None
+
+    @property
+    def failed(self) -> int:
+        """Requests that did not end ok."""
+        return sum(number for name, number in self.requests.items() if name != "ok")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRow:
+    """One figure of both arms, as texts.
+
+    :param note: the ratio's interval, or the limit of the accuracy.
+    :param judged: true for the figure that the verdict is about.
+    :param worse: true where more requests failed than before.
+    """
+
+    name: str
+    before: str
+    after: str
+    ratio: Ratio | None = None
+    note: str = ""
+    judged: bool = False
+    worse: bool = False
+
+    def ratio_words(self, sign: str = "x") -> str:
+        """The ratio alone; empty where there is none to take."""
+        return "" if self.ratio is None else ratio(self.ratio.value, sign)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Two arms and the ratio of their latency figures by key.
+
+    :param accuracy_limit: the lowest score that ``after`` may have.
+    :param judged: the key that the verdict is about.
+    """
+
+    before: Arm
+    after: Arm
+    ratios: Mapping[str, Ratio]
+    accuracy_limit: float | None = None
+    judged: str = "p99"
+
+    @property
+    def scored(self) -> bool:
+        """True if an accuracy is known."""
+        return self.before.accuracy is not None or self.after.accuracy is not None
+
+    @property
+    def limit_words(self) -> str:
+        """``limit 0.902``; empty without a limit."""
+        return "" if self.accuracy_limit is None else f"limit {significant(self.accuracy_limit)}"
+
+    def ratio(self, key: str) -> Ratio:
+        """The ratio with its interval where it was estimated, else the quotient of the two figures."""
+        if key in self.ratios:
+            return self.ratios[key]
+        before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
+        quotient = after / before if before and after is not None and before > 0 else None
+        return Ratio(value=finite(quotient), ci95=None)
+
+    def sentence(self, *, arrow: str = "->", sign: str = "x") -> str:
+        """``p99 412 -> 98.0 ms (x0.240 [0.210, 0.280]); mean …; accuracy 0.912 -> 0.911 (limit 0.902)``."""
+        parts = []
+        for key in dict.fromkeys((self.judged, "mean")):
+            before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
+            parts.append(
+                f"{key_label(key)} {significant(before)} {arrow} {significant(after)} ms "
+                f"({self.ratio(key).words(sign)})"
+            )
+        if self.scored:
+            limit = f" ({self.limit_words})" if self.limit_words else ""
+            parts.append(
+                f"accuracy {significant(self.before.accuracy)} {arrow} {significant(self.after.accuracy)}{limit}"
+            )
+        return "; ".join(parts)
+
+    def verdict_sentence(self, verdict: str, *, arrow: str = "->", sign: str = "x") -> str:
+        """The verdict in words, and :meth:`sentence`."""
+        return f"{verdict_words(verdict)}: {self.sentence(arrow=arrow, sign=sign)}"
+
+    def rows(self) -> list[ChangeRow]:
+        """Latencies, throughput, requests by status and, where it is known, the accuracy."""
+        before, after = self.before, self.after
+        rows = [
+            ChangeRow(
+                name=f"{key_label(key)}, ms",
+                before=significant(before.latency_ms.get(key)),
+                after=significant(after.latency_ms.get(key)),
+                ratio=self.ratio(key),
+                note=interval(self.ratio(key).ci95),
+                judged=key == self.judged,
+            )
+            for key in LATENCY_KEYS
+        ]
+        rows.append(
+            ChangeRow(name="throughput", before=rate(before.throughput_rps), after=rate(after.throughput_rps))
+        )
+        for name in STATUSES:
+            was, now = before.requests.get(name, 0), after.requests.get(name, 0)
+            worse = name != "ok" and now > was
+            rows.append(ChangeRow(name=f"requests {name}", before=count(was), after=count(now), worse=worse))
+        if self.scored:
+            rows.append(
+                ChangeRow(
+                    name="accuracy",
+                    before=significant(before.accuracy),
+                    after=significant(after.accuracy),
+                    note=self.limit_words,
+                )
+            )
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """A fix that was considered.
+
+    :param words: its status in words, with ``severity``.
+    :param together: true where it was tried in the same replays as the step before, for the same reason.
+    :param adds: what it gives beside all the others.
+    """
+
+    fix: str
+    status: str
+    words: str
+    severity: Severity
+    reason: str
+    verified: str
+    together: bool
+    mean: Ratio
+    p99: Ratio
+    adds: Ratio
+    p99_ms: float | None
+    predicted_p99_ms: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateRow:
+    """One gate and what became of it.
+
+    :param reason: one sentence with the figures; says what would decide an undecided one.
+    """
+
+    gate: str
+    outcome: Outcome
+    reason: str = ""
+    value: float | None = None
+
+    @property
+    def words(self) -> str:
+        """``passed``, ``failed`` or ``cannot tell``."""
+        return OUTCOME_WORDS[self.outcome][0]
+
+    @property
+    def severity(self) -> Severity:
+        """How alarming the outcome is."""
+        return OUTCOME_WORDS[self.outcome][1]
+
+
+def ratio_of(estimate: RatioEstimate | None) -> Ratio:
+    """An estimate without figures that are not finite; an empty ratio for ``None``."""
+    if estimate is None:
+        return Ratio(value=None, ci95=None)
+    return Ratio(
+        value=finite(estimate.value), ci95=interval_bounds((estimate.lo, estimate.hi)), decision=estimate.decision
+    )
+
+
+def optimization_change(found: Optimization) -> Change:
+    """The before and after of an optimization."""
+    return _change(("before", "after"), found, accuracy_limit=finite(found.accuracy_limit))
+
+
+def comparison_change(found: Comparison) -> Change:
+    """The before and after of a comparison of two runs, which are called base and new."""
+    return _change(("base", "new"), found, judged=found.judged)
+
+
+def _change(
+    labels: tuple[str, str],
+    found: Comparison | Optimization,
+    *,
+    accuracy_limit: float | None = None,
+    judged: str = "p99",
+) -> Change:
+    ratios = {key: ratio_of(estimate) for key, estimate in found.ratio.items()}
+    return Change(
+        before=arm_of(labels[0], found.before),
+        after=arm_of(labels[1], found.after),
+        ratios={key: value for key, value in ratios.items() if value.value is not None},
+        accuracy_limit=accuracy_limit,
+        judged=judged,
+    )
+
+
+def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
+    """One arm of a change, or a single run."""
+    return Arm(
+        label=label,
+        latency_ms={key: finite(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
+        throughput_rps=finite(figures.throughput_rps),
+        requests={name: figures.requests.get(name, 0) for name in STATUSES},
+        accuracy=finite(figures.accuracy) if isinstance(figures, Summary) else None,
+    )
+
+
+def pairing_words(comparison: Comparison) -> str:
+    """How the two runs were compared, in a sentence."""
+    rounds = f"{comparison.rounds} round{'' if comparison.rounds == 1 else 's'}"
+    if not comparison.paired:
+        return f"The runs are compared as wholes over {rounds}: they replayed different traffic."
+    return f"Paired request by request on the same traffic over {rounds}."
+
+
+def step_rows(steps: Sequence[TriedFix]) -> list[StepRow]:
+    """The fixes that were considered, in order."""
+    rows = []
+    last: tuple[tuple[str, ...], str] = ((), "")
+    for step in steps:
+        shared = (step.together, step.reason)
+        words, severity = STEP_STATUS.get(step.status, (step.status, "warn"))
+        rows.append(
+            StepRow(
+                fix=step.fix,
+                status=step.status,
+                words=words,
+                severity=severity,
+                reason=step.reason,
+                verified=step.verified,
+                together=bool(step.together) and shared == last,
+                mean=ratio_of(step.ratio.get("mean")),
+                p99=ratio_of(step.ratio.get("p99")),
+                adds=ratio_of((step.adds or {}).get("p99")),
+                p99_ms=finite(step.p99_ms),
+                predicted_p99_ms=finite(step.predicted_p99_ms),
+                accuracy=finite(step.accuracy),
+            )
+        )
+        if step.together:
+            last = shared
+    return rows
+
+
+def gate_rows(gates: Sequence[GateResult]) -> tuple[GateRow, ...]:
+    """Gates with their outcomes."""
+    return tuple(
+        GateRow(gate=gate.gate.text, outcome=outcome_of(gate.passed), reason=gate.reason, value=finite(gate.value))
+        for gate in gates
+    )
+
+
+def outcome_of(passed: bool | None) -> Outcome:
+    """``None`` is undecided."""
+    return "undecided" if passed is None else "passed" if passed else "failed"
+
+
+REST = "interaction, and the rest of the traffic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one fix, or a group replayed together, did to a statistic.
+
+    :param ratio: when it was added; ``None`` for what no fix accounts for.
+    :param adds: beside all the others at the end, by fix.
+    :param predicted: what ``ratio`` was predicted to be.
+    """
+
+    name: str
+    before_ms: float
+    after_ms: float
+    ratio: Ratio | None
+    adds: Mapping[str, Ratio]
+    predicted: float | None
+
+    def cells(self) -> list[str]:
+        """Ratio when added, predicted, and beside the others."""
+        return [
+            "" if self.ratio is None else self.ratio.words("×"),
+            "" if self.predicted is None else ratio(self.predicted, "×"),
+            "; ".join(
+                each.words("×") if len(self.adds) == 1 else f"{fix} {each.words('×')}"
+                for fix, each in self.adds.items()
+            ),
+        ]
+
+
+def shares_of(contributions: Sequence[Contribution], key: str) -> list[Share]:
+    """What each kept fix gave of a statistic, and what is left over."""
+    return [
+        Share(
+            name=" + ".join(entry.fixes) or REST,
+            before_ms=entry.before_ms[key],
+            after_ms=entry.after_ms[key],
+            ratio=None if entry.ratio is None else ratio_of(entry.ratio.get(key)),
+            adds={fix: ratio_of(each.get(key)) for fix, each in (entry.adds or {}).items()},
+            predicted=finite((entry.predicted or {}).get(key)),
+        )
+        for entry in contributions
+    ]
+
+
+def prediction_words(found: Optimization) -> str:
+    """How good the predictions were, in a sentence or two; empty where there were none."""
+    errors = found.prediction_error
+    each, together = [], []
+    for key, error in () if errors is None else (("p99", errors.p99), ("mean", errors.mean)):
+        if error is None:
+            continue
+        if finite(error.median) is not None:
+            each.append(f"{key} off by {100 * (error.median or 0.0):.2g} % in the median of {error.steps}")
+        measured = ratio_of(found.ratio.get(key)).value
+        if finite(error.final) is not None and measured is not None:
+            together.append(f"{key} {ratio(error.final)} foretold, {ratio(measured)} measured")
+    words = [
+        f"Predictions against replays of the windows: {'; '.join(each)}." if each else "",
+        f"All kept fixes together, on the whole traffic: {'; '.join(together)}." if together else "",
+    ]
+    return " ".join(filter(None, words))
