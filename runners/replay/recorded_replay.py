@@ -20,13 +20,13 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
+from latfix.profilers.probes.control_groups import cgroup_reader
 from latfix.profilers.probes.gc_probe import GcPauses
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
 from latfix.profilers.probes.sampler import (
     Probe,
     Sampler,
-    cgroup_reader,
     host_reader,
     pressure_reader,
     process_reader,
@@ -248,7 +248,7 @@ class RecordedReplay:
         lock: LockProbe,
         engine: Engine,
     ) -> dict[str, Any]:
-        """What latfix itself cost: on the requests' path, and on threads of its own."""
+        """The cost of latfix itself: on the requests' path, and on threads of its own."""
         snapshot = snapshot_cost_ns()
         requests = max(self._recorder.completed, 1)
         reads = sum(thread.reads for thread in self._recorder.counters)
@@ -303,7 +303,7 @@ class ThreadDeaths:
             self._stop.set()
 
     def check(self) -> None:
-        """Say so if one died.
+        """Raise if one died.
 
         :raises RunnerError: a thread died meanwhile.
         """
@@ -312,7 +312,7 @@ class ThreadDeaths:
 
 
 class _StatusLines:
-    """Tells the parent four times a second how the replay goes, and ends it where nothing moves any more."""
+    """Reports progress to the parent four times a second, and ends a replay that has stalled."""
 
     def __init__(
         self,
