@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import finite
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import CauseSummary, Diagnosis
 
 OTHERS = "others"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import count, from_ns, share, significant
-from latfix.results.diagnosis import UNEXPLAINED
 from latfix.results.request_explanation import Entry, Happening, Holder, StageTime, Story, Wait
 
 #: Entries and causes below this are not told one by one.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from latfix.cause_catalogue import CATALOGUE
 from latfix.errors import InputError
 from latfix.formatting import LATENCY_KEYS, clipped
 from latfix.statistics.percentiles import percentile_key, percentile_of
@@ -27,40 +28,6 @@ _REFERENCE = re.compile(
     r"(?P<word>baseline|history)\s*(?:\*\s*(?P<factor>(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*)?(?:(?P<sign>[+-])\s*"
     + _NUMBER
     + ")?"
-)
-
-#: Every cause that a diagnosis can name: a misspelled one would always pass.
-CAUSE_IDS: tuple[str, ...] = (
-    "traffic.burst",
-    "traffic.overload",
-    "traffic.priority",
-    "batching.window",
-    "batching.size",
-    "batching.padding",
-    "input.size",
-    "cold.start",
-    "cold.compile",
-    "memory.allocator",
-    "memory.fragmentation",
-    "memory.page_faults",
-    "transfer.copy",
-    "transfer.sync",
-    "dispatch.launch",
-    "gpu.clocks",
-    "gpu.contention",
-    "host.contention",
-    "host.throttle",
-    "host.steal",
-    "host.slowdown",
-    "python.gc",
-    "python.gil",
-    "external.dependency",
-    "drift.memory",
-    "drift.cache",
-    "drift.sessions",
-    "drift.unknown",
-    "observer",
-    "unexplained",
 )
 
 
@@ -169,9 +136,9 @@ def _metric(name: str, wrong: Callable[[str, str], InputError]) -> str:
         return metric
     if metric.startswith("cause:"):
         cause = metric.removeprefix("cause:")
-        if cause in CAUSE_IDS:
+        if cause in CATALOGUE:  # a misspelled one would always pass
             return metric
-        near = difflib.get_close_matches(cause, CAUSE_IDS, n=1)
+        near = difflib.get_close_matches(cause, CATALOGUE, n=1)
         raise wrong(f"the cause {cause!r}", f"cause:{near[0]}" if near else "an id of docs/causes.md")
     near = difflib.get_close_matches(metric, _METRICS, n=1)
     hint = f"{near[0]!r}" if near else "one of " + ", ".join((*_METRICS, "another percentile, cause:ID"))

@@ -14,8 +14,7 @@ from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import clipped
 from latfix.gates.evaluate import MOST_LOST, GateResult, GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
-from latfix.run_record.run_record import RunRecord
-from latfix.run_record.throughput import throughput_rps
+from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.bootstrap_ratio import paired_ratios, unpaired_ratios
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule, Verdict, judge

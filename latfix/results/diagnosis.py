@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.gates.evaluate import GateResult
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
-
-EvidenceClass = Literal["measured", "counted", "modelled", "propagated", "remainder"]
-
-#: The cause that holds what no other explains.
-UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

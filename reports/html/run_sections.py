@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     count,
@@ -30,7 +31,7 @@ from latfix.reports.charts.chart_data import (
 from latfix.reports.elements import Column, Content, Html, element, figure, joined, section, table
 from latfix.reports.html.slow_requests import slowest_table
 from latfix.reports.vocabulary import CLASS_WORDS, cause_words
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES
 

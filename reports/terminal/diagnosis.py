@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
@@ -44,7 +45,7 @@ from latfix.reports.terminal.widgets import (
 )
 from latfix.reports.terminal.workers import render_workers
 from latfix.reports.vocabulary import cause_words, diagnosis_severity
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis
+from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.stages import STAGES
 
 __all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
