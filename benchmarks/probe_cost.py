@@ -176,12 +176,12 @@ def _without_probes(*, overlap: bool) -> Iterator[None]:
     idle = contextlib.nullcontext(SimpleNamespace(cost_ns=0, cpu_ns=0, count=0))
     with contextlib.ExitStack() as stack:
         for name, stand_in in {
-            "engine.ThreadCounters": _NoCounters,
-            "worker.ThreadCounters": _NoCounters,
-            "engine.ProcessMemory": _NoMemory,
-            "engine.cuda_counters": lambda _: None,
-            "engine.time": clocks,
-            "worker.time": clocks,
+            "engine.engine.ThreadCounters": _NoCounters,
+            "engine.worker.ThreadCounters": _NoCounters,
+            "engine.engine.ProcessMemory": _NoMemory,
+            "engine.engine.cuda_counters": lambda _: None,
+            "engine.engine.time": clocks,
+            "engine.worker.time": clocks,
             "engine.engine.difference": lambda *_: NO_ACCOUNT,
             "engine.worker.difference": lambda *_: NO_ACCOUNT,
             "replay.recorded_replay.GcPauses": lambda *_: idle,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -88,8 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    # Typer brings its own copy of click, and offers these two nowhere else.
-    from typer._click.exceptions import ClickException, NoArgsIsHelpError
+    # Typer brings its own copy of click, and offers these two nowhere else; before, it used click itself.
+    exceptions = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
+    ClickException, NoArgsIsHelpError = exceptions.ClickException, exceptions.NoArgsIsHelpError
 
     try:
         code = app(arguments, standalone_mode=False)

@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from latfix.formatting import NONE, finite, interval_bounds, milliseconds, percentile_label, rate, significant
-from latfix.reports.before_after import items, mapping
+from latfix.formatting import (
+    NONE,
+    finite,
+    interval,
+    interval_bounds,
+    milliseconds,
+    percentile_label,
+    rate,
+    significant,
+)
+from latfix.reports.comparison_rows import GateRow, items, mapping, read_gate
 from latfix.reports.vocabulary import Severity
 
 #: The label of settings that nothing was set for.
@@ -26,7 +35,7 @@ MEETS_WORDS: dict[bool | None, tuple[str, Severity]] = {
     False: ("misses", "bad"),
     None: ("undecided", "warn"),
 }
-STATUS_SEVERITY: dict[str, Severity] = {"found": "good", "above": "good", "below": "bad", "undecided": "warn"}
+_STATUS_SEVERITY: dict[str, Severity] = {"found": "good", "above": "good", "below": "bad", "undecided": "warn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +120,21 @@ class SettingRow:
     points: tuple[PointRow, ...]
 
     @property
+    def severity(self) -> Severity:
+        """How alarming its answer is."""
+        return _STATUS_SEVERITY.get(self.status, "warn")
+
+    @property
+    def has_reasons(self) -> bool:
+        """True if some load departs from the models for a known reason."""
+        return any(point.reasons for point in self.points)
+
+    @property
+    def has_theory(self) -> bool:
+        """True if some model says anything about some load."""
+        return any(value is not None for point in self.points for value in point.waits_ms.values())
+
+    @property
     def subject(self) -> str:
         """How a sentence about it begins."""
         return "The service as it is" if self.label == AS_IT_IS else self.label
@@ -124,41 +148,68 @@ class SettingRow:
             return f"below {rate(high)}"
         if low is None and high is None:
             return NONE
-        ends = (
-            f"[{significant(low) if low is not None else '0'}, {significant(high) if high is not None else 'open'}]"
-        )
+        ends = f"[{'0' if low is None else significant(low)}, {'open' if high is None else significant(high)}]"
         return f"{rate(self.largest)} {ends}" if self.largest is not None else ends
 
     def knee_words(self) -> str:
         """``31.0/s [27.2, 34.9]``; ``or beyond``, ``or below`` where no load past it was replayed."""
         if self.knee is None:
             return NONE
-        ends = (
-            "" if self.knee_ci95 is None else f" [{significant(self.knee_ci95[0])}, {significant(self.knee_ci95[1])}]"
-        )
-        return f"{rate(self.knee)}{ends}{self._beyond()}"
+        ends = "" if self.knee_ci95 is None else f" {interval(self.knee_ci95)}"
+        beyond = ""
+        if not self.bracketed:
+            below = self.points and self.knee <= self.points[0].offered
+            beyond = ", or below" if below else ", or beyond"
+        return f"{rate(self.knee)}{ends}{beyond}"
 
-    def _beyond(self) -> str:
-        if self.bracketed or self.knee is None:
-            return ""
-        return ", or below" if self.points and self.knee <= self.points[0].offered else ", or beyond"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A load of a setting that no other beats both in throughput and in the percentile.
+
+    :param certain: false where others may be as good.
+    """
+
+    setting: int
+    label: str
+    load: float
+    served: float | None
+    percentile_ms: float | None
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """By which median factor a model is off.
+
+    :param loads: how many loads that rests on; at ``silent`` of them it says nothing.
+    """
+
+    model: str
+    wait: float | None
+    percentile: float | None
+    loads: int
+    silent: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRows:
     """All of a sweep.
 
-    :param errors: by model, the median factor by which its mean wait and its percentile are off, and on how many
-        loads that rests, and at how many of them it says nothing.
+    :param errors: by model.
+    :param skipped: what was not replayed: setting, load and reason.
+    :param gate: the load that was asked for; ``None`` where none was.
     """
 
     percentile: str
     slo_ms: float | None
     recorded: float | None
     settings: tuple[SettingRow, ...]
-    front: tuple[tuple[int, float, float | None, float | None, bool], ...]
+    front: tuple[FrontPoint, ...]
     best: Mapping[str, Any]
-    errors: Mapping[str, tuple[float | None, float | None, int, int]]
+    errors: Mapping[str, ModelError]
+    skipped: tuple[tuple[str, float | None, str], ...]
+    gate: GateRow | None
     notes: tuple[str, ...]
 
     @property
@@ -224,47 +275,62 @@ class SweepRows:
             return "calm"
         if best is None:
             return "warn" if self.undecided() else "bad"
-        return STATUS_SEVERITY.get(best.status, "warn")
+        return best.severity
 
 
 def read_sweep(document: Mapping[str, Any]) -> SweepRows:
     """The rows of ``sweep.json``."""
-    objective, traffic = mapping(document.get("objective")), mapping(document.get("traffic"))
+    objective, traffic, models = (mapping(document.get(key)) for key in ("objective", "traffic", "models"))
     points = [_point(mapping(entry)) for entry in items(document.get("points"))]
+    settings = tuple(_setting(mapping(entry), points) for entry in items(document.get("settings")))
+    labels = {setting.number: setting.label for setting in settings}
+    gate = mapping(document.get("gate"))
     return SweepRows(
         percentile=percentile_label(finite(objective.get("percentile")) or 99.0),
         slo_ms=finite(objective.get("slo_ms")),
         recorded=finite(traffic.get("recorded_rps")),
-        settings=tuple(_setting(mapping(entry), points) for entry in items(document.get("settings"))),
-        front=tuple(
-            (
-                int(finite(entry.get("setting")) or 0),
-                finite(entry.get("load")) or 0.0,
-                finite(entry.get("achieved_rps")),
-                finite(entry.get("percentile_ms")),
-                bool(entry.get("certain")),
-            )
-            for entry in map(mapping, items(document.get("pareto")))
-        ),
+        settings=settings,
+        front=tuple(_front_point(mapping(entry), labels) for entry in items(document.get("pareto"))),
         best=mapping(document.get("best")),
-        errors={
-            name: _error(mapping(mapping(document.get("models")).get(name)))
-            for name in MODEL_WORDS
-            if name in mapping(document.get("models"))
-        },
+        errors={name: _error(words, mapping(models[name])) for name, words in MODEL_WORDS.items() if name in models},
+        skipped=tuple(
+            (labels.get(_whole(entry.get("setting")), ""), finite(entry.get("load")), str(entry.get("reason", "")))
+            for entry in map(mapping, items(document.get("skipped")))
+        ),
+        gate=read_gate({**gate, "gate": f"at least {rate(gate.get('at_least_rps'))}"}) if gate else None,
         notes=tuple(str(note) for note in items(document.get("notes"))),
     )
 
 
-def _error(entry: Mapping[str, Any]) -> tuple[float | None, float | None, int, int]:
-    counts = (int(finite(entry.get(key)) or 0) for key in ("loads", "silent"))
-    loads, silent = counts
-    return finite(entry.get("wait")), finite(entry.get("percentile")), loads, silent
+def _whole(value: object) -> int:
+    return int(finite(value) or 0)
+
+
+def _front_point(entry: Mapping[str, Any], labels: Mapping[int, str]) -> FrontPoint:
+    setting = _whole(entry.get("setting"))
+    return FrontPoint(
+        setting=setting,
+        label=labels.get(setting, ""),
+        load=finite(entry.get("load")) or 0.0,
+        served=finite(entry.get("achieved_rps")),
+        percentile_ms=finite(entry.get("percentile_ms")),
+        certain=bool(entry.get("certain")),
+    )
+
+
+def _error(words: str, entry: Mapping[str, Any]) -> ModelError:
+    return ModelError(
+        model=words,
+        wait=finite(entry.get("wait")),
+        percentile=finite(entry.get("percentile")),
+        loads=_whole(entry.get("loads")),
+        silent=_whole(entry.get("silent")),
+    )
 
 
 def _setting(entry: Mapping[str, Any], points: Sequence[PointRow]) -> SettingRow:
     largest, knee = mapping(entry.get("largest")), mapping(entry.get("knee"))
-    number = int(finite(entry.get("id")) or 0)
+    number = _whole(entry.get("id"))
     return SettingRow(
         number=number,
         label=str(entry.get("label", "")),
@@ -287,7 +353,7 @@ def _point(entry: Mapping[str, Any]) -> PointRow:
     predictions = {name: mapping(mapping(entry.get("predictions")).get(name)) for name in MODEL_WORDS}
     meets = objective.get("meets")
     return PointRow(
-        setting=int(finite(entry.get("setting")) or 0),
+        setting=_whole(entry.get("setting")),
         load=finite(entry.get("load")) or 0.0,
         offered=finite(entry.get("offered_rps")) or 0.0,
         achieved=finite(entry.get("achieved_rps")),
@@ -302,7 +368,7 @@ def _point(entry: Mapping[str, Any]) -> PointRow:
         workers=finite(mapping(entry.get("utilization")).get("workers")),
         batch_size=finite(entry.get("batch_size")),
         repeats=len(items(entry.get("runs"))),
-        lost=sum(int(finite(requests.get(name)) or 0) for name in ("error", "timeout", "shed")),
+        lost=sum(_whole(requests.get(name)) for name in ("error", "timeout", "shed")),
         dispersion=finite(entry.get("dispersion")),
         predicted_ms={name: finite(answer.get("percentile_ms")) for name, answer in predictions.items()},
         waits_ms={name: finite(answer.get("mean_wait_ms")) for name, answer in predictions.items()},

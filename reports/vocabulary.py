@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from latfix.cause_catalogue import CATALOGUE
-from latfix.reports.escaping import visible
+from latfix.formatting import visible
 from latfix.results.diagnosis import Diagnosis
 
 Severity = Literal["good", "warn", "bad", "calm"]
@@ -67,6 +67,43 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "ended, so the stages of a request sum to its latency.",
     ),
     ("Ratio", "After divided by before on the same traffic, from replays that alternate; below 1 is faster."),
+)
+
+
+#: The knee's rule is in the document of a sweep.
+SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
+    (
+        "Load",
+        "A multiple of the recorded rate. The same requests in the same order are replayed at every load; only time "
+        "is stretched, so that bursts stay bursts. Where they would be over in a moment, they come several times. "
+        "They are sent when the schedule says so, whether or not earlier ones have come back.",
+    ),
+    (
+        "Largest load",
+        "The interval runs from the largest load that surely meets the objective to the smallest that surely misses "
+        "it (95 %). Lost requests (errors, timeouts, shed) count as slower than any. It is found where these are "
+        "within a factor of 1.25, otherwise undecided.",
+    ),
+    ("Knee", ""),
+    (
+        "Saturated",
+        "The backlog grew for good: its minimum rose in the second half of the replay, and a tenth of all "
+        "requests are inside at the last arrival. Such a load does not meet the objective, however short its replay. "
+        "Most are ended early; the percentile is then a lower bound.",
+    ),
+    ("Wait", "Before prepare and in the queue, until the request's batch is closed."),
+    (
+        "M/M/1, M/G/1, Kingman",
+        "From the service as measured at low load; with more than one worker their extensions (Erlang, Lee and "
+        "Longton, Allen and Cunneen), with batches a chain with service by batch size. Percentiles beside M/M/1's "
+        "are an approximation: exponential waits with the model's own mean.",
+    ),
+    (
+        "Queue replay",
+        "latfix's own: the runner's policy replayed request by request at this load with the service times "
+        "measured at low load; with own service, with those measured at this very load, so that what it misses is "
+        "not the service's.",
+    ),
 )
 
 

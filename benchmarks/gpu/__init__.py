@@ -1,1 +1,1 @@
-"""What needs a GPU: tests, measurements and their judgement, in one go by ``run.py``."""
+"""All that needs a GPU: ``python -m pytest benchmarks/gpu --out DIR``; see docs/gpu.md."""

@@ -1,4 +1,7 @@
-"""What the card reaches, and how near to it a model's batches come: bytes and operations over measured rates."""
+"""What the card reaches, and how near to it a model's batches come: bytes and operations over measured rates.
+
+Run by ``test_parts.py`` in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.gpu.findings import Findings, lacks, no_time
-from benchmarks.gpu.judging import HOT_PATHS
+from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
 from latfix.profilers.gpu.kernel_names import matrix_formats
 
+#: Samples whose batches have a floor: the assistant's work depends on how long its answers are.
+HOT_PATHS = ("recommender", "vision")
+#: A batch below its floor by more than measurements differ shows that the floor is none.
+_LEAST_OVER_FLOOR = 0.9
 #: Bytes of the tensors that are copied on the device: several times its caches.
 _COPIED = 4 << 30
 _SIDE = 8192
@@ -23,18 +29,35 @@ _PROFILES = 3
 _POSSIBLE: Mapping[str, tuple[str, ...]] = {"float32": ("fp32", "tf32"), "bfloat16": ("bf16",), "float16": ("fp16",)}
 
 
-def measure(found: Findings, deadline: float) -> None:
+def measure(part: Part, deadline: float) -> None:
     """Rates of the card, and the samples' batches over them.
 
     :param deadline: on the clock of ``time.monotonic``.
     """
-    reached = found.attempt("rates", rates)
+    reached = part.attempt("rates", rates)
     for name in HOT_PATHS:
         left = deadline - time.monotonic()
         if left < 5 or lacks(reached):
-            found.put(name, no_time(left, 5) if left < 5 else {"skipped": "there are no rates to compare with"})
+            part.put(name, no_time(left, 5) if left < 5 else {"skipped": "there are no rates to compare with"})
         else:
-            found.attempt(name, lambda name=name: hot_path(name, "gpu", reached))  # type: ignore[misc]
+            part.attempt(name, lambda name=name: hot_path(name, "gpu", reached))  # type: ignore[misc]
+
+
+def problems(found: Mapping[str, Any]) -> list[str]:
+    """What speaks against the measurement."""
+    lines = each_lacks(found, ("rates", *HOT_PATHS))
+    for name in HOT_PATHS:
+        path = found.get(name, {})
+        if lacks(path):
+            continue
+        asked, seen, over = path["profiles"]["asked"], path["profiles"]["found"], path["busy_over_floor"]
+        if seen < asked:
+            lines.append(f"{name}: {asked - seen} of {asked} profiles show nothing of the device")
+        if over is None:
+            lines.append(f"{name}: no profile to compare with its floor")
+        elif over < _LEAST_OVER_FLOOR:
+            lines.append(f"{name}: the device worked for {over:.2f} of the floor, which therefore is none")
+    return lines
 
 
 def rates() -> dict[str, Any]:
@@ -156,3 +179,7 @@ def _median_s(run: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
         took.append(time.perf_counter() - begin)
     return statistics.median(took)
+
+
+if __name__ == "__main__":
+    measure_here(measure)

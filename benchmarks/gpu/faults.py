@@ -15,14 +15,13 @@ import random
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.commands import LATFIX, run
-from benchmarks.gpu.findings import Findings, no_time
+from benchmarks.gpu.parts import lacks
 
 #: By fault, the cause that has to be named; none where the run is left alone.
 EXPECTED = {
@@ -34,8 +33,6 @@ EXPECTED = {
 }
 _SECONDS = 8.0
 _RATE = 120.0
-#: A run takes so long at least: traffic, starting, and the diagnosis.
-_LEAST_S = 20.0
 #: How long the neighbor may take to its first product.
 _READY_S = 60.0
 #: What a record must hold to tell anything.
@@ -128,29 +125,31 @@ def write_workload(folder: Path, fault: str) -> None:
     (folder / "traffic.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def measure(found: Findings, deadline: float) -> None:
-    """By fault: whether its cause was named, what was, and the milliseconds of the tail.
+def planted(fault: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """What a run with a fault shows: whether its cause was named, what was, and the milliseconds of the tail.
 
-    :param deadline: on the clock of ``time.monotonic``.
+    :param folder: an empty one.
     """
-    for fault in EXPECTED:
-        left = deadline - time.monotonic()
-        if left < _LEAST_S:
-            found.put(fault, no_time(left, _LEAST_S))
-        else:
-            found.attempt(fault, lambda fault=fault: _planted(fault, deadline))  # type: ignore[misc]
+    deadline = time.monotonic() + seconds
+    if fault != "Neighbor":
+        return _diagnosed(folder, fault, deadline)
+    with neighbor(_LOAD, min(_READY_S, seconds)) as process:
+        result = _diagnosed(folder, fault, deadline)
+        if process.poll() is not None and "failed" not in result:
+            result["evidence_missing"].append(f"the neighbor had ended with {process.returncode} before the run")
+            result["right"] = False
+        return result
 
 
-def _planted(fault: str, deadline: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name:
-        if fault != "Neighbor":
-            return _diagnosed(Path(name), fault, deadline)
-        with neighbor(_LOAD, min(_READY_S, deadline - time.monotonic())) as process:
-            result = _diagnosed(Path(name), fault, deadline)
-            if process.poll() is not None and "failed" not in result:
-                result["evidence_missing"].append(f"the neighbor had ended with {process.returncode} before the run")
-                result["right"] = False
-            return result
+def problems(fault: str, found: Mapping[str, Any]) -> list[str]:
+    """What speaks against a run; nothing where the device does not report what would tell."""
+    if reason := lacks(found):
+        return [f"{fault}: {reason}"]
+    if found["evidence_missing"]:
+        return [f"{fault}: no evidence: {'; '.join(found['evidence_missing'])}"]
+    if found["right"] or found.get("cannot_be_told"):
+        return []
+    return [f"{fault}: expected {found['expected']}, named {', '.join(found['named']) or 'nothing'}"]
 
 
 def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
@@ -159,15 +158,14 @@ def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
 
     write_workload(folder, fault)
     out = folder / "run"
-    command = [sys.executable, "-c", LATFIX, "diagnose", str(folder), "--out", str(out)]
-    ended = run(command, deadline - time.monotonic())
+    ended = run([*LATFIX, "diagnose", str(folder), "--out", str(out)], deadline - time.monotonic())
     if not (out / "diagnosis.json").exists():
-        return {"failed": f"latfix diagnose {ended.why}", "output": ended.output[-1500:]}
+        return {"failed": f"latfix diagnose: {ended.why}", "output": ended.output[-1500:]}
     record = RunRecord.load(out)
     document = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
     lacking = missing_evidence(record.meta, record.counts())
-    if ended.exit_code != 0:
-        lacking.insert(0, f"latfix diagnose {ended.why}")
+    if ended.why:
+        lacking.insert(0, f"latfix diagnose: {ended.why}")
     return {
         **judged(fault, document, lacking, others_told=any(name.endswith(_OTHERS) for name in series_of(record))),
         "verdict": document["verdict"],

@@ -5,17 +5,13 @@ a limit of the device's memory in which all of it fits. Under torch's defaults t
 memory back again and again (``num_alloc_retries``). The same traffic is replayed as it is, with memory reserved at
 the start (``memory.pool``), and with expandable segments; what the laboratory's models expect stands beside it.
 
-    python benchmarks/gpu/fragmentation.py [--seconds N] [--out FILE]
-
-``measure(found, deadline)`` is for a program that runs it as a part. Nothing here has been run on a GPU yet.
+Run by ``test_parts.py`` in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 import tempfile
 import textwrap
 import time
@@ -23,17 +19,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks.gpu.commands import LATFIX, run
-from benchmarks.gpu.findings import Findings, lacks, no_time
-from benchmarks.gpu.judging import problems
+from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
 from latfix.profilers.allocator_lab.compare_policies import ARENAS, compare
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import calls, facts, worker_growth_mib
 
+#: Runs of the service, and how many things they are to show.
+RUNS = ("defaults", "memory.pool", "memory.device_allocator")
+SHOWN = 5
 _MIB = 1 << 20
 #: What caches and working memory may take together, and the limit in which they lie: a quarter more.
 IN_USE = 8 << 30
@@ -131,9 +127,9 @@ def diagnose(workload: Path, deadline: float) -> dict[str, Any]:
     left = deadline - time.monotonic()
     if left < TURNS / RATE + _BESIDE_S:
         return no_time(left, TURNS / RATE + _BESIDE_S)
-    ended = run([sys.executable, "-c", LATFIX, "diagnose", str(workload), "--out", str(out)], left)
-    if ended.exit_code != 0 or not (out / "diagnosis.json").exists():
-        return {"failed": f"latfix diagnose {ended.why}", "output": ended.output[-2000:]}
+    ended = run([*LATFIX, "diagnose", str(workload), "--out", str(out)], left)
+    if ended.why or not (out / "diagnosis.json").exists():
+        return {"failed": f"latfix diagnose: {ended.why}", "output": ended.output[-2000:]}
     return figures(RunRecord.load(out), json.loads((out / "diagnosis.json").read_text(encoding="utf-8")))
 
 
@@ -179,40 +175,40 @@ def expected(trace: AllocationTrace) -> list[dict[str, Any]]:
     return [result.to_json() for result in compare(trace, LIMIT, ("", "expandable_segments:True", ARENAS[0]))]
 
 
-def measure(found: Findings, deadline: float, device: str = "cuda:0") -> None:
+def measure(part: Part, deadline: float, device: str = "cuda:0") -> None:
     """All of it, as far as time allows.
 
-    :param found: takes the three runs, what the models expect, and ``shown``.
+    :param part: takes the three runs, what the models expect, and ``shown``.
     :param deadline: on the clock of ``time.monotonic``.
     """
     import torch
 
     if not torch.cuda.is_available():
-        found.put("skipped", "no CUDA device here")
+        part.put("skipped", "no CUDA device here")
         return
     _, total = torch.cuda.mem_get_info(device)
     if total < 2 * LIMIT:
-        found.put("skipped", f"the device has {total >> 30} GiB; {2 * LIMIT >> 30} are needed")
+        part.put("skipped", f"the device has {total >> 30} GiB; {2 * LIMIT >> 30} are needed")
         return
     trace = traffic_of_allocations()
-    found.attempt("models", lambda: expected(trace))
+    part.attempt("models", lambda: expected(trace))
     with tempfile.TemporaryDirectory() as temporary:
         share = (LIMIT + _BESIDE) / total
         folder = write_workload(Path(temporary) / "defaults", trace, turns=TURNS, device=device, share=share)
-        replays(found, folder, deadline)
-    found.attempt("shown", lambda: shown(found.items))
+        replays(part, folder, deadline)
+    part.attempt("shown", lambda: shown(part.found))
 
 
-def replays(found: Findings, folder: Path, deadline: float) -> None:
+def replays(part: Part, folder: Path, deadline: float) -> None:
     """The three runs, each whatever becomes of the others."""
-    before = found.attempt("defaults", lambda: diagnose(folder, deadline))
+    before = part.attempt("defaults", lambda: diagnose(folder, deadline))
     if lacks(before):
-        found.put("memory.pool", {"skipped": "without the first run nobody knows how much to reserve"})
+        part.put("memory.pool", {"skipped": "without the first run nobody knows how much to reserve"})
     else:
         ahead = {"reserve_mb": before["reserve_mb"]}
-        found.attempt("memory.pool", lambda: diagnose(with_settings(folder, "reserved", **ahead), deadline))
+        part.attempt("memory.pool", lambda: diagnose(with_settings(folder, "reserved", **ahead), deadline))
     env = '{ PYTORCH_ALLOC_CONF = "expandable_segments:True" }'
-    found.attempt("memory.device_allocator", lambda: diagnose(with_settings(folder, "expandable", env=env), deadline))
+    part.attempt("memory.device_allocator", lambda: diagnose(with_settings(folder, "expandable", env=env), deadline))
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, bool]:
@@ -233,20 +229,17 @@ def shown(found: Mapping[str, Any]) -> dict[str, bool]:
     return result
 
 
-def main() -> int:
-    """Measure and write the results; 3 where there is no GPU, 1 where it did not show what it is to show."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    found = Findings(options.out)
-    measure(found, time.monotonic() + options.seconds)
-    print(json.dumps(found.items, indent=2) if options.out is None else f"written to {options.out}")
-    against = problems("fragmentation", found.items)
-    for line in against:
-        print(line)
-    return 3 if "skipped" in found.items else int(bool(against))
+def problems(found: Mapping[str, Any]) -> list[str]:
+    """What speaks against the measurement."""
+    if "skipped" in found:
+        return [f"skipped: {found['skipped']}"]
+    lines = each_lacks(found, RUNS)
+    looked_at = found.get("shown") or {}
+    lines += [f"not shown: {what}" for what, right in looked_at.items() if not right]
+    if len(looked_at) < SHOWN:
+        lines.append(f"{len(looked_at)} of {SHOWN} things were looked at")
+    return lines
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measure_here(measure)

@@ -1,79 +1,127 @@
-"""The parts, how long each may take, and what of them fits into the time that is left."""
+"""Parts of the GPU benchmarks: each writes ``DIR/PART.json`` after each item that it measured.
+
+python -m benchmarks.gpu.parts DIR ... > gpu.json        the parts of several calls as one document
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-#: For everything that one call does, the start of processes included.
-LIMIT_S = 520.0
-SAMPLES = ("recommender", "vision", "assistant")
+from benchmarks.gpu.commands import Ended, run
+from latfix.files.atomic_write import write_text
+
+SCHEMA = "latfix.gpu-benchmarks/2"
+_OUTPUT, _TRACE = 6000, 1500
 #: A part's process ends its own commands so long before it is ended itself, to write what they left.
-GRACE_S = 4.0
-#: An optimization may take so much longer than its budget: what is under way is finished, and the report written.
-BEYOND_S = 30.0
-#: With a smaller budget every fix of a sample would be skipped for it, and nothing would be shown.
-SAMPLE_LEAST_S = 115.0 + BEYOND_S + GRACE_S
+_GRACE_S = 4.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something that is run in a process of its own.
+    """A part's results. Each change is on disk before the next item is measured, whatever that one dies of.
 
-    :param seconds: that it may take; ``least`` with less left it is not begun.
+    :param file: an earlier call may have left it.
     """
 
-    name: str
-    seconds: float
-    least: float
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def read(self) -> dict[str, Any]:
+        """The document; one without items where there is none yet."""
+        if not self.file.exists():
+            return {"schema": SCHEMA, "part": self.file.stem, "found": {}, "problems": {}, "complete": False}
+        document: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        return document
 
     @property
-    def kind(self) -> str:
-        """``samples`` of ``samples.vision``; the name of all others."""
-        return self.name.partition(".")[0]
+    def found(self) -> dict[str, Any]:
+        """Results by item."""
+        items: dict[str, Any] = self.read()["found"]
+        return items
+
+    def update(self, **values: Any) -> None:
+        """Replace fields of the document; what JSON cannot hold is written as text."""
+        write_text(self.file, json.dumps({**self.read(), **values}, indent=2, default=str) + "\n")
+
+    def put(self, item: str, value: Any) -> Any:
+        """Keep an item's result, and return it."""
+        self.update(found={**self.found, item: value})
+        return value
+
+    def attempt(self, item: str, measure: Callable[[], Any]) -> Any:
+        """Measure an item and keep its result, or ``failed`` with the error that it raised."""
+        try:
+            return self.put(item, measure())
+        except Exception as error:  # noqa: BLE001 - what the other items find must not be lost with it
+            trace = "".join(traceback.format_exception(error))[-_TRACE:]
+            return self.put(item, {"failed": f"{type(error).__name__}: {error}", "trace": trace})
+
+    def command(self, command: Sequence[str], seconds: float) -> Ended:
+        """Run a command and keep how it ended."""
+        ended = run(command, seconds)
+        self.update(found={**self.found, "exit_code": ended.exit_code, "output": ended.output[-_OUTPUT:]})
+        return ended
+
+    def measure(self, module: str, seconds: float) -> dict[str, Any]:
+        """Measure in a process of its own: its memory, and a device that it breaks, are no other part's.
+
+        :param module: calls :func:`measure_here`.
+        :returns: what it found by item.
+        """
+        deadline = time.monotonic() + seconds - _GRACE_S
+        ended = run([sys.executable, "-m", module, str(self.file), repr(deadline)], seconds)
+        if ended.why:
+            self.update(found={**self.found, "cut": ended.why, "output": ended.output[-_OUTPUT:]})
+        return self.found
+
+    def check(self, problems: Sequence[str], item: str = "") -> None:
+        """Keep what speaks against the part, or against one item of it; fail where there is something."""
+        found = self.found
+        lines = [*problems, *([f"its process: {found['cut']}"] if "cut" in found else [])]
+        cut = any("no time" in line for line in lines)
+        self.update(problems={**self.read()["problems"], item: lines}, complete=not cut)
+        assert not lines, "\n".join(lines)
 
 
-#: In the order in which they are run: what others rest on first, what only makes sense with much time last.
-PARTS = (
-    Part(name="doctor", seconds=30.0, least=10.0),
-    Part(name="ceilings", seconds=60.0, least=20.0),
-    Part(name="stages", seconds=60.0, least=20.0),
-    Part(name="tests", seconds=200.0, least=45.0),
-    Part(name="faults", seconds=140.0, least=30.0),
-    Part(name="fragmentation", seconds=115.0, least=35.0),
-    Part(name="probes", seconds=75.0, least=40.0),
-    *(Part(name=f"samples.{name}", seconds=LIMIT_S, least=SAMPLE_LEAST_S) for name in SAMPLES),
-)
-KINDS = tuple(dict.fromkeys(part.kind for part in PARTS))
+def measure_here(measure: Callable[[Part, float], None]) -> None:
+    """In a part's own process: measure into the file that the command line names, until its deadline."""
+    measure(Part(Path(sys.argv[1])), float(sys.argv[2]))
 
 
-def chosen(kinds: Sequence[str] | None, samples: Sequence[str] | None) -> list[Part]:
-    """The parts that were asked for, in their order.
+def no_time(left: float, needed: float) -> dict[str, str]:
+    """The result of what was not begun."""
+    return {"skipped": f"no time: {max(left, 0.0):.0f} s were left, it needs {needed:.0f} s at least"}
 
-    :param kinds: all where ``None``, or ``samples`` alone where only samples are named.
-    :param samples: of the samples, these; all where ``None``.
+
+def lacks(value: Any) -> str:
+    """Why a result holds nothing; empty where it does hold something."""
+    if not isinstance(value, dict) or not value:
+        return "nothing was found"
+    return next((f"{key}: {value[key]}" for key in ("failed", "skipped") if key in value), "")
+
+
+def each_lacks(found: Mapping[str, Any], items: Sequence[str]) -> list[str]:
+    """What items lack, one line each."""
+    return [f"{item}: {reason}" for item in items if (reason := lacks(found.get(item)))]
+
+
+def merged(folders: Sequence[Path]) -> dict[str, Any]:
+    """The parts in some folders as one document.
+
+    Of a part that lies in several the latest, but one that was cut short replaces none that ran to its end.
     """
-    wanted = kinds if kinds is not None else ("samples",) if samples is not None else KINDS
-    named = {f"samples.{name}" for name in (SAMPLES if samples is None else samples)}
-    return [part for part in PARTS if part.kind in wanted and (part.kind != "samples" or part.name in named)]
+    files = [file for folder in folders for file in sorted(folder.glob("*.json"))]
+    documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    mine = [document for document in documents if isinstance(document, dict) and document.get("schema") == SCHEMA]
+    mine.sort(key=lambda document: (document["complete"], document["date"]))
+    parts = {document["part"]: document for document in mine}
+    return {"schema": SCHEMA, "command": "python -m pytest benchmarks/gpu", "parts": parts}
 
 
-def seconds_for(part: Part, following: Sequence[Part], left: float) -> float:
-    """How long a part may take; 0 where it is not to be begun.
-
-    Samples share what is left, as many of them as have enough in it.
-
-    :param following: the parts behind it.
-    :param left: seconds for all of them together.
-    """
-    if left < part.least:
-        return 0.0
-    if part.kind != "samples":
-        return min(part.seconds, left)
-    waiting = 1 + sum(other.kind == "samples" for other in following)
-    return left / min(waiting, int(left // part.least))
-
-
-def together(parts: Sequence[Part]) -> float:
-    """How long parts may take in all, samples with the least that is of use."""
-    return sum(part.least if part.kind == "samples" else part.seconds for part in parts)
+if __name__ == "__main__":
+    json.dump(merged([Path(name) for name in sys.argv[1:]]), sys.stdout, indent=2)

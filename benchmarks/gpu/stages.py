@@ -15,11 +15,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.findings import Findings, no_time
+from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
 
 BATCHES = 40
 _FIRST = 3
 _KINDS = {"copy_in": ("gpu_memcpy", "HtoD"), "compute": ("kernel", ""), "copy_out": ("gpu_memcpy", "DtoH")}
+#: The workload whose batches are all alike, so that all its profiles must show the same kernels.
+_ALIKE = "copies"
+STAGED = ("recommender", _ALIKE)
+_LEAST_BATCHES = 10
+#: By how much a stage's length may differ from the profiler's, at the median: a share, or so many nanoseconds. An
+#: event before the first copy or kernel is passed while the host is still on its way to it.
+_AGREEMENT = 0.02
+_ALLOWED_NS: Mapping[str, float] = {"copy_in": 50_000.0, "compute": 50_000.0, "copy_out": 10_000.0}
 _COLUMNS = {"copy_in": "copy_in_ns", "compute": "device_ns", "copy_out": "copy_out_ns"}
 _ADAPTER = '''"""Large copies in and out, and some milliseconds in between; written by benchmarks/gpu/stages.py."""
 import torch
@@ -49,7 +57,7 @@ class Copies(Workload):
 '''
 
 
-def measure(found: Findings, deadline: float) -> None:
+def measure(part: Part, deadline: float) -> None:
     """The stages of a sample's batches, and of large copies.
 
     :param deadline: on the clock of ``time.monotonic``.
@@ -62,10 +70,38 @@ def measure(found: Findings, deadline: float) -> None:
         for k, (label, (workload, profile)) in enumerate(workloads.items()):
             left = (deadline - time.monotonic()) / (len(workloads) - k)
             if left < 5:
-                found.put(label, no_time(left, 5))
+                part.put(label, no_time(left, 5))
                 continue
             spec = load_spec(workload, profile=profile)
-            found.attempt(label, lambda spec=spec, left=left: _measured(spec, time.monotonic() + left))  # type: ignore[misc]
+            part.attempt(label, lambda spec=spec, left=left: _measured(spec, time.monotonic() + left))  # type: ignore[misc]
+
+
+def problems(found: Mapping[str, Any]) -> list[str]:
+    """What speaks against the measurement."""
+    lines = each_lacks(found, STAGED)
+    for name in STAGED:
+        workload = found.get(name, {})
+        if lacks(workload):
+            continue
+        for stage, allowed in _ALLOWED_NS.items():
+            if said := _off(workload["stages"][stage], allowed):
+                lines.append(f"{name}, {stage}: {said}")
+        seen = workload["sessions"]
+        if seen["found"] < seen["asked"]:
+            lines.append(f"{name}: {seen['asked'] - seen['found']} of {seen['asked']} profiles show no kernel")
+        least, most = seen["least_kernels"], seen["most_kernels"]
+        if name == _ALIKE and least != most:
+            lines.append(f"{name}: profiles of the same batch show {least} to {most} kernels: the profiler lost some")
+    return lines
+
+
+def _off(stage: Mapping[str, Any], allowed_ns: float) -> str:
+    if stage["batches"] < _LEAST_BATCHES:
+        return f"only {stage['batches']} batches, {_LEAST_BATCHES} are needed"
+    off, told = abs(stage["difference_ns"]), stage["told_ns"]
+    if off > max(_AGREEMENT * told, allowed_ns):
+        return f"the events are {off / 1e3:.1f} µs off the profiler's {told / 1e3:.1f} µs"
+    return ""
 
 
 def write_copies(folder: Path) -> None:
@@ -183,3 +219,7 @@ def _events(seen: Any) -> list[Mapping[str, Any]]:
             "traceEvents"
         ]
     return events
+
+
+if __name__ == "__main__":
+    measure_here(measure)

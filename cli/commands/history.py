@@ -43,8 +43,9 @@ def history(
     from latfix.gates.syntax import parse_metric
     from latfix.history.store import VARIABLE, History
     from latfix.history.trends import trends
+    from latfix.reports.history_rows import history_document
     from latfix.reports.html.history_page import write_history_page
-    from latfix.reports.terminal.history import history_document, render_history
+    from latfix.reports.terminal.history import render_history
 
     check_seed(seed)
     key = parse_metric(metric)

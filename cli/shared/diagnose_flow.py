@@ -174,6 +174,7 @@ def conclude(
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
+    from latfix.profilers.drilldown.explain import tell_slowest
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
@@ -186,7 +187,8 @@ def conclude(
     try:
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
-        write_run_report(where / "report.html", shown, in_report)
+        stories = tell_slowest(shown, in_report.ledger)
+        write_run_report(where / "report.html", shown, in_report, stories=stories)
     except OSError as error:
         raise _unwritable(where, error) from error
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None

@@ -286,6 +286,7 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
     """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
     from latfix.files.atomic_write import write_json
     from latfix.profilers.diagnose import write_causes
+    from latfix.profilers.drilldown.explain import tell_slowest
     from latfix.reports.html.pages import write_run_report
 
     pairs = [(outcome.baseline, outcome.diagnosis)]
@@ -294,7 +295,8 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
     for record, diagnosis in pairs:
         write_json(record.folder / "diagnosis.json", diagnosis.to_json())
         write_causes(diagnosis, record.folder / "causes.parquet")
-        write_run_report(record.folder / "report.html", record, diagnosis)
+        stories = tell_slowest(record, diagnosis.ledger)
+        write_run_report(record.folder / "report.html", record, diagnosis, stories=stories)
 
 
 def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> tuple[PlannedFix, ...]:

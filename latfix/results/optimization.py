@@ -28,6 +28,7 @@ class TriedFix(Document):
     """One fix that was considered, and what became of it.
 
     :param status: kept, rejected, no_gain, not_effective, undecided or skipped.
+    :param title: what the fix does, in a few words; ``risk`` what it may cost. Empty in older documents.
     :param ratio: with it over without it, on the screening windows; empty where it was not replayed.
     :param predicted_p99_ms: p99 of the windows as predicted; ``None`` where it was not replayed alone.
     :param p99_ms: p99 of the windows with it.
@@ -43,6 +44,8 @@ class TriedFix(Document):
     fix: str
     status: str
     reason: str
+    title: str = ""
+    risk: str = ""
     ratio: Mapping[str, RatioEstimate] = field(default_factory=dict)
     predicted_p99_ms: float | None = None
     p99_ms: float | None = None

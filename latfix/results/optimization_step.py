@@ -17,6 +17,7 @@ KEYS = ("mean", "p99")
 class Step:
     """One fix that was considered, and what became of it.
 
+    :param title: what the fix does, in a few words; ``risk`` what it may cost.
     :param status: of the contract: kept, rejected, no_gain, not_effective, undecided, skipped.
     :param comparison: without and with it, on the screening windows.
     :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
@@ -31,6 +32,8 @@ class Step:
     fix: str
     status: str
     reason: str
+    title: str = ""
+    risk: str = ""
     comparison: Comparison | None = None
     together: tuple[str, ...] = ()
     prediction: Prediction | None = None
@@ -60,6 +63,8 @@ class Step:
         compared = self.comparison
         return TriedFix(
             fix=self.fix,
+            title=self.title,
+            risk=self.risk,
             status=self.status,
             reason=self.reason,
             ratio=compared.ratio if compared is not None else {},

@@ -143,6 +143,12 @@ class RunRecord:
         keep = self.measured & (self.requests["status"] == Status.OK)
         return np.asarray(self.requests["latency_ns"][keep], dtype=np.int64)
 
+    def slowest(self, count: int = 20) -> list[int]:
+        """Rows of the slowest measured requests of any status, the slowest first."""
+        rows = np.flatnonzero(self.measured)
+        order = np.argsort(-self.requests["latency_ns"][rows], kind="stable")
+        return [int(row) for row in rows[order[:count]]]
+
     def unrecorded(self) -> int:
         """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
         return int(self.meta.get("scheduled", len(self.traffic))) - sum(self.counts().values())

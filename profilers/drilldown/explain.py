@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from latfix.profilers.drilldown.selection import Chosen
+from latfix.profilers.drilldown.selection import Chosen, choose_slowest
 from latfix.profilers.drilldown.service_costs import batch_costs, prepare_costs
 from latfix.profilers.drilldown.summary_sentence import closing_sentence
 from latfix.profilers.drilldown.timeline import EventIndex, timeline
@@ -24,6 +24,8 @@ from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES, Status
 
 _MEMBERS_TOLD = 32
+#: Stories on the page of a run, and requests of a record beyond which laying it out takes longer than its page.
+_ON_PAGE, _LARGE = 10, 50_000
 
 
 def tell(record: RunRecord, ledger: Ledger, chosen: Sequence[Chosen]) -> tuple[Story, ...]:
@@ -35,6 +37,13 @@ def tell(record: RunRecord, ledger: Ledger, chosen: Sequence[Chosen]) -> tuple[S
         return ()
     teller = _Teller(record, ledger)
     return tuple(teller.story(one) for one in chosen)
+
+
+def tell_slowest(record: RunRecord, ledger: Ledger) -> tuple[Story, ...]:
+    """The stories of the slowest requests that a run's page has; none of a large record, which takes too long."""
+    if len(record.requests["index"]) > _LARGE:
+        return ()
+    return tell(record, ledger, choose_slowest(record, _ON_PAGE))
 
 
 class _Teller:

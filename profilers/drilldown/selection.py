@@ -93,17 +93,10 @@ def choose_ids(record: RunRecord, wanted: Sequence[str]) -> tuple[Chosen, ...]:
     return tuple(chosen)
 
 
-def slowest_rows(record: RunRecord, count: int = 20) -> list[int]:
-    """Rows of the slowest measured requests of any status, the slowest first."""
-    candidates = np.flatnonzero(record.measured)
-    order = np.argsort(-record.requests["latency_ns"][candidates], kind="stable")
-    return [int(row) for row in candidates[order[:count]]]
-
-
 def choose_slowest(record: RunRecord, count: int) -> tuple[Chosen, ...]:
     """The slowest measured requests of any status, the slowest first."""
     index = record.requests["index"]
-    return tuple(Chosen(index=int(index[row]), row=row, matches=1) for row in slowest_rows(record, count))
+    return tuple(Chosen(index=int(index[row]), row=row, matches=1) for row in record.slowest(count))
 
 
 def check_slowest(count: int | None) -> None:

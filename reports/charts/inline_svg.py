@@ -10,16 +10,24 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
-from latfix.reports.elements import Html
-from latfix.reports.escaping import visible
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from latfix.formatting import tick, visible
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+WIDTH = 10.0
+#: Longest name of an axis' mark or of a line, in characters.
+LABEL = 32
 
 _ROLES: Final = (
     "ink",
@@ -108,7 +116,46 @@ def drawing_style() -> Iterator[None]:
         yield
 
 
-def inline_svg(figure: Figure, *, name: str, label: str) -> Html:
+def draw(
+    name: str,
+    label: str,
+    height: float,
+    rows: int,
+    plot: Callable[[list[Axes]], None],
+    *,
+    height_ratios: list[float] | None = None,
+) -> Markup:
+    """A figure of ``rows`` panels one above the other as SVG, drawn by ``plot``; ``height`` in inches."""
+    with drawing_style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        axes = figure.subplots(rows, 1, sharex=rows > 1, height_ratios=height_ratios)
+        plot(list(np.atleast_1d(axes)))
+        return inline_svg(figure, name=name, label=label)
+
+
+def number_axis(axis: Any) -> None:
+    """Plain numbers as marks, without minor ones."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _position: tick(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def named_rows(axes: Axes, positions: npt.ArrayLike, names: Iterable[str], *, limit: int = LABEL) -> None:
+    """Names at the left of horizontal bars."""
+    axes.set_yticks(positions, [visible(name, limit=limit) for name in names])
+    axes.tick_params(axis="y", labelcolor=INK["ink"])
+    axes.grid(visible=False, axis="y")
+
+
+def beside(axes: Axes, text: str, x: float, y: float, *, gap: int = 6, weight: str = "normal") -> None:
+    """A text to the right of a point."""
+    axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", color=INK["ink"], weight=weight)
+
+
+def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     """The figure as one ``<svg>`` element.
 
     :param name: unique on the page; it prefixes every id inside.
@@ -129,7 +176,7 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Html:
     title = ElementTree.Element("title", {"id": f"{name}-title"})
     title.text = visible(label, limit=600)
     root.insert(0, title)
-    return Html(re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)))
+    return Markup(re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)))
 
 
 def _is_empty(node: ElementTree.Element) -> bool:

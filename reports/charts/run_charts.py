@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
-from latfix.formatting import milliseconds, percentile_label, significant, tick
-from latfix.reports.before_after import Ratio
-from latfix.reports.cause_rows import OTHERS, CauseRow
+from latfix.formatting import milliseconds, percentile_label, significant, tick, visible
 from latfix.reports.charts.chart_data import Floats, Scatter, Windows
-from latfix.reports.charts.inline_svg import INK, drawing_style, inline_svg
-from latfix.reports.elements import Html
-from latfix.reports.escaping import visible
+from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis
+from latfix.reports.comparison_rows import Share, StepRow
+from latfix.reports.diagnosis_rows import CauseRow
+from latfix.results.diagnosis import Activity, Window
 from latfix.stages import STAGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_WIDTH = 10.0
-_LABEL = 32
+_STATUS_ROLE = {"good": "after", "bad": "bad", "warn": "queue", "calm": "muted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +43,6 @@ class Curve:
     latency_ms: Floats
 
 
-def draw(name: str, label: str, height: float, rows: int, plot: Callable[[Figure, list[Axes]], None]) -> Html:
-    """A figure of so many panels as SVG, drawn by ``plot``; ``height`` in inches of a page ten wide."""
-    with drawing_style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        axes = list(np.atleast_1d(figure.subplots(rows, 1, sharex=rows > 1)))
-        plot(figure, axes)
-        return inline_svg(figure, name=name, label=label)
-
-
-def _number_axis(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _position: tick(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def _latency_axis(axes: Axes, values: Floats) -> None:
     """Milliseconds from zero, or on a logarithmic axis where the tail would flatten everything else."""
     positive = values[np.isfinite(values) & (values > 0)]
@@ -72,13 +52,13 @@ def _latency_axis(axes: Axes, values: Floats) -> None:
         axes.set_ylim(max(float(np.percentile(positive, 1)) * 0.7, positive.max() * 1e-6), positive.max() * 1.4)
     else:
         axes.set_ylim(0, (float(positive.max()) if len(positive) else 1.0) * 1.08)
-    _number_axis(axes.yaxis)
+    number_axis(axes.yaxis)
 
 
-def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Html:
+def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Markup:
     """Every request as a dot by its scheduled arrival, with p50 and p99 of each window; one panel an arm."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         together = np.concatenate([arm.points.latency_ms for arm in arms])
         for axes, arm in zip(panels, arms, strict=True):
             _scatter(axes, arm)
@@ -95,10 +75,10 @@ def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Html:
                     clip_on=False,
                     label=f"not ok ({arm.points.failed:,})",
                 )
-            axes.set_title(visible(arm.label, limit=_LABEL))
+            axes.set_title(visible(arm.label, limit=LABEL))
             axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.1)
         panels[-1].set_xlabel("scheduled arrival, s")
-        _number_axis(panels[-1].xaxis)
+        number_axis(panels[-1].xaxis)
 
     label = "Latency of requests by scheduled arrival, with p50 and p99 of each window of time"
     return draw(name, label, 2.9 * len(arms) + 0.3, len(arms), plot)
@@ -124,11 +104,11 @@ def _steps(axes: Axes, edges: Floats, values: Floats, *, color: str, label: str,
     axes.stairs(values, edges, baseline=None, color=color, linewidth=1.6, label=label)
 
 
-def percentile_curves(name: str, curves: Sequence[Curve]) -> Html:
+def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
     """Latency by percentile, the tail spread out: each division of the axis is ten times rarer."""
     curves = [curve for curve in curves if len(curve.slower)]
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         axes = panels[0]
         for curve in curves:
             axes.plot(
@@ -136,7 +116,7 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Html:
                 curve.latency_ms,
                 color=INK[curve.role],
                 linewidth=2.2,
-                label=visible(curve.label, limit=_LABEL),
+                label=visible(curve.label, limit=LABEL),
             )
         axes.set_xscale("log")
         rarest = min((float(curve.slower.min()) for curve in curves), default=0.01)
@@ -153,14 +133,14 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Html:
     return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
 
 
-def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Html:
+def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Markup:
     """One stacked bar a group, a color a stage.
 
     :param groups: name and ``(stages,)`` mean milliseconds, from the top.
     """
     used = [k for k in range(len(STAGES)) if any(values[k] > 0 for _, values in groups)]
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         axes = panels[0]
         position = np.arange(len(groups))[::-1]
         left = np.zeros(len(groups))
@@ -169,23 +149,21 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Html:
             axes.barh(position, widths, left=left, height=0.62, color=INK[f"stage-{k}"], label=STAGES[k])
             left += widths
         for y, total in zip(position, left, strict=True):
-            axes.annotate(milliseconds(float(total)), (total, y), (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(position, [visible(group, limit=_LABEL) for group, _ in groups])
-        axes.tick_params(axis="y", labelcolor=INK["ink"])
-        axes.grid(visible=False, axis="y")
+            beside(axes, milliseconds(float(total)), total, y)
+        named_rows(axes, position, [group for group, _ in groups])
         axes.set_xlim(0, float(left.max(initial=0.0)) * 1.14 or 1.0)
         axes.set_xlabel("mean of the group, ms")
-        _number_axis(axes.xaxis)
+        number_axis(axes.xaxis)
         if used:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=8, handlelength=0.9, columnspacing=1.1)
 
     return draw(name, "Mean milliseconds in each stage by group of requests", 0.42 * len(groups) + 1.2, 1, plot)
 
 
-def cause_bars(name: str, rows: Sequence[CauseRow]) -> Html:
+def cause_bars(name: str, rows: Sequence[CauseRow]) -> Markup:
     """Milliseconds of the tail by cause: own and through the queue, with the interval of their sum."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         axes = panels[0]
         position = np.arange(len(rows))[::-1]
         for y, row in zip(position, rows, strict=True):
@@ -198,24 +176,13 @@ def cause_bars(name: str, rows: Sequence[CauseRow]) -> Html:
             if row.ci95_ms is not None and all(np.isfinite(row.ci95_ms)):
                 axes.plot(row.ci95_ms, (y, y), color=INK["ink"], linewidth=1.2, marker="|", markersize=7)
                 high = max(high, row.ci95_ms[1])
-            axes.annotate(
-                significant(row.tail_ms),
-                (high, y),
-                xytext=(6, 0),
-                textcoords="offset points",
-                va="center",
-                color=INK["ink"],
-                weight="bold" if row.named else "normal",
-            )
-        names = [f"{row.count} smaller causes" if row.cause == OTHERS else row.cause for row in rows]
-        axes.set_yticks(position, [visible(text, limit=_LABEL) for text in names])
-        axes.tick_params(axis="y", labelcolor=INK["ink"])
-        axes.grid(visible=False, axis="y")
+            beside(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
+        named_rows(axes, position, [row.label for row in rows])
         axes.axvline(0, color=INK["muted"], linewidth=1)
         low, high = axes.get_xlim()
         axes.set_xlim(low, high + 0.08 * (high - low))
         axes.set_xlabel("milliseconds of the tail's excess (mean over tail requests), with 95 % interval")
-        _number_axis(axes.xaxis)
+        number_axis(axes.xaxis)
         for role, words in (("own", "own path"), ("queue", "through the queue"), ("relief", "shortens the tail")):
             if role != "relief" or _shows_relief(rows):
                 axes.barh(np.nan, np.nan, color=INK[role], label=words)
@@ -230,10 +197,10 @@ def _shows_relief(rows: Sequence[CauseRow]) -> bool:
     return min(parts, default=0.0) < -0.005 * max(map(abs, parts), default=0.0)
 
 
-def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floats, Floats]) -> Html:
+def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floats, Floats]) -> Markup:
     """Arrivals a second, and below it how many requests were inside the service."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         top, bottom = panels
         _steps(top, *rate, color=INK["before"], label="arrivals", fill=True)
         top.set_ylabel("arrivals, 1/s")
@@ -242,38 +209,35 @@ def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floa
         bottom.set_xlabel("scheduled arrival, s")
         for axes in panels:
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
-            _number_axis(axes.yaxis)
-        _number_axis(bottom.xaxis)
+            number_axis(axes.yaxis)
+        number_axis(bottom.xaxis)
 
     return draw(name, "Arrivals a second and requests in flight over time", 3.4, 2, plot)
 
 
-def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, str]]) -> Html:
-    """Each fix's ratio of p99 with its interval, on a logarithmic axis around 1.
+def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
+    """Each fix's ratio of p99 with its interval, on a logarithmic axis around 1; ``None`` without any ratio."""
+    shown = [step for step in steps if step.p99.value is not None and step.p99.value > 0]
+    if not shown:
+        return None
 
-    :param rows: fix, ratio, color role; ratios without a value are left out.
-    """
-    shown = [(fix, step, role) for fix, step, role in rows if step.value is not None and step.value > 0]
-
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         axes = panels[0]
         position = np.arange(len(shown))[::-1]
         axes.set_xscale("log")
         axes.axvline(1, color=INK["ink"], linewidth=1)
         values = [1.0]
-        for y, (_, step, role) in zip(position, shown, strict=True):
-            value = step.value or 1.0
-            bounds = (value, value) if step.ci95 is None else tuple(max(b, value * 1e-3) for b in step.ci95)
+        for y, step in zip(position, shown, strict=True):
+            value, ci95, role = step.p99.value or 1.0, step.p99.ci95, _STATUS_ROLE[step.severity]
+            bounds = (value, value) if ci95 is None else tuple(max(bound, value * 1e-3) for bound in ci95)
             axes.plot(bounds, (y, y), color=INK[role], linewidth=2.2, solid_capstyle="round")
             axes.plot([value], [y], color=INK[role], marker="o", markersize=7)
             values += [value, *bounds]
-            axes.annotate(
-                f"×{significant(value)}", (max(value, *bounds), y), (9, 0), textcoords="offset points", va="center"
-            )
+            beside(axes, f"×{significant(value)}", max(value, *bounds), y, gap=9)
         low, high = min(values), max(values)
         axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
         axes.set_ylim(-0.6, len(shown) - 0.3)
-        axes.set_yticks(position, [visible(fix, limit=_LABEL) for fix, _, _ in shown])
+        axes.set_yticks(position, [visible(step.fix, limit=LABEL) for step in shown])
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         fine = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0)
         coarse = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
@@ -283,3 +247,79 @@ def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, str]]) -> Html:
         axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
 
     return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
+
+
+def waterfall(name: str, shares: Sequence[Share]) -> Markup:
+    """Bars from the first p99 to the last, one a fix."""
+
+    def plot(panels: list[Axes]) -> None:
+        axes = panels[0]
+        position = np.arange(len(shares) + 2)[::-1]
+        for y, role, value in (
+            (position[0], "before", shares[0].before_ms),
+            (position[-1], "after", shares[-1].after_ms),
+        ):
+            axes.barh(y, value, color=INK[role], height=0.62)
+            beside(axes, significant(value), value, y, weight="bold")
+        for y, share in zip(position[1:-1], shares, strict=True):
+            role = "muted" if share.ratio is None else "relief" if share.after_ms <= share.before_ms else "bad"
+            low, high = sorted((share.before_ms, share.after_ms))
+            axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
+            axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
+            beside(axes, f"{share.after_ms - share.before_ms:+.3g}", high, y)
+        named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
+        axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
+        axes.set_xlabel("p99, ms")
+
+    return draw(name, "p99 from before to after, fix by fix", 0.4 * (len(shares) + 2) + 0.8, 1, plot)
+
+
+def causes_over_time(
+    name: str, windows: Sequence[Window], causes: Sequence[str], active: Sequence[tuple[str, Activity]]
+) -> Markup:
+    """Mean milliseconds a request by cause in each window, and below it when causes were active.
+
+    :param causes: those to stack, at most eight.
+    """
+
+    def plot(panels: list[Axes]) -> None:
+        _stack_causes(panels[0], windows, causes)
+        if active:
+            axes = panels[1]
+            for y, (_, activity) in enumerate(reversed(active)):
+                bars = [(begin, end - begin) for begin, end in activity.intervals_s]
+                axes.broken_barh(bars, (y - 0.3, 0.6), facecolors=INK["own"], edgecolors=INK["own"], linewidth=1)
+            named_rows(axes, range(len(active)), [cause for cause, _ in reversed(active)])
+            axes.set_ylim(-0.6, len(active) - 0.4)
+        panels[-1].set_xlabel("scheduled arrival, s")
+
+    ratios = [2.6, *([0.5 + 0.3 * len(active)] if active else [])]
+    label = "Causes by window of time, and when each was active"
+    return draw(name, label, sum(ratios), len(ratios), plot, height_ratios=ratios)
+
+
+def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) -> None:
+    """Causes on top of each other; what shortens latency below zero."""
+    edges = np.array([*(window.start_s for window in windows), windows[-1].end_s])
+    above, below = np.zeros(len(windows)), np.zeros(len(windows))
+    for k, cause in enumerate(causes):
+        values = np.array([window.causes_ms.get(cause, 0.0) for window in windows])
+        base = np.where(values >= 0, above, below)
+        axes.bar(
+            edges[:-1],
+            values,
+            width=np.diff(edges),
+            bottom=base,
+            align="edge",
+            color=INK[f"stage-{k}"],
+            alpha=0.85,
+            label=visible(cause, limit=LABEL),
+        )
+        above, below = above + np.maximum(values, 0.0), below + np.minimum(values, 0.0)
+    axes.set_ylabel("ms a request")
+    axes.axhline(0, color=INK["muted"], linewidth=0.8)
+    p50 = [window.p50_ms for window in windows]
+    if causes:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, handlelength=0.9, borderaxespad=0.1)
+    elif any(value is not None for value in p50):
+        axes.stairs([np.nan if value is None else value for value in p50], edges, baseline=None, color=INK["ink"])

@@ -6,30 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
-from latfix.formatting import tick
-from latfix.reports.charts.inline_svg import INK
-from latfix.reports.charts.run_charts import draw
-from latfix.reports.elements import Html
-from latfix.reports.escaping import visible
+from latfix.formatting import visible
+from latfix.reports.charts.inline_svg import INK, draw, number_axis
 from latfix.reports.sweep_rows import MODEL_WORDS, PointRow, SettingRow, SweepRows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LABEL = 40
 #: Settings beyond this many share a color and have no name in the legend.
 COLORS = 8
 _MODEL_STYLE = {"mm1": ":", "mg1": "-.", "kingman": "--", "replay": "-", "replay_own": (0, (1, 1))}
 _MODEL_ROLE = {"mm1": "muted", "mg1": "stage-3", "kingman": "queue", "replay": "after", "replay_own": "before"}
-
-
-def _plain(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _position: tick(value)))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _legend(axes: Axes, *, columns: int = 1) -> None:
@@ -53,13 +43,13 @@ def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> N
         axes.set_ylim(min(positive) * 0.7, max(positive) * 1.5)
     else:
         axes.set_ylim(0, max(positive, default=1.0) * 1.15)
-    _plain(axes.yaxis)
+    number_axis(axes.yaxis)
 
 
-def latency_over_load(name: str, rows: SweepRows) -> Html:
+def latency_over_load(name: str, rows: SweepRows) -> Markup:
     """The objective's percentile by offered load, one line a setting, with intervals, the limit and the knees."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
         for place, setting in _named(rows.settings):
             some = [point for point in setting.points if point.percentile_ms is not None]
@@ -77,7 +67,7 @@ def latency_over_load(name: str, rows: SweepRows) -> Html:
         axes.set_ylabel(f"{rows.percentile}, ms")
         axes.set_xlabel("offered load, requests a second")
         axes.set_xlim(0, None)
-        _plain(axes.xaxis)
+        number_axis(axes.xaxis)
         _legend(axes)
 
     return draw(name, f"{rows.percentile} of latency by offered load", 4.2, 1, plot)
@@ -110,10 +100,10 @@ def _marks(axes: Axes, setting: SettingRow, points: Sequence[PointRow], color: s
         axes.plot([knee.offered], [knee.percentile_ms], color=INK["ink"], marker="x", markersize=9, linestyle="none")
 
 
-def throughput_over_load(name: str, rows: SweepRows) -> Html:
+def throughput_over_load(name: str, rows: SweepRows) -> Markup:
     """Requests served by offered load, and how busy the workers were."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         top, bottom = panels
         offered = [point.offered for _, setting in _named(rows.settings) for point in setting.points]
         reach = max(offered, default=1.0)
@@ -132,16 +122,16 @@ def throughput_over_load(name: str, rows: SweepRows) -> Html:
         bottom.set_ylim(0, 105)
         top.set_xlim(0, None)
         for axis in (top.yaxis, bottom.yaxis, bottom.xaxis):
-            _plain(axis)
+            number_axis(axis)
         _legend(top)
 
     return draw(name, "Requests served and workers busy by offered load", 4.6, 2, plot)
 
 
-def front(name: str, rows: SweepRows) -> Html:
+def front(name: str, rows: SweepRows) -> Markup:
     """Every load of every setting by throughput and percentile, and the front of those that none beats."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
         for place, setting in _named(rows.settings):
             some = [p for p in setting.points if p.percentile_ms is not None and not p.saturated]
@@ -157,7 +147,9 @@ def front(name: str, rows: SweepRows) -> Html:
                 label=label,
             )
         known = [
-            (served, latency) for _, _, served, latency, _ in rows.front if served is not None and latency is not None
+            (point.served, point.percentile_ms)
+            for point in rows.front
+            if point.served is not None and point.percentile_ms is not None
         ]
         if known:
             axes.plot(*zip(*known, strict=True), color=INK["ink"], linewidth=1.4, label="front")
@@ -167,16 +159,16 @@ def front(name: str, rows: SweepRows) -> Html:
         axes.set_xlabel("served, requests a second (right is better)")
         axes.set_ylabel(f"{rows.percentile}, ms (down is better)")
         axes.set_xlim(0, None)
-        _plain(axes.xaxis)
+        number_axis(axes.xaxis)
         _legend(axes)
 
     return draw(name, f"Throughput against {rows.percentile}, with the front", 4.0, 1, plot)
 
 
-def theory(name: str, setting: SettingRow, rows: SweepRows) -> Html:
+def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:
     """Mean wait and percentile over load: measured, and as each model has it."""
 
-    def plot(_figure: Figure, panels: list[Axes]) -> None:
+    def plot(panels: list[Axes]) -> None:
         waits, tails = panels
         _compared(waits, setting, [p.wait_ms for p in setting.points], [p.waits_ms for p in setting.points])
         _compared(tails, setting, [p.percentile_ms for p in setting.points], [p.predicted_ms for p in setting.points])
@@ -186,7 +178,7 @@ def theory(name: str, setting: SettingRow, rows: SweepRows) -> Html:
         waits.set_title(visible(setting.label, limit=_LABEL))
         _legend(waits, columns=2)
         tails.set_xlim(0, None)
-        _plain(tails.xaxis)
+        number_axis(tails.xaxis)
 
     return draw(name, f"Measured and predicted waits and {rows.percentile}, {setting.label}", 5.4, 2, plot)
 

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from latfix.formatting import LATENCY_KEYS, finite, interval_bounds
-from latfix.reports.before_after import Arm, Change, items, mapping, read_arm, read_change
-
-Outcome = Literal["passed", "failed", "undecided"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateLine:
-    """One gate and what became of it.
-
-    :param reason: one sentence with the figures; says what would decide an undecided one.
-    """
-
-    gate: str
-    outcome: Outcome
-    reason: str
+from latfix.reports.comparison_rows import (
+    Arm,
+    Change,
+    GateRow,
+    Outcome,
+    StepRow,
+    items,
+    mapping,
+    read_arm,
+    read_change,
+    read_gates,
+    read_steps,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +35,6 @@ class CauseLine:
     share: float | None
     named: bool
     fixes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLine:
-    """A fix that was considered."""
-
-    fix: str
-    status: str
-    reason: str
-    mean: object
-    p99: object
-    p99_ms: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +54,12 @@ class Summary:
     device: str = ""
     verdict: str = ""
     sentence: str = ""
-    gates: tuple[GateLine, ...] = ()
+    gates: tuple[GateRow, ...] = ()
     run: Arm | None = None
     intervals_ms: Mapping[str, tuple[float, float]] | None = None
     change: Change | None = None
     causes: tuple[CauseLine, ...] = ()
-    steps: tuple[StepLine, ...] = ()
+    steps: tuple[StepRow, ...] = ()
     notes: tuple[str, ...] = ()
     failure: str = ""
     unjudged: tuple[str, ...] = ()
@@ -109,24 +95,16 @@ def read_summary(
         device=str(document.get("device") or ""),
         verdict=str(document.get("verdict") or ""),
         sentence=sentence,
-        gates=tuple(_gate(mapping(gate)) for gate in items(document.get("gates"))),
+        gates=read_gates(document),
         run=None if two else read_arm("run", document),
         intervals_ms=None if two else {key: bounds for key, bounds in intervals.items() if bounds is not None},
         change=change,
         causes=tuple(_cause(mapping(cause)) for cause in items(document.get("causes"))),
-        steps=tuple(_step(mapping(step)) for step in items(document.get("steps"))),
+        steps=tuple(read_steps(document)),
         notes=tuple(str(note) for note in items(document.get("notes"))),
         failure=failure,
         unjudged=tuple(unjudged),
     )
-
-
-def _gate(entry: Mapping[str, Any]) -> GateLine:
-    passed = entry.get("passed")
-    outcome: Outcome = "undecided"
-    if isinstance(passed, bool):
-        outcome = "passed" if passed else "failed"
-    return GateLine(gate=str(entry.get("gate") or ""), outcome=outcome, reason=str(entry.get("reason") or ""))
 
 
 def _cause(entry: Mapping[str, Any]) -> CauseLine:
@@ -137,16 +115,4 @@ def _cause(entry: Mapping[str, Any]) -> CauseLine:
         share=finite(entry.get("tail_share")),
         named=entry.get("named") is True,
         fixes=tuple(str(fix) for fix in items(entry.get("fixes"))),
-    )
-
-
-def _step(entry: Mapping[str, Any]) -> StepLine:
-    ratio = mapping(entry.get("ratio"))
-    return StepLine(
-        fix=str(entry.get("fix") or ""),
-        status=str(entry.get("status") or ""),
-        reason=str(entry.get("reason") or ""),
-        mean=ratio.get("mean"),
-        p99=ratio.get("p99"),
-        p99_ms=finite(entry.get("p99_ms")),
     )

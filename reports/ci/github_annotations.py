@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from latfix.formatting import visible
 from latfix.reports.ci.ci_summary import Summary
-from latfix.reports.escaping import visible
 
 _LONGEST = 1000
 

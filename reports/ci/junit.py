@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from latfix.formatting import LATENCY_KEYS, key_label, significant
-from latfix.reports.ci.ci_summary import GateLine, Summary
-from latfix.reports.escaping import visible
+from latfix.formatting import LATENCY_KEYS, key_label, significant, visible
+from latfix.reports.ci.ci_summary import Summary
+from latfix.reports.comparison_rows import GateRow
 
 _LONGEST = 2000
 _TAGS = {"failed": "failure", "undecided": "skipped"}
@@ -53,7 +53,7 @@ def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> s
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(summary: Summary, gate: GateLine) -> ElementTree.Element:
+def _case(summary: Summary, gate: GateRow) -> ElementTree.Element:
     case = _testcase(summary, gate.gate)
     tag = _TAGS.get(gate.outcome)
     if tag is not None:

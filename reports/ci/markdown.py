@@ -21,11 +21,11 @@ from latfix.formatting import (
     ratio,
     share,
     significant,
+    visible,
 )
-from latfix.reports.before_after import STATUSES, Change, read_ratio
 from latfix.reports.ci.ci_summary import Summary
-from latfix.reports.escaping import visible
-from latfix.reports.vocabulary import STEP_STATUS, verdict_words
+from latfix.reports.comparison_rows import STATUSES, Change
+from latfix.reports.vocabulary import verdict_words
 
 _LONGEST = 600
 _MOST_ROWS = 40
@@ -144,29 +144,12 @@ def _run(summary: Summary) -> list[str]:
 
 
 def _change(change: Change) -> list[str]:
-    before, after = change.before, change.after
     rows = []
-    for key in LATENCY_KEYS:
-        step = change.ratio(key)
-        shown = ratio(step.value, "×")
-        rows.append(
-            (
-                f"{key_label(key)}, ms",
-                significant(before.latency_ms.get(key)),
-                significant(after.latency_ms.get(key)),
-                f"**{shown}**" if step.decisive else shown,
-                interval(step.ci95),
-            )
-        )
-    rows.append(("throughput", rate(before.throughput_rps), rate(after.throughput_rps), "", ""))
-    for name in STATUSES:
-        rows.append(
-            (f"requests {name}", count(before.requests.get(name, 0)), count(after.requests.get(name, 0)), "", "")
-        )
-    if before.accuracy is not None or after.accuracy is not None:
-        limit = "" if change.accuracy_limit is None else f"limit {significant(change.accuracy_limit)}"
-        rows.append(("accuracy", significant(before.accuracy), significant(after.accuracy), "", limit))
-    return _table(("figure", before.label, after.label, "ratio", "95 % interval"), rows)
+    for row in change.rows():
+        shown = row.ratio_words("×")
+        decisive = row.ratio is not None and row.ratio.decisive
+        rows.append((row.name, row.before, row.after, f"**{shown}**" if decisive else shown, row.note))
+    return _table(("figure", change.before.label, change.after.label, "ratio", "95 % interval"), rows)
 
 
 def _causes(summary: Summary) -> list[str]:
@@ -193,12 +176,11 @@ def _steps(summary: Summary) -> list[str]:
 
 def _step_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
     for step in summary.steps[:_MOST_ROWS]:
-        words = STEP_STATUS.get(step.status, (step.status, "warn"))[0]
         yield (
             _code(step.fix),
-            f"**{words}**" if step.status == "kept" else text(words),
+            f"**{step.words}**" if step.status == "kept" else text(step.words),
             text(step.reason),
-            ratio(read_ratio(step.mean).value, "×"),
-            read_ratio(step.p99).words("×"),
+            ratio(step.mean.value, "×"),
+            step.p99.words("×"),
             significant(step.p99_ms),
         )

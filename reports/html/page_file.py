@@ -1,34 +1,42 @@
-"""A page: one self-contained HTML file, written whole or not at all."""
+"""Pages from templates: one self-contained HTML file each, written whole or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from string import Template
+from typing import TYPE_CHECKING
 
-from latfix import __version__
+from latfix import __version__, formatting
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_text
-from latfix.reports.elements import Content, escaped, joined
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FILTERS = (
+    formatting.count,
+    formatting.from_ns,
+    formatting.interval,
+    formatting.key_label,
+    formatting.milliseconds,
+    formatting.rate,
+    formatting.ratio,
+    formatting.share,
+    formatting.significant,
+    formatting.tail_words,
+    formatting.visible,
+)
+_LONGEST = 2000
 
 
-def write_page(path: Path, *, kind: str, heading: str, facts: Content, main: Sequence[Content]) -> None:
-    """Write a page.
+def write_page(path: Path, template: str, **values: object) -> None:
+    """Render a template into a file.
 
-    :param facts: one line under the heading.
+    :param values: ``kind``, ``heading``, ``facts`` (a line under the heading), and what the template names.
     :raises InputError: the file cannot be written.
     """
-    page = Template(_template("page.html")).substitute(
-        version=escaped(__version__),
-        title=escaped(f"{heading}: {kind}", limit=120),
-        style=_template("style.css").strip(),
-        kind=escaped(kind),
-        heading=escaped(heading, limit=200),
-        facts=joined([facts]).text,
-        main="\n".join(joined([part]).text for part in main),
-    )
+    page = render(template, version=__version__, **values)
     try:
         write_text(path, page)
     except OSError as error:
@@ -38,6 +46,31 @@ def write_page(path: Path, *, kind: str, heading: str, facts: Content, main: Seq
         ) from error
 
 
+def render(template: str, **values: object) -> str:
+    """The text of a template; every value in it is escaped and made visible, except drawings."""
+    return _environment().get_template(template).render(values)
+
+
 @cache
-def _template(name: str) -> str:
-    return resources.files("latfix.reports.html.templates").joinpath(name).read_text(encoding="utf-8")
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update({function.__name__: function for function in _FILTERS})
+    return environment
+
+
+def _source(name: str) -> str:
+    return resources.files("latfix.reports.html").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _finalized(value: object) -> object:
+    """Values without what a browser would obey besides markup, which is escaped afterwards."""
+    return value if hasattr(value, "__html__") else formatting.visible(value, limit=_LONGEST)

@@ -1,78 +1,180 @@
-"""The HTML reports: one self-contained file each, written whole or not at all."""
+"""The pages of a run, an optimization and a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latfix.formatting import count
-from latfix.reports.before_after import Change, comparison_change, items, pairing_words, read_change
-from latfix.reports.elements import Content, Html, element, joined, section
-from latfix.reports.html.change_sections import (
-    arms_section,
-    change_cards,
-    change_section,
-    gates_section,
-    steps_section,
+from latfix.formatting import (
+    LATENCY_KEYS,
+    NONE,
+    count,
+    interval,
+    key_label,
+    milliseconds,
+    rate,
+    share,
+    significant,
+    tail_words,
+    visible,
 )
-from latfix.reports.html.fix_waterfall import ablation_section, read_shares
-from latfix.reports.html.method_sections import definitions_section, machine_details, method_section
-from latfix.reports.html.over_time_section import windows_section
+from latfix.reports.charts import run_charts
+from latfix.reports.charts.chart_data import (
+    Floats,
+    arrival_rate,
+    in_flight,
+    percentile_curve,
+    scatter,
+    stage_profile,
+    windows,
+)
+from latfix.reports.comparison_rows import (
+    Change,
+    comparison_change,
+    items,
+    pairing_words,
+    prediction_words,
+    read_change,
+    read_gates,
+    read_shares,
+    read_steps,
+)
+from latfix.reports.diagnosis_rows import (
+    FAILED_STATUSES,
+    active_causes,
+    cause_advice,
+    cause_rows,
+    cause_total,
+    closing_advice,
+    focus_key,
+    largest_window_causes,
+    weight_words,
+)
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.run_sections import (
-    advice_section,
-    causes_section,
-    latency_section,
-    run_cards,
-    slow_section,
-    stages_section,
-    traffic_section,
-)
 from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
-from latfix.reports.terminal.workers import workers_section
-from latfix.reports.vocabulary import Severity, change_severity, diagnosis_severity, verdict_words
+from latfix.reports.request_rows import (
+    balance_words,
+    header_facts,
+    holder_rows,
+    ledger_rows,
+    slow_rows,
+    stage_lines,
+    wait_words,
+)
+from latfix.reports.vocabulary import (
+    CLASS_WORDS,
+    DEFINITIONS,
+    cause_words,
+    change_severity,
+    diagnosis_severity,
+)
 from latfix.results.comparison import Comparison
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Activity, Diagnosis, Window
+from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
+from latfix.stages import STAGES
 
-#: Sections of a run's page, in their order.
-_RUN_ANCHORS = ("causes", "advice", "latency", "windows", "stages", "workers", "slowest", "traffic", "method")
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+Card = tuple[str, str, str]
+
+_TITLES = {
+    "causes": "Where the tail comes from",
+    "advice": "What to do",
+    "latency": "Latency",
+    "windows": "Over time",
+    "stages": "Stages",
+    "workers": "Workers",
+    "slowest": "Slowest requests",
+    "traffic": "Traffic",
+    "change": "Before and after",
+    "gates": "Gates",
+    "ablation": "What each fix gave",
+    "steps": "What was tried",
+    "arms": "Both replays",
+    "plan": "Plan",
+    "settings": "Settings",
+    "loads": "Load by load",
+    "front": "Throughput against latency",
+    "theory": "Theory and reality",
+    "method": "How it was measured",
+    "definitions": "What the figures mean",
+}
+_CAUSES = 14
+_WINDOW_CAUSES = 5
+_LONGEST_NAME = 32
+#: Rows of ``run.json`` on a page, and how deep its tables are opened.
+_MOST_ROWS, _DEEPEST = 150, 4
 
 
-def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, command: str | None = None) -> None:
+def write_run_report(
+    path: Path, record: RunRecord, diagnosis: Diagnosis, *, stories: Sequence[Story] = (), command: str | None = None
+) -> None:
     """The page of one run.
 
+    :param stories: of the slowest requests.
     :param command: what to run next, as the user would type it; made from ``run.json`` where ``None``.
     :raises InputError: the file cannot be written.
     """
-    over_time, workers = windows_section(diagnosis), workers_section(diagnosis)
-    sections = [
-        causes_section(diagnosis),
-        advice_section(diagnosis, command=command or optimize_command(workload_argument(record.meta))),
-        latency_section(record, diagnosis),
-        *([over_time] if over_time is not None else []),
-        stages_section(record, diagnosis),
-        *([workers] if workers is not None else []),
-        slow_section(record, diagnosis),
-        traffic_section(record),
-        method_section(record, diagnosis),
-        definitions_section(),
-    ]
-    absent = {name for name, part in (("windows", over_time), ("workers", workers)) if part is None}
-    severity = diagnosis_severity(diagnosis)
-    main: list[Content] = [_verdict(diagnosis.sentence, severity), _notes(_run_notes(record, diagnosis))]
-    main += [
-        run_cards(diagnosis),
-        _contents(anchor for anchor in _RUN_ANCHORS if anchor not in absent),
-    ]
+    advice, active = cause_advice(diagnosis), active_causes(diagnosis)
+    weighed = any(map(weight_words, diagnosis.workers))
+    absent = {name for name, part in (("windows", diagnosis.windows), ("workers", diagnosis.workers)) if not part}
+    anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "slowest", "traffic", "method")
+    fixable = any(entry.fixes for entry in advice)
     write_page(
         path,
+        "run.html",
         kind="latfix diagnosis",
         heading=diagnosis.workload,
         facts=_facts(diagnosis.device, record),
-        main=[*main, *sections],
+        contents=contents_of(anchor for anchor in anchors if anchor not in absent),
+        diagnosis=diagnosis,
+        severity=diagnosis_severity(diagnosis),
+        notes=_run_notes(record, diagnosis),
+        cards=_run_cards(diagnosis),
+        advice=advice,
+        closing=closing_advice(diagnosis),
+        command=(command or optimize_command(workload_argument(record.meta))) if fixable else "",
+        latency_rows=[
+            [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
+            for key in LATENCY_KEYS
+        ],
+        latency_charts=_latency_charts(record),
+        active=active,
+        windows=_windows(diagnosis.windows, active) if diagnosis.windows else None,
+        stages_chart=_stages_chart("stages-chart", [("", record)]),
+        stage_rows=[
+            [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
+            for stage in STAGES
+        ],
+        weighed=weighed,
+        workers=[
+            [
+                str(row.worker),
+                visible(row.device, limit=24),
+                count(row.batches),
+                count(row.requests),
+                share(row.busy_share),
+                significant(row.compute_p50_ms),
+                significant(row.compute_p99_ms),
+                share(row.tail_share),
+                *([weight_words(row) or NONE, significant(row.slow_s) if row.slow_s else NONE] if weighed else []),
+            ]
+            for row in diagnosis.workers
+        ],
+        slowest=slow_rows(record, diagnosis.ledger),
+        stories=[story_values(story) for story in stories],
+        traffic_chart=_traffic_chart(record),
+        method=_run_method(record, diagnosis),
+        machine=_machine(record, "Machine, versions and settings"),
+        definitions=_definitions(),
+        **_tail(diagnosis),
     )
+
+
+_STAGE_FIGURES = ("mean", "p50", "p99", "reference")
 
 
 def write_optimization_report(
@@ -90,33 +192,42 @@ def write_optimization_report(
     :param before: a replay of the unchanged service, drawn beside ``after``.
     :raises InputError: the file cannot be written.
     """
-    change = read_change(document)
-    verdict = str(document.get("verdict", ""))
-    main: list[Content] = [
-        _verdict(_change_sentence(verdict, change), change_severity(verdict)),
-        _notes(str(note) for note in items(document.get("notes"))),
-        change_cards(change),
-        _contents(_present(document, diagnosis, before, after)),
-        change_section(change),
-    ]
-    sections = (gates_section, ablation_section, steps_section)
-    for part in (*(make(document) for make in sections), arms_section(change, before, after)):
-        if part is not None:
-            main.append(part)
-    if document.get("plan"):
-        recorded = before or after
-        workload = workload_argument(recorded.meta) if recorded is not None else str(document.get("workload", ""))
-        main.append(_plan_section(document, workload))
-    if diagnosis is not None:
-        main.append(causes_section(diagnosis))
-    main.append(_machines([("before", before), ("after", after)]))
-    main.append(definitions_section())
-    write_page(
+    recorded = before or after
+    name = str(document.get("workload", ""))
+    plan = str(document.get("plan") or "")
+    workload = name if recorded is None else workload_argument(recorded.meta)
+    gates, shares, steps = read_gates(document), read_shares(document, "p99"), read_steps(document)
+    forest = run_charts.ratio_forest("steps-chart", steps)
+    _write_change(
         path,
+        read_change(document),
+        verdict=str(document.get("verdict", "")),
+        records=(before, after),
+        present={"gates": gates, "ablation": shares, "steps": steps, "plan": plan, "causes": diagnosis},
         kind="latfix optimization",
-        heading=str(document.get("workload", "")),
+        heading=name,
         facts=_facts(str(document.get("device", "")), after or before),
-        main=main,
+        notes=[str(note) for note in items(document.get("notes"))],
+        pairing="",
+        gates=gates,
+        ablation={
+            "chart": run_charts.waterfall("ablation-chart", shares),
+            "rows": [
+                (p99.name, [*p99.cells(), *mean.cells()])
+                for p99, mean in zip(shares, read_shares(document, "mean"), strict=True)
+                if p99.ratio is not None
+            ],
+            "predictions": prediction_words(document),
+        }
+        if shares
+        else None,
+        steps={
+            "chart": forest,
+            "tried": [step for step in steps if step.status != "skipped"],
+            "skipped": [step for step in steps if step.status == "skipped"],
+        },
+        plan={"file": plan, "command": replay_command(workload, plan)},
+        **(_tail(diagnosis) if diagnosis is not None else {}),
     )
 
 
@@ -125,35 +236,92 @@ def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord,
 
     :raises InputError: the file cannot be written.
     """
-    change = comparison_change(comparison)
-    verdict = str(comparison.verdict)
-    main: list[Content] = [
-        _verdict(_change_sentence(verdict, change), change_severity(verdict)),
-        element("p", pairing_words(comparison), class_="soft"),
-        _notes(comparison.notes),
-        change_cards(change),
-    ]
-    arms = arms_section(change, base, new)
-    main.append(_contents(["change", *(["arms"] if arms is not None else []), "method"]))
-    main.append(change_section(change))
-    if arms is not None:
-        main.append(arms)
-    main += [_machines([(change.before.label, base), (change.after.label, new)]), definitions_section()]
-    heading = str(new.meta.get("workload") or base.meta.get("workload") or "comparison")
-    write_page(path, kind="latfix comparison", heading=heading, facts=_facts("", new), main=main)
+    _write_change(
+        path,
+        comparison_change(comparison),
+        verdict=str(comparison.verdict),
+        records=(base, new),
+        present={},
+        kind="latfix comparison",
+        heading=str(new.meta.get("workload") or base.meta.get("workload") or "comparison"),
+        facts=_facts("", new),
+        notes=comparison.notes,
+        pairing=pairing_words(comparison),
+    )
 
 
-def _verdict(sentence: str, severity: Severity) -> Html:
-    return element("p", sentence, class_=f"verdict {severity}", id="verdict")
+def _write_change(
+    path: Path,
+    change: Change,
+    *,
+    verdict: str,
+    records: tuple[RunRecord | None, RunRecord | None],
+    present: Mapping[str, object],
+    **values: object,
+) -> None:
+    """A page of two arms.
+
+    :param present: sections by anchor that the page has where the value is true.
+    """
+    named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
+    arms = _arms([(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
+    shown = {"change": True, **present, "arms": arms, "method": True}
+    order = ("change", "gates", "ablation", "steps", "arms", "plan", "causes", "method")
+    labels = f"{change.before.label.capitalize()} and {change.after.label}"
+    sentence = change.verdict_sentence(verdict, arrow="→", sign="×")
+    write_page(
+        path,
+        "change.html",
+        contents={**contents_of(anchor for anchor in order if shown.get(anchor)), "change": labels},
+        change=change,
+        sentence=sentence[0].upper() + sentence[1:],
+        severity=change_severity(verdict),
+        cards=_change_cards(change),
+        arms=arms,
+        machines=[
+            _machine(record, f"Machine, versions and settings: {label}")
+            for label, record in named
+            if record is not None
+        ],
+        definitions=_definitions(),
+        **values,
+    )
 
 
-def _change_sentence(verdict: str, change: Change) -> str:
-    return f"{verdict_words(verdict).capitalize()}: {change.sentence(arrow='→', sign='×')}"
+def story_values(story: Story) -> dict[str, Any]:
+    """What the template of a story shows."""
+    scale = max(story.latency_ns, 1)
+    known = story.reference_ns is not None
+    return {
+        "story": story,
+        "facts": list(header_facts(story)),
+        "stages": [(stage, _strip_part(stage, scale), stage_lines(stage)) for stage in story.stages],
+        "waits": [(wait, wait_words(wait), holder_rows(wait)) for wait in story.waits if wait.holders],
+        "ledger": ledger_rows(story) if known else [],
+        "balance": balance_words(story) if known else "",
+    }
 
 
-def _notes(notes: Iterable[str]) -> Html:
-    lines = [element("li", note) for note in notes]
-    return element("ul", *lines, class_="notes", aria_label="Warnings") if lines else Html("")
+def _strip_part(stage: StageTime, scale: int) -> tuple[float, float, int]:
+    """Where in the request's life a stage lies: start and width in percent, number of the stage."""
+    left = min(max(stage.at_ns / scale, 0.0), 1.0) * 100
+    width = max(min(max(stage.duration_ns / scale, 0.0) * 100, 100 - left), 0.3)
+    return left, width, STAGES.index(stage.stage)
+
+
+def contents_of(anchors: Iterable[str]) -> dict[str, str]:
+    """Titles of a page's sections by anchor, the definitions last."""
+    return {anchor: _TITLES[anchor] for anchor in (*anchors, "definitions")}
+
+
+def _facts(device: str, record: RunRecord | None) -> str:
+    parts = [device]
+    if record is not None:
+        started = record.meta.get("started") or record.meta.get("started_at") or record.meta.get("start")
+        parts.append(started if isinstance(started, str) else "")
+        parts.append(f"{count(sum(record.counts().values()))} requests")
+        parts.append("partial run" if record.partial else "")
+    return " · ".join(filter(None, parts))
 
 
 def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
@@ -162,76 +330,191 @@ def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
     return diagnosis.notes
 
 
-_TITLES = {
-    "causes": "Where the tail comes from",
-    "advice": "What to do",
-    "latency": "Latency",
-    "windows": "Over time",
-    "stages": "Stages",
-    "workers": "Workers",
-    "slowest": "Slowest requests",
-    "traffic": "Traffic",
-    "method": "How it was measured",
-    "change": "Before and after",
-    "gates": "Gates",
-    "ablation": "What each fix gave",
-    "steps": "What was tried",
-    "arms": "Both replays",
-    "plan": "Plan",
-    "definitions": "What the figures mean",
-}
-
-
-def _contents(anchors: Iterable[str]) -> Html:
-    links = [element("a", _TITLES[anchor], href=f"#{anchor}") for anchor in (*anchors, "definitions")]
-    return element("nav", *links, aria_label="Sections")
-
-
-def _present(
-    document: Mapping[str, Any], diagnosis: Diagnosis | None, before: RunRecord | None, after: RunRecord | None
-) -> list[str]:
-    """Anchors of the sections that an optimization's page will have."""
-    drawn = any(record is not None and len(record.latencies_ns()) for record in (before, after))
-    there = {
-        "change": True,
-        "gates": bool(items(document.get("gates"))),
-        "ablation": bool(read_shares(document, "p99")),
-        "steps": bool(items(document.get("steps"))),
-        "arms": drawn,
-        "plan": bool(document.get("plan")),
-        "causes": diagnosis is not None,
-        "method": True,
-    }
-    return [anchor for anchor, shown in there.items() if shown]
-
-
-def _plan_section(document: Mapping[str, Any], workload: str) -> Html:
-    plan = str(document["plan"])
-    command = replay_command(workload, plan)
-    return section(
-        "plan",
-        "Plan",
-        element("p", "The kept fixes are in ", element("code", plan), ". Replay with them:"),
-        element("pre", element("code", command)),
-    )
-
-
-def _machines(arms: Iterable[tuple[str, RunRecord | None]]) -> Html:
-    parts = [
-        machine_details(record, title=f"Machine, versions and settings: {label}")
-        for label, record in arms
-        if record is not None
+def _run_cards(diagnosis: Diagnosis) -> list[Card]:
+    bounds = diagnosis.latency_ci95_ms
+    cards = [
+        (
+            key_label(key),
+            milliseconds(diagnosis.latency_ms.get(key)),
+            f"95 % {interval(bounds[key])}" if key in bounds else "",
+        )
+        for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
-    return section("method", "How it was measured", *(parts or [element("p", "No record was kept.", class_="soft")]))
+    failed = {name: diagnosis.requests.get(name, 0) for name in FAILED_STATUSES}
+    counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
+    return [
+        *cards,
+        ("excess of the tail", milliseconds(diagnosis.excess_ms), f"above {milliseconds(diagnosis.reference_ms)}"),
+        ("throughput", rate(diagnosis.throughput_rps), f"{count(diagnosis.requests.get('ok', 0))} ok"),
+        ("not ok", count(sum(failed.values())), counts),
+    ]
 
 
-def _facts(device: str, record: RunRecord | None) -> Html:
-    parts = [device] if device else []
-    if record is not None:
-        started = record.meta.get("started") or record.meta.get("started_at") or record.meta.get("start")
-        if isinstance(started, str):
-            parts.append(started)
-        parts.append(f"{count(sum(record.counts().values()))} requests")
-        if record.partial:
-            parts.append("partial run")
-    return joined([" · ".join(parts)])
+def _change_cards(change: Change) -> list[Card]:
+    before, after = change.before, change.after
+    cards = [
+        (
+            key_label(key),
+            f"{significant(before.latency_ms.get(key))} → {milliseconds(after.latency_ms.get(key))}",
+            change.ratio(key).words("×"),
+        )
+        for key in ("p99", "p50", "mean")
+    ]
+    cards.append(("throughput", rate(after.throughput_rps), f"before {rate(before.throughput_rps)}"))
+    cards.append(("not ok", count(after.failed), f"before {count(before.failed)}"))
+    if change.scored:
+        limit = f", {change.limit_words}" if change.limit_words else ""
+        cards.append(("accuracy", significant(after.accuracy), f"before {significant(before.accuracy)}{limit}"))
+    return cards
+
+
+def _tail(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The ledger of the tail, and the words in it."""
+    rows = cause_rows(diagnosis, limit=_CAUSES)
+    total, whole = cause_total(rows, diagnosis)
+    words = (
+        f"The {tail_words(diagnosis.percentile)} of requests take {milliseconds(diagnosis.excess_ms)} more than a "
+        f"quiet request ({milliseconds(diagnosis.reference_ms)}). These milliseconds divide among the causes below; "
+        "the parts sum to the whole, and what no cause explains is shown as it is."
+    )
+    chart = run_charts.cause_bars("causes-chart", rows)
+    return {
+        "tail": {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole},
+        "cause_words": cause_words,
+        "class_words": CLASS_WORDS,
+    }
+
+
+def _latency_charts(record: RunRecord) -> dict[str, Any] | None:
+    points = scatter(record)
+    if not points.total:
+        return None
+    slower, latency = percentile_curve(record)
+    arrivals = run_charts.Arrivals(label="", role="after", points=points, windows=windows(record))
+    curve = run_charts.Curve(label="this run", role="after", slower=slower, latency_ms=latency)
+    return {
+        "time": run_charts.latency_over_time("latency-time", [arrivals]),
+        "curve": run_charts.percentile_curves("latency-curve", [curve]),
+        "drawn": _drawn_words(len(points.arrival_s), points.total),
+    }
+
+
+def _drawn_words(drawn: int, total: int) -> str:
+    if drawn >= total:
+        return f"All {count(total)} requests are drawn."
+    return f"{count(drawn)} of {count(total)} requests are drawn: the slowest, and an even sample of the others."
+
+
+def _arms(arms: Iterable[tuple[str, RunRecord | None, str]]) -> dict[str, Any] | None:
+    """Both arms' latency over time, percentile curves and stages; ``None`` where there is no record to draw."""
+    known = [
+        (label, record, role) for label, record, role in arms if record is not None and len(record.latencies_ns())
+    ]
+    if not known:
+        return None
+    panels, curves = [], []
+    for label, record, role in known:
+        slower, latency = percentile_curve(record)
+        curves.append(run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency))
+        points = scatter(record)
+        panels.append(run_charts.Arrivals(label=label, role=role, points=points, windows=windows(record)))
+    return {
+        "curve": run_charts.percentile_curves("arms-curve", curves),
+        "time": run_charts.latency_over_time("arms-time", panels),
+        "stages": _stages_chart("arms-stages", [(label, record) for label, record, _ in known]),
+        "drawn": " ".join(
+            f"{panel.label.capitalize()}: {_drawn_words(len(panel.points.arrival_s), panel.points.total)}"
+            for panel in panels
+        ),
+    }
+
+
+def _stages_chart(name: str, records: Sequence[tuple[str, RunRecord]]) -> Markup | None:
+    """Groups of requests of each record, the same group of all next to each other."""
+    profiles = [(label, dict(zip(*stage_profile(record), strict=True))) for label, record in records]
+    names = dict.fromkeys(group for _, profile in profiles for group in profile)
+    groups: list[tuple[str, Floats]] = [
+        (f"{group}, {label}" if label else group, profile[group])
+        for group in names
+        for label, profile in profiles
+        if group in profile
+    ]
+    return run_charts.stage_bars(name, groups) if groups else None
+
+
+def _traffic_chart(record: RunRecord) -> Markup | None:
+    if not record.measured.any():
+        return None
+    return run_charts.traffic_over_time("traffic-chart", arrival_rate(record), in_flight(record))
+
+
+def _windows(windows: Sequence[Window], active: Sequence[tuple[str, Activity]]) -> dict[str, Any]:
+    causes = largest_window_causes(windows, _WINDOW_CAUSES)
+    several = len(windows) > 1
+    return {
+        "chart": run_charts.causes_over_time("windows-chart", windows, causes, active) if several else None,
+        "columns": [
+            *("window, s", "requests", "offered", "p50, ms", "p95, ms", "p99, ms"),
+            *(f"{visible(cause, limit=_LONGEST_NAME)}, ms" for cause in causes),
+        ],
+        "rows": [
+            [
+                f"{significant(window.start_s)} to {significant(window.end_s)}",
+                count(window.requests),
+                rate(window.offered_rps),
+                *(significant(value) for value in (window.p50_ms, window.p95_ms, window.p99_ms)),
+                *(significant(window.causes_ms.get(cause)) for cause in causes),
+            ]
+            for window in windows
+        ],
+    }
+
+
+def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    lag = ", ".join(f"{key} {milliseconds(diagnosis.dispatch_ms.get(key))}" for key in ("p50", "p99", "max"))
+    verdict = (
+        "small enough for the percentiles to mean what they say"
+        if diagnosis.trustworthy
+        else "too large: the percentiles of this run are not to be trusted"
+    )
+    cost = diagnosis.overhead
+    counts = ", ".join(f"{count(number)} {name}" for name, number in record.counts().items())
+    warm, lost = int((~record.measured).sum()), record.unrecorded()
+    unrecorded = f"; {count(lost)} scheduled but not recorded" if lost > 0 else ""
+    gap = f"{count(diagnosis.ledger.conservation_error_ns())} ns"
+    micros, core = significant(cost.get("per_request_us")), share(cost.get("core_share"))
+    return [
+        ("Replay lag", f"{lag} behind the schedule: {verdict}."),
+        ("Cost of latfix", f"{micros} µs a request, {core} of a core."),
+        ("Requests", f"{counts}; {count(warm)} warm-up requests left out{unrecorded}."),
+        ("Ledger", f"largest gap between a request's excess and its entries: {gap}."),
+    ]
+
+
+def _machine(record: RunRecord, title: str) -> dict[str, Any]:
+    pairs = list(_flattened(record.meta))
+    return {"title": title, "pairs": pairs[:_MOST_ROWS], "more": max(len(pairs) - _MOST_ROWS, 0)}
+
+
+def _flattened(value: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Nested values of a document as dotted keys and short texts."""
+    for key, entry in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(entry, Mapping) and entry and depth < _DEEPEST:
+            yield from _flattened(entry, f"{name}.", depth + 1)
+        else:
+            yield name, _value_words(entry)
+
+
+def _value_words(value: object) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return visible(", ".join(visible(part, limit=80) for part in value[:30]), limit=600)
+    return visible(value, limit=600)
+
+
+def _definitions() -> list[tuple[str, str]]:
+    return [*DEFINITIONS, *((f"Known by: {name}", f"{words}.") for name, words in CLASS_WORDS.items())]

@@ -9,23 +9,33 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import LATENCY_KEYS, count, finite, interval, key_label, rate, ratio, significant
-from latfix.reports.before_after import (
-    STATUSES,
+from latfix.formatting import interval, ratio, significant, visible
+from latfix.reports.comparison_rows import (
     Change,
     Ratio,
+    StepRow,
     comparison_change,
     items,
-    mapping,
     pairing_words,
     prediction_words,
     read_change,
-    read_ratio,
+    read_gates,
+    read_steps,
 )
-from latfix.reports.escaping import visible
 from latfix.reports.next_commands import replay_command
-from latfix.reports.terminal.widgets import SEVERITY_STYLE, Portable, heading, plain_table, safe, warnings
-from latfix.reports.vocabulary import STEP_STATUS, change_severity, verdict_words
+from latfix.reports.terminal.widgets import (
+    SEVERITY_STYLE,
+    Portable,
+    add_figures,
+    gate_lines,
+    heading,
+    plain_table,
+    report_line,
+    safe,
+    title_line,
+    warnings,
+)
+from latfix.reports.vocabulary import change_severity
 from latfix.results.comparison import Comparison
 from latfix.results.skipped_fixes import Untried, read_untried
 
@@ -40,7 +50,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
     change = comparison_change(comparison)
     return Portable(
         Group(
-            _verdict(str(comparison.verdict), change),
+            Text(change.verdict_sentence(comparison.verdict), style=f"bold {_style(comparison.verdict)}"),
             *warnings(comparison.notes),
             Text(""),
             _change_table(change),
@@ -57,27 +67,29 @@ def render_optimization(
     :param folder: where plan, records and report were written; ``None`` where nothing was kept.
     :param workload_argument: what to type for the workload; its own name where it is ``None``.
     """
-    change = read_change(document)
+    change, verdict = read_change(document), str(document.get("verdict", ""))
+    steps = read_steps(document)
     parts: list[RenderableType] = [
-        Text.assemble(
-            safe(document.get("workload", ""), "bold", limit=60),
-            (" on ", "dim"),
-            safe(document.get("device", ""), limit=40),
-            (": ", "dim"),
-            _verdict(str(document.get("verdict", "")), change),
+        title_line(
+            document.get("workload", ""),
+            document.get("device", ""),
+            change.verdict_sentence(verdict),
+            _style(verdict),
         )
     ]
     parts += warnings(str(note) for note in items(document.get("notes")))
     parts += [Text(""), _change_table(change)]
-    parts += _steps(document)
-    parts += _gates(document)
+    parts += _tried([step for step in steps if step.status != "skipped"])
+    words = prediction_words(document)
+    parts += [Text(words, style="dim")] if words else []
+    parts += _untried(read_untried([entry for entry in items(document.get("steps")) if isinstance(entry, Mapping)]))
+    parts += gate_lines(read_gates(document))
     parts += _next(document, folder, workload_argument)
     return Portable(Group(*parts))
 
 
-def _verdict(verdict: str, change: Change) -> Text:
-    style = f"bold {SEVERITY_STYLE[change_severity(verdict)]}"
-    return Text(f"{verdict_words(verdict)}: {change.sentence()}", style=style)
+def _style(verdict: str) -> str:
+    return SEVERITY_STYLE[change_severity(verdict)]
 
 
 def _change_table(change: Change) -> RenderableType:
@@ -85,80 +97,43 @@ def _change_table(change: Change) -> RenderableType:
     table.add_column("", no_wrap=True)
     for label in (change.before.label, change.after.label):
         table.add_column(safe(label, limit=24), justify="right", no_wrap=True)
-    table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
-    before, after = change.before, change.after
-    for key in LATENCY_KEYS:
-        step = change.ratio(key)
+    add_figures(table, "ratio", "95 % interval")
+    for row in change.rows():
         table.add_row(
-            Text(f"{key_label(key)}, ms", style="bold" if key == change.judged else ""),
-            significant(before.latency_ms.get(key)),
-            significant(after.latency_ms.get(key)),
-            Text(ratio(step.value), style=_ratio_style(step)),
-            interval(step.ci95),
+            Text(row.name, style="bold" if row.judged else ""),
+            row.before,
+            Text(row.after, style="red" if row.worse else ""),
+            "" if row.ratio is None else _ratio(row.ratio),
+            row.note,
         )
-    table.add_row("throughput", rate(before.throughput_rps), rate(after.throughput_rps), "", "")
-    for name in STATUSES:
-        style = "red" if name != "ok" and after.requests.get(name, 0) > before.requests.get(name, 0) else ""
-        table.add_row(
-            Text(f"requests {name}" if name == "ok" else f"  {name}"),
-            count(before.requests.get(name, 0)),
-            Text(count(after.requests.get(name, 0)), style=style),
-            "",
-            "",
-        )
-    if before.accuracy is not None or after.accuracy is not None:
-        limit = "" if change.accuracy_limit is None else f"limit {significant(change.accuracy_limit)}"
-        table.add_row("accuracy", significant(before.accuracy), significant(after.accuracy), "", limit)
     return table
 
 
-def _ratio_style(step: Ratio) -> str:
-    if step.value is None or not step.decisive:
-        return "dim"
-    return "green" if step.value < 1 else "red"
+def _ratio(step: Ratio) -> Text:
+    return Text(ratio(step.value), style=SEVERITY_STYLE[step.tone] if step.tone else "dim")
 
 
-def _steps(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    steps = [mapping(step) for step in items(document.get("steps"))]
-    tried = [step for step in steps if step.get("status") != "skipped"]
-    if tried:
-        yield heading("What was tried")
-        yield from _tried(tried)
-    words = prediction_words(document)
-    if words:
-        yield Text(words, style="dim")
-    yield from _untried(read_untried(steps))
-
-
-def _tried(steps: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _tried(steps: Sequence[StepRow]) -> Iterator[RenderableType]:
+    if not steps:
+        return
+    yield heading("What was tried")
     table = plain_table()
     table.add_column("fix", overflow="fold", min_width=22, max_width=34)
     table.add_column("status", no_wrap=True)
-    table.add_column("mean", justify="right", no_wrap=True)
-    table.add_column("p99", justify="right", no_wrap=True)
-    table.add_column("p99 95 %", justify="right", no_wrap=True)
-    table.add_column("p99 ms", justify="right", no_wrap=True)
+    add_figures(table, "mean", "p99", "p99 95 %", "p99 ms")
     for step in steps:
-        words, severity = STEP_STATUS.get(str(step.get("status")), (str(step.get("status", "")), "warn"))
-        ratios = mapping(step.get("ratio"))
-        p99 = read_ratio(ratios.get("p99"))
         table.add_row(
-            safe(step.get("fix", ""), "bold" if step.get("status") == "kept" else "", limit=60),
-            safe(words, SEVERITY_STYLE[severity], limit=24),
-            ratio(read_ratio(ratios.get("mean")).value),
-            Text(ratio(p99.value), style=_ratio_style(p99)),
-            interval(p99.ci95),
-            significant(step.get("p99_ms")),
+            safe(step.fix, "bold" if step.status == "kept" else "", limit=60),
+            safe(step.words, SEVERITY_STYLE[step.severity], limit=24),
+            ratio(step.mean.value),
+            _ratio(step.p99),
+            interval(step.p99.ci95),
+            significant(step.p99_ms),
         )
     yield table
     yield Text("")
-    said: tuple[object, object] = (None, None)
     for step in steps:
-        shared = (step.get("together"), step.get("reason"))
-        yield from _step_words(step, repeated=bool(step.get("together")) and shared == said)
-        if step.get("together"):
-            said = shared
+        yield from _step_words(step)
 
 
 def _untried(untried: Untried) -> Iterator[Text]:
@@ -181,41 +156,23 @@ def _untried(untried: Untried) -> Iterator[Text]:
     yield Text("The report and optimization.json say why for each.", style="dim")
 
 
-def _step_words(step: Mapping[str, Any], *, repeated: bool) -> Iterator[Text]:
-    """What there is to say of a step; ``repeated`` where its replays are those of the step above."""
-    line = Text.assemble(safe(step.get("fix", ""), "bold", limit=60))
-    reason, evidence = step.get("reason"), step.get("verified")
-    if reason:
-        line.append_text(Text.assemble(": ", ("in the same replays", "dim") if repeated else safe(reason)))
-    adds = read_ratio(mapping(step.get("adds")).get("p99"))
-    if adds.value is not None:
-        line.append(f"; beside the others p99 {adds.words()}", style="dim")
-    predicted, outcome = finite(step.get("predicted_p99_ms")), finite(step.get("p99_ms"))
+def _step_words(step: StepRow) -> Iterator[Text]:
+    """A step's reason and figures; a step of the same replays as the one above refers to them."""
+    line = safe(step.fix, "bold", limit=60)
+    if step.reason:
+        line.append(": ", "")
+        line.append_text(Text("in the same replays", "dim") if step.together else safe(step.reason))
+    if step.adds.value is not None:
+        line.append(f"; beside the others p99 {step.adds.words()}", style="dim")
+    predicted, outcome = step.predicted_p99_ms, step.p99_ms
     if predicted is not None and outcome is not None:
         line.append(f"; p99 predicted {significant(predicted)} ms, measured {significant(outcome)} ms", style="dim")
-    if not repeated and finite(step.get("accuracy")) is not None:
-        line.append(f"; accuracy {significant(step.get('accuracy'))}", style="dim")
-    if reason or evidence or predicted is not None or adds.value is not None:
+    if not step.together and step.accuracy is not None:
+        line.append(f"; accuracy {significant(step.accuracy)}", style="dim")
+    if step.reason or step.verified or predicted is not None or step.adds.value is not None:
         yield line
-    if evidence:
-        yield Text.assemble(("  verified: ", "dim"), safe(evidence, "dim"))
-
-
-def _gates(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    gates = [mapping(gate) for gate in items(document.get("gates"))]
-    if not gates:
-        return
-    yield heading("Gates")
-    for gate in gates:
-        passed = gate.get("passed")
-        words, style = ("cannot tell", "yellow")
-        if isinstance(passed, bool):
-            words, style = ("passed", "green") if passed else ("FAILED", "bold red")
-        yield Text.assemble(
-            (f"{words:<12}", style), safe(gate.get("gate", "")), (f"   value {significant(gate.get('value'))}", "dim")
-        )
-        if gate.get("reason"):
-            yield Text.assemble("  ", safe(gate["reason"], "dim"))
+    if step.verified:
+        yield Text.assemble(("  verified: ", "dim"), safe(step.verified, "dim"))
 
 
 def _next(document: Mapping[str, Any], folder: Path | None, workload: str | None) -> Iterator[RenderableType]:
@@ -227,4 +184,4 @@ def _next(document: Mapping[str, Any], folder: Path | None, workload: str | None
         yield Text.assemble(safe(path, limit=1000))
         yield Text.assemble("Replay with it:  ", (visible(command, limit=1200), "bold cyan"))
     if folder is not None:
-        yield Text.assemble(("report           ", "dim"), safe(folder / "report.html", limit=1000))
+        yield report_line(folder)

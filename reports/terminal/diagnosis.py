@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
@@ -20,32 +19,41 @@ from latfix.formatting import (
     interval_bounds,
     key_label,
     milliseconds,
-    percentile_label,
     rate,
-    sentence,
     share,
     significant,
     tail_words,
+    visible,
 )
-from latfix.reports.cause_rows import OTHERS, CauseRow, cause_rows, cause_total_ms
-from latfix.reports.escaping import visible
+from latfix.reports.diagnosis_rows import (
+    FAILED_STATUSES,
+    CauseAdvice,
+    active_causes,
+    cause_advice,
+    cause_rows,
+    cause_total,
+    closing_advice,
+    focus_key,
+    weight_words,
+)
 from latfix.reports.next_commands import optimize_command
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
-from latfix.reports.terminal.over_time import render_windows
 from latfix.reports.terminal.widgets import (
     OWN_STYLE,
     QUEUE_STYLE,
     SEVERITY_STYLE,
     Bar,
     Portable,
+    Sparkline,
+    add_figures,
     heading,
     plain_table,
     safe,
+    title_line,
     warnings,
 )
-from latfix.reports.terminal.workers import render_workers
-from latfix.reports.vocabulary import cause_words, diagnosis_severity
-from latfix.results.diagnosis import CauseSummary, Diagnosis
+from latfix.reports.vocabulary import diagnosis_severity
+from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.stages import STAGES
 
 __all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
@@ -55,6 +63,8 @@ _LISTED = 8
 _ADVISED = 4
 #: Share of the tail below which a named cause is mentioned but not explained.
 _WORTH_ACTING = 0.05
+_ACTIVE = 4
+_WORKERS = 8
 
 
 def render_diagnosis(
@@ -70,8 +80,8 @@ def render_diagnosis(
     parts += warnings(diagnosis.notes)
     parts += [Text(""), _latency_table(diagnosis)]
     if any(diagnosis.requests.values()):
-        parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *render_windows(diagnosis), *_stages(diagnosis)]
-        parts += render_workers(diagnosis)
+        parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *_over_time(diagnosis), *_stages(diagnosis)]
+        parts += _workers(diagnosis)
     parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload)
     parts += [Text(""), *_small_print(diagnosis, folder)]
     return Portable(Group(*parts))
@@ -87,25 +97,17 @@ def render_tail(diagnosis: Diagnosis) -> RenderableType:
 
 def _verdict(diagnosis: Diagnosis) -> Text:
     style = SEVERITY_STYLE[diagnosis_severity(diagnosis)]
-    return Text.assemble(
-        safe(diagnosis.workload, "bold", limit=60),
-        (" on ", "dim"),
-        safe(diagnosis.device, limit=40),
-        (": ", "dim"),
-        safe(diagnosis.sentence, f"bold {style}", limit=600),
-    )
+    return title_line(diagnosis.workload, diagnosis.device, diagnosis.sentence, style)
 
 
 def _latency_table(diagnosis: Diagnosis) -> RenderableType:
     table = plain_table()
     table.add_column("latency, ms", no_wrap=True)
-    for key in LATENCY_KEYS:
-        table.add_column(key_label(key), justify="right", no_wrap=True)
+    add_figures(table, *map(key_label, LATENCY_KEYS))
     bounds = [interval_bounds(diagnosis.latency_ci95_ms.get(key)) for key in LATENCY_KEYS]
-    focus = percentile_label(diagnosis.percentile)
+    focus = focus_key(diagnosis)
     values = [
-        Text(significant(diagnosis.latency_ms.get(key)), style="bold" if key_label(key) == focus else "")
-        for key in LATENCY_KEYS
+        Text(significant(diagnosis.latency_ms.get(key)), style="bold" if key == focus else "") for key in LATENCY_KEYS
     ]
     table.add_row("", *values)
     if any(bounds):
@@ -140,17 +142,13 @@ class _CauseTable:
         table = plain_table()
         table.add_column("cause", overflow="fold", min_width=12, max_width=28)
         table.add_column("", ratio=1, min_width=6)
-        table.add_column("tail ms", justify="right", no_wrap=True)
-        table.add_column("95 % interval", justify="right", no_wrap=True)
-        if wide:
-            table.add_column("own ms", justify="right", no_wrap=True)
-            table.add_column("queue ms", justify="right", no_wrap=True)
-        table.add_column("share", justify="right", no_wrap=True)
+        add_figures(table, "tail ms", "95 % interval", *(["own ms", "queue ms"] if wide else []), "share")
         table.add_column("known by", no_wrap=True)
         for row in rows:
+            style = "bold" if row.named else "dim" if row.is_unexplained or not row.cause else ""
             both = [significant(row.own_ms), significant(row.propagated_ms)] if wide else []
             table.add_row(
-                _cause_name(row),
+                safe(row.label, style, limit=60),
                 Bar([(row.own_ms / scale, "█", OWN_STYLE), (row.propagated_ms / scale, "▒", QUEUE_STYLE)]),
                 significant(row.tail_ms),
                 interval(row.ci95_ms),
@@ -159,24 +157,18 @@ class _CauseTable:
                 Text(row.evidence_class, style="dim"),
             )
         table.add_section()
-        total = cause_total_ms(rows)
-        table.add_row(
-            "sum = excess",
+        total, whole = cause_total(rows, self.diagnosis)
+        sums: list[RenderableType] = [
             "",
             Text(significant(total), style="bold"),
             "",
             *(["", ""] if wide else []),
-            share(total / self.diagnosis.excess_ms if (finite(self.diagnosis.excess_ms) or 0) > 0 else None),
+            share(whole),
             "",
-        )
+        ]
+        table.add_row("sum = excess", *sums)
         table.expand = True
         yield table
-
-
-def _cause_name(row: CauseRow) -> Text:
-    if row.cause == OTHERS:
-        return Text(f"{row.count} smaller causes", style="dim")
-    return safe(row.cause, "bold" if row.named else "dim" if row.is_unexplained else "", limit=60)
 
 
 def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
@@ -188,9 +180,7 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     table.expand = True
     table.add_column("stage", no_wrap=True)
     table.add_column("", ratio=1, min_width=6)
-    for key in ("mean", "p50", "p99"):
-        table.add_column(key, justify="right", no_wrap=True)
-    table.add_column("quiet", justify="right", no_wrap=True)
+    add_figures(table, "mean", "p50", "p99", "quiet")
     scale = max((finite(diagnosis.stages_ms[s].get("p99")) or 0.0 for s in used), default=0.0) or 1.0
     for stage in used:
         row = diagnosis.stages_ms[stage]
@@ -205,37 +195,97 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield Text(f"bar: p99; no time in {', '.join(empty)}", style="dim")
 
 
+def _over_time(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """Windows as bars, and when causes were active; nothing for fewer than two windows and no such cause."""
+    windows, active = diagnosis.windows, active_causes(diagnosis)
+    if len(windows) < 2 and not active:
+        return
+    yield heading("Over time")
+    if len(windows) >= 2:
+        yield _window_lines(windows)
+    if active:
+        yield _active_causes(active)
+
+
+def _window_lines(windows: Sequence[Window]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    high = [window.p99_ms for window in windows]
+    name = "p95" if None in high else "p99"
+    rows: tuple[tuple[str, list[float | None], Callable[[object], str]], ...] = (
+        ("p50", [window.p50_ms for window in windows], milliseconds),
+        (name, high if name == "p99" else [window.p95_ms for window in windows], milliseconds),
+        ("rate", [window.offered_rps for window in windows], rate),
+    )
+    for name, values, words in rows:
+        known = [value for value in values if value is not None]
+        if known:
+            line = Sparkline(values, from_zero=True, widest=len(values))
+            table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
+    each = (windows[-1].end_s - windows[0].start_s) / len(windows)
+    table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
+    return table
+
+
+def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, max_width=28, overflow="ellipsis")
+    table.add_column(overflow="fold")
+    for cause, activity in active[:_ACTIVE]:
+        table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
+    return table
+
+
+def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The workers; nothing where the run had one."""
+    rows = diagnosis.workers
+    if not rows:
+        return
+    weighed = any(map(weight_words, rows))
+    yield heading("Workers")
+    table = plain_table()
+    table.add_column("#", no_wrap=True)
+    table.add_column("device", overflow="fold", max_width=12)
+    add_figures(table, "requests", "busy", "p50", "p99", "tail", *(["weight"] if weighed else []))
+    for row in rows[:_WORKERS]:
+        table.add_row(
+            str(row.worker),
+            safe(row.device, limit=12),
+            count(row.requests),
+            share(row.busy_share),
+            significant(row.compute_p50_ms),
+            significant(row.compute_p99_ms),
+            share(row.tail_share),
+            *([weight_words(row).rpartition(" ")[2] or NONE] if weighed else []),
+        )
+    yield table
+    more = "; weight: times the fastest, at most" if weighed else ""
+    yield Text(f"p50, p99: compute, ms; tail: share of the requests in it{more}", style="dim")
+    if len(rows) > _WORKERS:
+        yield Text(f"{len(rows) - _WORKERS} more workers are on the page", style="dim")
+
+
 def _what_to_do(diagnosis: Diagnosis, workload: str) -> Iterator[RenderableType]:
     yield heading("What to do")
-    named = [entry for entry in diagnosis.causes if entry.named and entry.cause != UNEXPLAINED]
-    if not any(diagnosis.requests.values()):
-        yield Text("No request was recorded: there is nothing to act on. Replay the traffic again.")
-        return
-    if not diagnosis.requests.get("ok"):
-        yield Text("No request ended ok: mend the errors first, then diagnose again.")
-        return
-    if named:
-        yield from _advice(named, diagnosis)
-    if diagnosis.verdict == "inconclusive":
-        yield Text("Too much of the tail is unexplained to name its cause: record a longer run.")
-    elif not named:
-        yield Text("Nothing stands out: no cause clears the naming threshold.")
-    if any(entry.fixes for entry in named):
-        yield Text.assemble("Try the fixes and measure them:  ", (_command(workload), "bold cyan"))
+    advice, closing = cause_advice(diagnosis), closing_advice(diagnosis)
+    if advice:
+        yield from _advice(advice)
+    if closing:
+        yield Text(closing)
+    if any(entry.fixes for entry in advice):
+        command = visible(optimize_command(workload), limit=400)
+        yield Text.assemble("Try the fixes and measure them:  ", (command, "bold cyan"))
 
 
-def _command(workload: str) -> str:
-    return visible(optimize_command(workload), limit=400)
-
-
-def _advice(named: list[CauseSummary], diagnosis: Diagnosis) -> Iterator[RenderableType]:
+def _advice(named: list[CauseAdvice]) -> Iterator[RenderableType]:
     """The causes worth acting on, the largest first; the small ones on one line."""
-    worth = [entry for entry in named if (finite(entry.tail_share) or 0.0) >= _WORTH_ACTING][:_ADVISED] or named[:1]
+    worth = [entry for entry in named if entry.share >= _WORTH_ACTING][:_ADVISED] or named[:1]
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for position, entry in enumerate(worth, start=1):
-        table.add_row(f"{position}.", _cause_advice(entry, diagnosis))
+        table.add_row(f"{position}.", _cause_advice(entry))
     yield table
     rest = [entry for entry in named if entry not in worth]
     if rest:
@@ -243,27 +293,22 @@ def _advice(named: list[CauseSummary], diagnosis: Diagnosis) -> Iterator[Rendera
         yield Text.assemble(("also: ", "dim"), safe(listed, "dim", limit=400))
 
 
-def _cause_advice(entry: CauseSummary, diagnosis: Diagnosis) -> Text:
-    words = cause_words(entry.cause)
-    text = Text.assemble(
-        safe(entry.cause, "bold"), f": {words}. " if words else ": ", safe(sentence(entry.evidence), limit=500)
-    )
-    key = f"p{diagnosis.percentile:g}".replace(".", "_")
-    predicted = finite(entry.whatif_ms.get(key))
-    if predicted is not None:
-        now = significant(diagnosis.latency_ms.get(key))
-        text.append(f"\nwithout it {key_label(key)} {now} -> {significant(predicted)} ms (predicted)")
+def _cause_advice(entry: CauseAdvice) -> Text:
+    words = f": {entry.words}. " if entry.words else ": "
+    text = Text.assemble(safe(entry.cause, "bold"), words, safe(entry.evidence, limit=500))
+    if entry.predicted:
+        text.append(f"\nwithout it {entry.focus} {entry.now} -> {entry.predicted} ms (predicted)")
     if entry.fixes:
-        text.append("; fixes: " if predicted is not None else "\nfixes: ")
+        text.append("; fixes: " if entry.predicted else "\nfixes: ")
         text.append_text(safe(", ".join(entry.fixes), "cyan"))
-    elif predicted is not None:
+    elif entry.predicted:
         text.append("; latfix has no fix for it")
     return text
 
 
 def _small_print(diagnosis: Diagnosis, folder: Path | None) -> Iterator[Text]:
-    counts = ", ".join(f"{count(diagnosis.requests.get(k, 0))} {k}" for k in ("ok", "error", "timeout", "shed"))
-    failed = any(diagnosis.requests.get(name, 0) for name in ("error", "timeout", "shed"))
+    counts = ", ".join(f"{count(diagnosis.requests.get(k, 0))} {k}" for k in ("ok", *FAILED_STATUSES))
+    failed = any(diagnosis.requests.get(name, 0) for name in FAILED_STATUSES)
     yield Text(f"requests    {counts}; {rate(diagnosis.throughput_rps)}", style="yellow" if failed else "dim")
     lag = diagnosis.dispatch_ms
     if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import count, significant
-from latfix.reports.terminal.widgets import Portable, plain_table, safe
+from latfix.reports.terminal.widgets import Portable, add_figures, plain_table, safe
 
 _GIB, _MIB = 1 << 30, 1 << 20
 #: Columns of a terminal that names of policies get at least; all of them fit into 80.
@@ -20,8 +20,7 @@ def render_fragmentation(document: Mapping[str, Any]) -> RenderableType:
     """The document of ``latfix fragmentation`` as people read it."""
     table = plain_table()
     table.add_column("policy", overflow="fold", min_width=_NAMES)
-    for name in ("failed", "stalls", "calls", "held", "stuck", "int.", "ext."):
-        table.add_column(name, justify="right", no_wrap=True)
+    add_figures(table, "failed", "stalls", "calls", "held", "stuck", "int.", "ext.")
     for result in document["policies"]:
         bad = "red" if result["failed"] else "yellow" if result["retries"] else ""
         table.add_row(

@@ -9,33 +9,32 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from latfix.formatting import NONE, count, from_ns, share, significant
-from latfix.reports.request_phrases import (
-    account_words,
+from latfix.formatting import count, from_ns, share, significant
+from latfix.reports.request_rows import (
     balance_words,
     counted,
-    entries_by_size,
-    happening_words,
     header_facts,
-    holder_label,
-    parts_words,
+    holder_rows,
+    ledger_rows,
     short_entries,
     short_wait,
+    stage_lines,
     wait_words,
-    why_words,
 )
 from latfix.reports.terminal.widgets import (
     OWN_STYLE,
     QUEUE_STYLE,
     Bar,
     Portable,
+    add_figures,
     heading,
     plain_table,
     safe,
 )
-from latfix.results.request_explanation import Entry, Holder, StageTime, Story, Wait
+from latfix.results.request_explanation import Story, Wait
 
 _WIDE = 100
+_LINE_STYLE = {"": "", "own": "yellow", "other": "dim", "error": "red"}
 _STATUS_STYLE = {"ok": "green", "error": "red", "timeout": "red", "shed": "red"}
 
 
@@ -90,8 +89,7 @@ def _timeline(story: Story) -> Iterator[RenderableType]:
     table = plain_table()
     table.expand = True
     table.add_column("stage", no_wrap=True)
-    table.add_column("from", justify="right", no_wrap=True)
-    table.add_column("took", justify="right", no_wrap=True)
+    add_figures(table, "from", "took")
     table.add_column("", ratio=1, min_width=6)
     table.add_column("what the thread did", ratio=3, min_width=16, overflow="fold")
     scale = max(story.latency_ns, 1)
@@ -102,18 +100,9 @@ def _timeline(story: Story) -> Iterator[RenderableType]:
             significant(stage.at_ns / 1e6),
             Text(significant(stage.duration_ns / 1e6), style="bold"),
             Bar([offset, (max(stage.duration_ns, 0) / scale, "█", "cyan")]),
-            _stage_details(stage),
+            Text("\n").join(safe(words, _LINE_STYLE[tone], limit=300) for words, tone in stage_lines(stage)),
         )
     yield table
-
-
-def _stage_details(stage: StageTime) -> Text:
-    lines = [Text(words) for words in (parts_words(stage), account_words(stage)) if words]
-    lines += [
-        safe(words, "red" if kind == "error" else "yellow" if own else "dim", limit=300)
-        for words, kind, own in happening_words(stage)
-    ]
-    return Text("\n").join(lines)
 
 
 def _wait(wait: Wait) -> Iterator[RenderableType]:
@@ -133,40 +122,23 @@ class _HolderTable:
         table = plain_table()
         table.expand = True
         table.add_column("work", overflow="fold", min_width=8, max_width=24)
-        for title in (*(["from"] if wide else []), "held", "waited", "typical", "excess"):
-            table.add_column(title, justify="right", no_wrap=True)
+        add_figures(table, *(["from"] if wide else []), "held", "waited", "typical", "excess")
         table.add_column("why, ms", ratio=1, min_width=14, overflow="fold")
-        for holder in self.wait.holders:
-            table.add_row(*_holder_cells(self.wait, holder, wide=wide))
-        others = self.wait.others
-        if others is not None:
+        for row in holder_rows(self.wait):
+            style = "dim" if row.is_sum else ""
             table.add_row(
-                Text(f"{count(others.count)} others", style="dim"),
-                *([""] if wide else []),
-                significant(others.held_ns / 1e6),
-                significant(others.within_ns / 1e6) if others.within_ns else NONE,
-                "",
-                significant(others.excess_ns / 1e6),
-                safe(why_words(others.causes), "dim", limit=300),
+                safe(row.work, style, limit=80),
+                *([row.begun] if wide else []),
+                row.held,
+                row.within,
+                row.typical,
+                Text(row.excess, style="bold red" if row.slow else ""),
+                safe(row.why, style, limit=300),
             )
         yield table
 
 
-def _holder_cells(wait: Wait, holder: Holder, *, wide: bool) -> list[RenderableType]:
-    slow = holder.excess_ns > 0.2 * max(holder.typical_ns, 1)
-    return [
-        safe(holder_label(wait, holder), limit=80),
-        *([significant(holder.at_ns / 1e6)] if wide else []),
-        significant(holder.held_ns / 1e6),
-        significant(holder.within_ns / 1e6) if holder.within_ns else NONE,
-        significant(holder.typical_ns / 1e6),
-        Text(significant(holder.excess_ns / 1e6), style="bold red" if slow else ""),
-        safe(why_words(holder.causes, holder), limit=300),
-    ]
-
-
 def _ledger(story: Story) -> Iterator[RenderableType]:
-    assert story.reference_ns is not None
     yield Text.assemble(
         heading("The ledger, ms"),
         "   ",
@@ -175,48 +147,29 @@ def _ledger(story: Story) -> Iterator[RenderableType]:
         ("▒", QUEUE_STYLE),
         (" through the queue", "dim"),
     )
-    shown, small = entries_by_size(story)
+    rows = ledger_rows(story)
     table = plain_table()
     table.expand = True
     table.add_column("entry", overflow="fold", min_width=12, max_width=28)
     table.add_column("", ratio=1, min_width=6)
-    for title in ("ms", "own", "queue", "sum so far"):
-        table.add_column(title, justify="right", no_wrap=title != "sum so far")
+    add_figures(table, "ms", "own", "queue")
+    table.add_column("sum so far", justify="right")
     table.add_column("known by", no_wrap=True)
-    scale = max((abs(entry.own_ns) + abs(entry.propagated_ns) for entry in shown), default=0) or 1
-    total = story.reference_ns
-    table.add_row("a quiet request", "", significant(total / 1e6), "", "", significant(total / 1e6), Text(""))
-    for entry in shown:
-        total += entry.total_ns
-        table.add_row(*_entry_cells(entry, scale, total))
-    if small:
-        rest = sum(entry.total_ns for entry in small)
-        total += rest
-        words = f"{count(len(small))} smaller {'entry' if len(small) == 1 else 'entries'}"
-        own = sum(entry.own_ns for entry in small)
+    scale = max(abs(row.own_ns) + abs(row.propagated_ns) for row in rows) or 1
+    for row in rows:
+        if row is rows[-1]:
+            table.add_section()
         table.add_row(
-            Text(words, style="dim"), "", *_three(rest, own, rest - own), significant(total / 1e6), Text("")
+            safe(row.entry, "dim" if row.is_sum else "", limit=60),
+            Bar([(row.own_ns / scale, "█", OWN_STYLE), (row.propagated_ns / scale, "▒", QUEUE_STYLE)]),
+            Text(row.total, style="bold" if row is rows[-1] else ""),
+            row.own,
+            row.queue,
+            row.so_far,
+            Text(row.known_by, style="dim"),
         )
-    table.add_section()
-    table.add_row(
-        "latency", "", Text(significant(story.latency_ns / 1e6), style="bold"), "", "", significant(total / 1e6), ""
-    )
     yield table
     yield Text(balance_words(story), style="green" if story.difference_ns == 0 else "bold red")
-
-
-def _entry_cells(entry: Entry, scale: int, total: int) -> list[RenderableType]:
-    return [
-        safe(entry.cause, limit=60),
-        Bar([(entry.own_ns / scale, "█", OWN_STYLE), (entry.propagated_ns / scale, "▒", QUEUE_STYLE)]),
-        *_three(entry.total_ns, entry.own_ns, entry.propagated_ns),
-        significant(total / 1e6),
-        Text(entry.evidence_class, style="dim"),
-    ]
-
-
-def _three(total: int, own: int, queue: int) -> list[str]:
-    return [significant(total / 1e6), *(significant(part / 1e6) if part else NONE for part in (own, queue))]
 
 
 def _slowest(stories: Sequence[Story]) -> Iterator[RenderableType]:

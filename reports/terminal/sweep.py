@@ -11,11 +11,21 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, rate, significant
-from latfix.reports.before_after import items, mapping
-from latfix.reports.escaping import visible
-from latfix.reports.sweep_rows import STATUS_SEVERITY, PointRow, SettingRow, SweepRows, read_sweep
-from latfix.reports.terminal.widgets import SEVERITY_STYLE, Bar, Portable, heading, plain_table, safe, warnings
+from latfix.formatting import NONE, rate, ratio, significant, visible
+from latfix.reports.sweep_rows import ModelError, PointRow, SettingRow, SweepRows, read_sweep
+from latfix.reports.terminal.widgets import (
+    SEVERITY_STYLE,
+    Bar,
+    Portable,
+    add_figures,
+    gate_lines,
+    heading,
+    plain_table,
+    report_line,
+    safe,
+    title_line,
+    warnings,
+)
 from latfix.reports.vocabulary import Severity
 
 #: Settings whose loads are listed one by one; the others are in the summary, the page and the JSON.
@@ -34,15 +44,9 @@ def render_sweep(document: Mapping[str, Any], *, folder: Path | None) -> Rendera
     :param folder: where records and report are; ``None`` where nothing was kept.
     """
     rows = read_sweep(document)
-    parts: list[RenderableType] = [
-        Text.assemble(
-            safe(document.get("workload", ""), "bold", limit=60),
-            (" on ", "dim"),
-            safe(document.get("device", ""), limit=40),
-            (": ", "dim"),
-            safe(rows.sentence(), f"bold {SEVERITY_STYLE[rows.severity()]}", limit=1000),
-        )
-    ]
+    style = SEVERITY_STYLE[rows.severity()]
+    workload, device = document.get("workload", ""), document.get("device", "")
+    parts: list[RenderableType] = [title_line(workload, device, rows.sentence(), style, limit=1000)]
     parts += warnings(rows.notes)
     if len(rows.settings) > 1:
         parts += [heading("Settings"), _summary(rows)]
@@ -51,10 +55,10 @@ def render_sweep(document: Mapping[str, Any], *, folder: Path | None) -> Rendera
     if len(rows.settings) > 1 and rows.front:
         parts += [heading(f"Front: throughput against {rows.percentile}"), _front(rows)]
     parts += _theory(rows)
-    parts += _gate(document)
-    parts += _skipped(document)
+    parts += gate_lines(() if rows.gate is None else (rows.gate,), title="Gate")
+    parts += _skipped(rows)
     if folder is not None:
-        parts += [Text(""), Text.assemble(("report           ", "dim"), safe(folder / "report.html", limit=1000))]
+        parts += [Text(""), report_line(folder)]
     return Portable(Group(*parts))
 
 
@@ -63,7 +67,9 @@ def _listed(rows: SweepRows) -> list[SettingRow]:
     best = rows.best_setting()
     first = [best.number] if best is not None else []
     order = list(
-        dict.fromkeys([*first, *(entry[0] for entry in reversed(rows.front)), *(s.number for s in rows.settings)])
+        dict.fromkeys(
+            [*first, *(point.setting for point in reversed(rows.front)), *(s.number for s in rows.settings)]
+        )
     )
     by_number = {setting.number: setting for setting in rows.settings if setting.points}
     return [by_number[number] for number in order if number in by_number][:_LISTED]
@@ -89,15 +95,14 @@ def _summary(rows: SweepRows) -> RenderableType:
 
 
 def _status(setting: SettingRow) -> Text:
-    return safe(setting.status, SEVERITY_STYLE[STATUS_SEVERITY.get(setting.status, "warn")])
+    return safe(setting.status, SEVERITY_STYLE[setting.severity])
 
 
 def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
     yield heading(f"Loads, {visible(setting.label, limit=120)}")
     full = _full_bar(setting, rows)
     table = plain_table()
-    for name in ("load", "offered/s", "served/s", "busy", f"{rows.percentile} ms", "95 %"):
-        table.add_column(name, justify="right", no_wrap=True)
+    add_figures(table, "load", "offered/s", "served/s", "busy", f"{rows.percentile} ms", "95 %")
     table.add_column("", no_wrap=True)
     table.add_column(rows.percentile, min_width=4)
     for point in setting.points:
@@ -144,17 +149,18 @@ def _bar(point: PointRow, full: float, severity: Severity) -> Bar:
 
 
 def _front(rows: SweepRows) -> RenderableType:
-    labels = {setting.number: setting.label for setting in rows.settings}
     table = plain_table()
-    table.add_column("served", justify="right", no_wrap=True)
-    table.add_column(f"{rows.percentile} ms", justify="right", no_wrap=True)
+    add_figures(table, "served", f"{rows.percentile} ms")
     table.add_column("setting", overflow="fold")
     table.add_column("load", justify="right")
     table.add_column("")
-    for number, load, served, latency, certain in rows.front:
-        word = Text("") if certain else Text("maybe", style="dim")
+    for point in rows.front:
         table.add_row(
-            rate(served), significant(latency), safe(labels.get(number, ""), limit=80), significant(load), word
+            rate(point.served),
+            significant(point.percentile_ms),
+            safe(point.label, limit=80),
+            significant(point.load),
+            Text("" if point.certain else "maybe", style="dim"),
         )
     return table
 
@@ -190,8 +196,7 @@ def _models(title: str, setting: SettingRow, rows: SweepRows, *, wait: bool) -> 
     """Measured and predicted, load by load, and by what factor each model is off."""
     table = plain_table()
     table.add_column(title, no_wrap=True)
-    for name in ("measured", *_SHORT.values()):
-        table.add_column(name, justify="right", no_wrap=True)
+    add_figures(table, "measured", *_SHORT.values())
     for point in setting.points:
         answers = point.waits_ms if wait else point.predicted_ms
         measured = significant(point.wait_ms) if wait else point.percentile_words()
@@ -206,36 +211,17 @@ def _answer(point: PointRow, answers: Mapping[str, float | None], name: str) -> 
     return f"[{text}]" if name in point.fitted and name != "replay_own" and text != NONE else text
 
 
-def _off(error: tuple[float | None, float | None, int, int] | None, *, wait: bool) -> str:
+def _off(error: ModelError | None, *, wait: bool) -> str:
     """``x1.20``; with ``!`` where the model is silent at some of the loads."""
-    value = None if error is None else error[0] if wait else error[1]
+    value = None if error is None else error.wait if wait else error.percentile
     if error is None or value is None:
         return NONE
-    return f"x{significant(value)}" + ("!" if error[3] else "")
+    return f"{ratio(value)}{'!' if error.silent else ''}"
 
 
-def _gate(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    gate = mapping(document.get("gate"))
-    if not gate:
-        return
-    passed = gate.get("passed")
-    words, style = ("cannot tell", "yellow")
-    if isinstance(passed, bool):
-        words, style = ("passed", "green") if passed else ("FAILED", "bold red")
-    yield heading("Gate")
-    yield Text.assemble(
-        (f"{words:<12}", style), f"at least {rate(gate.get('at_least_rps'))}: ", safe(gate.get("reason", ""))
-    )
-
-
-def _skipped(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    skipped = [mapping(entry) for entry in items(document.get("skipped"))]
-    if not skipped:
-        return
-    kinds: dict[str, int] = {}
-    for entry in skipped:
-        kind = str(entry.get("reason", "")).partition(":")[0]
-        kinds[kind] = kinds.get(kind, 0) + 1
-    words = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-    yield Text("")
-    yield Text.assemble(("not replayed: ", "dim"), safe(words, "dim"))
+def _skipped(rows: SweepRows) -> Iterator[RenderableType]:
+    if rows.skipped:
+        kinds = Counter(reason.partition(":")[0] for _, _, reason in rows.skipped)
+        words = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        yield Text("")
+        yield Text.assemble(("not replayed: ", "dim"), safe(words, "dim"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -13,7 +14,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from latfix.reports.escaping import visible
+from latfix.formatting import significant, visible
+from latfix.reports.comparison_rows import GateRow
 from latfix.reports.vocabulary import Severity
 
 SEVERITY_STYLE: dict[Severity, str] = {"good": "green", "warn": "yellow", "bad": "red", "calm": "cyan"}
@@ -71,6 +73,45 @@ class Bar:
         yield Segment(" " * room)
 
 
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """Values as bars of one character each, a blank where there is none; the latest where there is not room for all.
+
+    :param from_zero: bars begin at zero, else at the least value.
+    """
+
+    values: Sequence[float | None]
+    style: str = ""
+    from_zero: bool = False
+    widest: int = 32
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = max(min(len(self.values), self.widest), 1)
+        return Measurement(min(width, 8), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        signs = "_.-=*#@" if options.ascii_only else BLOCKS
+        text = bars(self.values[-options.max_width :], signs, from_zero=self.from_zero)
+        yield Segment(text, Style.parse(self.style))
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def bars(values: Sequence[float | None], signs: str = BLOCKS, *, from_zero: bool = False) -> str:
+    """One character a value, from the least (or zero) to the largest."""
+    known = [value for value in values if value is not None]
+    low, high = 0.0 if from_zero else min(known, default=0.0), max(known, default=0.0)
+
+    def one(value: float | None) -> str:
+        if value is None or (from_zero and high <= 0):
+            return " "
+        part = (value - low) / (high - low) if high > low else 0.5
+        return signs[min(max(int(part * len(signs)), 0), len(signs) - 1)]
+
+    return "".join(map(one, values))
+
+
 def plain_table(*, title: str = "") -> Table:
     """An open table with a ruled header and no borders."""
     return Table(
@@ -83,6 +124,44 @@ def plain_table(*, title: str = "") -> Table:
         padding=(0, 1),
         show_edge=False,
     )
+
+
+def add_figures(table: Table, *titles: str) -> None:
+    """Columns of figures: aligned to the right, never wrapped."""
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+
+
+def title_line(workload: object, device: object, sentence: str, style: str, *, limit: int = 600) -> Text:
+    """``ranker on cpu: p99 is …``"""
+    return Text.assemble(
+        safe(workload, "bold", limit=60),
+        (" on ", "dim"),
+        safe(device, limit=40),
+        (": ", "dim"),
+        safe(sentence, f"bold {style}", limit=limit),
+    )
+
+
+def gate_lines(gates: Iterable[GateRow], *, title: str = "Gates") -> Iterator[Text]:
+    """Each gate with its outcome and the reason; nothing without gates."""
+    for place, gate in enumerate(gates):
+        if not place:
+            yield heading(title)
+        words, style = (
+            ("FAILED", "bold red") if gate.outcome == "failed" else (gate.words, SEVERITY_STYLE[gate.severity])
+        )
+        line = Text.assemble((f"{words:<12}", style), safe(gate.gate))
+        if gate.value is not None:
+            line.append(f"   value {significant(gate.value)}", "dim")
+        yield line
+        if gate.reason:
+            yield Text.assemble("  ", safe(gate.reason, "dim"))
+
+
+def report_line(folder: Path) -> Text:
+    """Where the page of a run is."""
+    return Text.assemble(("report           ", "dim"), safe(folder / "report.html", limit=1000))
 
 
 def heading(text: str) -> Text:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.queue_evidence import losses, said_losses, series_range
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.run_evidence import losses, losses_text, series_range
 
 #: Timeouts below this part of the requests leave nothing to gain.
 _LATE = 0.01
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.admission != "all":
-        return f"admission is by {context.settings.admission} already"
-    with_deadline = int(np.count_nonzero(~np.isnan(context.record.traffic.deadline_ms)))
-    if not with_deadline and not context.settings.timeout_ms:
+def _deadlines_missed(context: Context) -> str:
+    if np.isnan(context.record.traffic.deadline_ms).all() and not context.settings.timeout_ms:
         return "no request has a deadline"
     _, total, counts = losses(context.record)
     if counts["timeout"] < _LATE * total or not total:
@@ -25,18 +21,11 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"admission": "deadline"}
-
-
 def _verify(applied: Applied) -> Verified:
-    refused, dropped = (
-        series_range(applied.record, f"runner.{name}") for name in ("refused_by_deadline", "dropped_by_deadline")
-    )
-    if refused is None or dropped is None:
+    names = ("refused_by_deadline", "dropped_by_deadline")
+    if any(series_range(applied.record, f"runner.{name}") is None for name in names):
         return Verified(False, "deadlines were not looked at")
-    said = f"{said_losses(applied.record)}; without: {said_losses(applied.without)}"
+    said = losses_text(applied)
     if not losses(applied.record)[2]["shed"]:
         return Verified(False, f"nobody was turned away; {said}")
     return Verified(True, f"some were turned away on arrival, others in the queue; {said}")
@@ -48,7 +37,7 @@ FIX = Fix(
     treats=("traffic.overload", "traffic.burst"),
     relief=0.4,
     risk="requests with a deadline are shed by an estimate; those that would have been late anyhow, if it is right",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("admission", "admission is by {} already"), _deadlines_missed),
+    sets={"admission": "deadline"},
     verify=_verify,
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, on_host
 from latfix.runners.host.cpu_topology import allowed_cores, last_level_cache_bytes
 
 #: The share of the last-level cache that the rows may take: activations and weights need the rest.
 _OF_CACHE = 0.5
-#: Where the system does not tell how large the cache is.
+#: Where the system does not say how large the cache is.
 _CACHE = 16 << 20
 #: How often an idle worker reads some of them, where it does nothing else yet, in milliseconds.
 _PERIOD_MS = 20.0
@@ -21,15 +24,13 @@ def _cache_bytes() -> int:
     return last_level_cache_bytes(next(iter(allowed_cores()), 0)) or _CACHE
 
 
-def _obstacle(context: Context) -> str:
-    settings = context.settings
-    if settings.hot_rows:
-        return f"{settings.hot_rows} rows are kept warm already"
-    if context.record.meta.get("device", "cpu") != "cpu":
-        return "the model runs on a GPU"
-    if settings.backend != "torch":
-        return f"{settings.backend} has tables of its own"
-    found = context.record.meta.get("embeddings", {})
+def _tables(record: RunRecord) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = record.meta.get("embeddings", {})
+    return found
+
+
+def _large_tables(context: Context) -> str:
+    found = _tables(context.record)
     if not found.get("tables"):
         return "the model has no embedding tables"
     size, cache = int(found["bytes"]), _cache_bytes()
@@ -38,18 +39,15 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    found = context.record.meta.get("embeddings", {})
+def _sets(context: Context) -> Change:
+    found = _tables(context.record)
     row = max(int(found.get("bytes", 0)) // max(int(found.get("rows", 0)), 1), 1)
-    change: dict[str, Any] = {"hot_rows": max(int(_OF_CACHE * _cache_bytes()) // row, 1)}
-    if not context.settings.keep_warm_ms:
-        change["keep_warm_ms"] = _PERIOD_MS
-    return change
+    change: Change = {"hot_rows": max(int(_OF_CACHE * _cache_bytes()) // row, 1)}
+    return change if context.settings.keep_warm_ms else {**change, "keep_warm_ms": _PERIOD_MS}
 
 
 def _verify(applied: Applied) -> Verified:
-    meta = applied.record.meta
-    found, touched = meta.get("embeddings", {}), int(meta.get("residence", {}).get("rows", 0))
+    found, touched = _tables(applied.record), int(applied.record.meta.get("residence", {}).get("rows", 0))
     rows, share, lookups = int(found.get("hot_rows", 0)), float(found.get("hot_share", 0.0)), found.get("lookups", 0)
     said = (
         f"{rows} rows, which served {share:.0%} of {lookups} lookups, of {found.get('rows', 0)} in "
@@ -67,7 +65,12 @@ FIX = Fix(
     relief=0.2,
     gentle=True,
     risk="an idle worker reads memory that others on the machine may want the bandwidth for",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("hot_rows", "{} rows are kept warm already"),
+        on_host,
+        at_default("backend", "{} has tables of its own"),
+        _large_tables,
+    ),
+    sets=_sets,
     verify=_verify,
 )

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 
-def _obstacle(context: Context) -> str:
-    return "batches run in inference mode already" if context.settings.inference_mode else ""
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"inference_mode": True}
-
-
 def _verify(applied: Applied) -> Verified:
-    batches = int(applied.evidence.get("batches_run", 0))
-    inside = int(applied.evidence.get("batches_inference", 0))
+    batches, inside = (int(applied.evidence.get(name, 0)) for name in ("batches_run", "batches_inference"))
     return Verified(0 < batches == inside, f"{inside} of {batches} batches ran in inference mode")
 
 
@@ -30,7 +19,7 @@ FIX = Fix(
     relief=0.05,
     gentle=True,
     risk="answers are tensors that cannot be changed in place later; a model that keeps state must not mind",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("inference_mode", "batches run in inference mode already"),),
+    sets={"inference_mode": True},
     verify=_verify,
 )

@@ -1,17 +1,26 @@
-"""What a fix is: what it treats, when it applies, the settings it changes, and the evidence that it took effect."""
+"""What a fix is: one declaration that holds all that the search, plans and reports need to know of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from latfix.profilers.allocator_lab.recommend import Choice
-from latfix.profilers.forecast.parameter_search import Proposal
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
+
+if TYPE_CHECKING:
+    from latfix.runners.replay.arm import Arm, Watch
+    from latfix.traffic.schedule import Traffic
+
+_Measured = TypeVar("_Measured")
+Change = dict[str, Any]
+#: A precondition: why it is not met, in one clause; empty where it is.
+Condition = Callable[["Context"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +35,8 @@ class Context:
     :param forecast: of the baseline's requests under other settings; ``None`` where the run is too small for one.
     :param serving: how the fixes kept so far serve, for the forecast.
     :param latest: the last replay of the service as it stands; ``None`` where nothing was kept yet.
-    :param sensitivity: by module, the loss of accuracy that quantizing it alone costs, where that was measured.
-    :param memory_choice: what the run's own allocations on the device said of its allocator's settings; ``None``
-        where they were not recorded.
-    :param proposal: the numbers that the forecast likes best, once all other fixes are decided.
+    :param steps: what became of the fixes that are decided.
+    :param found: by fix, what its :class:`SetUp` or the last of its proposals found.
     """
 
     settings: RunnerSettings
@@ -40,14 +47,23 @@ class Context:
     forecast: Forecast | None = None
     serving: Serving | None = None
     latest: RunRecord | None = None
-    sensitivity: Mapping[str, float] | None = None
-    proposal: Proposal | None = None
-    memory_choice: Choice | None = None
+    steps: Sequence[Step] = ()
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """The device that the baseline ran on: ``cpu`` or a CUDA device."""
+        return str(self.record.meta.get("device", "cpu"))
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the model runs on the CPU."""
+        return self.device == "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What is known of a service that ran with the fix, beside one that ran without.
+    """A service that ran with the fix, beside one that ran without.
 
     :param evidence: of the service with the fix (:meth:`latfix.runners.service.loaded_service.Service.evidence`).
     :param record: its replay.
@@ -58,6 +74,16 @@ class Applied:
     record: RunRecord
     without: RunRecord
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that the service with the fix ran with."""
+        found: Mapping[str, Any] = self.record.meta.get("settings", {})
+        return found
+
+    def both(self, measure: Callable[[RunRecord], _Measured]) -> tuple[_Measured, _Measured]:
+        """``measure`` of the replay with the fix, and of the one without."""
+        return measure(self.record), measure(self.without)
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -67,14 +93,69 @@ class Verified:
     evidence: str
 
 
+class Bench(Protocol):
+    """What a fix may measure with (:class:`latfix.runners.optimize.measurement.Bench`).
+
+    :ivar windows: the slices of the traffic that fixes are replayed on.
+    :ivar replays: pairs of windows that were replayed so far.
+    :ivar max_drop: the largest loss of the score that the workload allows.
+    :ivar search_folder: where the search's own records lie.
+    """
+
+    baseline: RunRecord
+    windows: list[Traffic]
+    replays: int
+    watch: Watch
+    seed: int
+
+    @property
+    def max_drop(self) -> float: ...
+
+    @property
+    def search_folder(self) -> Path: ...
+
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+
+    def arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
+        """A new service; its process starts at its first use."""
+
+    def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
+        """One that has the device to itself."""
+
+    def compute_change(self, base: Arm, candidate: Arm) -> tuple[float, float] | None:
+        """How the compute of a batch changes from ``base`` to ``candidate``, as offset in nanoseconds and slope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUp:
+    """What is measured on the bench, once in a search, before a fix can be decided.
+
+    :param due: True once it is worth its time.
+    :param measure: the finding, which ``Context.found`` holds from then on. A service that fails is a finding, too.
+    :param shown: the finding as a line for people; empty for none.
+    :param recorded: ``search.json`` and ``optimization.json`` keep the finding (a JSON object), as ``layers``.
+    """
+
+    due: Callable[[Context], bool]
+    measure: Callable[[Bench, Arm], Any]
+    shown: Callable[[Any], str] = lambda _: ""
+    recorded: bool = False
+
+
+#: Findings to try one after another, until a replay keeps one: made of the bench, the service as it stands, the
+#: context, and whether there is time to measure. Each further one follows a refusal of the one before.
+Proposals = Callable[[Bench, "Arm", Context, bool], Iterator[Any]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """One fix.
 
-    :param id: as in plans and reports.
-    :param title: what it does, in a few words.
+    :param id: as in plans and reports; also the module's path (see :mod:`latfix.runners.fixes`).
+    :param title: what it does, in a few words, for reports.
     :param treats: ids of the causes that it treats.
-    :param risk: what it may cost.
+    :param risk: what it may cost, for reports.
     :param relief: the share of those causes' milliseconds that it has been seen to remove; for the order only.
     :param removes: of those causes, the ones that it takes away whole, so that the forecast can leave them out.
     :param compute: what is left of a batch's compute, as a first guess; the trial measures it.
@@ -83,9 +164,14 @@ class Fix:
     :param alone: it acts on how much of a device's memory the service holds, so that there it is judged with nothing
         of the search beside it.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
-    :param obstacle: why it does not apply here; empty where it does.
-    :param change: overrides of the settings.
+    :param making_s: seconds that a service takes longer to make with it, seen on the samples: compiling, converting,
+        comparing. ``making_gpu_s`` where that differs on a GPU.
+    :param needs: its preconditions, in the order in which they are checked.
+    :param sets: the settings that it changes, or how they follow from the context.
     :param verify: looks for its effect.
+    :param set_up: what must be measured before it can be decided.
+    :param after: the fix that is decided before it, where that one may be tried at all.
+    :param proposals: it is tried when all others are decided, with one proposal after another.
     """
 
     id: str
@@ -99,6 +185,27 @@ class Fix:
     cold: bool = False
     alone: bool = False
     changes_outputs: bool = False
-    obstacle: Callable[[Context], str]
-    change: Callable[[Context], dict[str, Any]]
+    making_s: float = 0.0
+    making_gpu_s: float | None = None
+    needs: tuple[Condition, ...] = ()
+    sets: Mapping[str, Any] | Callable[[Context], Change]
     verify: Callable[[Applied], Verified]
+    set_up: SetUp | None = None
+    after: str = ""
+    proposals: Proposals | None = None
+
+    def obstacle(self, context: Context) -> str:
+        """Why it does not apply, by the first precondition that is not met; empty where it applies."""
+        return next((reason for condition in self.needs if (reason := condition(context))), "")
+
+    def change(self, context: Context) -> Change:
+        """Overrides of the settings."""
+        return self.sets(context) if callable(self.sets) else dict(self.sets)
+
+    def seconds_to_make(self, device: str) -> float:
+        """See ``making_s``."""
+        return self.making_s if device == "cpu" or self.making_gpu_s is None else self.making_gpu_s
+
+    def step(self, status: str, reason: str, **more: Any) -> Step:
+        """An entry of ``optimization.json`` for it."""
+        return Step(fix=self.id, title=self.title, risk=self.risk, status=status, reason=reason, **more)

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default
 
 
-def _longest_pause_ms(record: RunRecord) -> tuple[int, float]:
+def _pauses(record: RunRecord) -> tuple[int, float]:
+    """How many collections there were, and how many milliseconds the longest took."""
     pauses = record.events["duration_ns"][record.events["kind"] == "gc"]
     return len(pauses), float(np.max(pauses)) / 1e6 if len(pauses) else 0.0
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.gc == "freeze":
-        return "the collector is frozen already"
-    count, longest = _longest_pause_ms(context.record)
+def _long_pauses(context: Context) -> str:
+    count, longest = _pauses(context.record)
     return "" if longest >= 1.0 else f"the longest of {count} collections took {longest:.2g} ms"
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"gc": "freeze"}
-
-
 def _verify(applied: Applied) -> Verified:
+    if applied.evidence.get("gc_enabled", True):
+        return Verified(False, "the automatic collector was still on")
     frozen = int(applied.evidence.get("gc_frozen", 0))
-    off = not applied.evidence.get("gc_enabled", True)
-    _, longest = _longest_pause_ms(applied.record)
-    _, before = _longest_pause_ms(applied.without)
+    (_, longest), (_, before) = applied.both(_pauses)
     said = f"{frozen} objects frozen, automatic collection off; longest collection {longest:.2g} ms, was {before:.2g}"
-    done = applied.record.meta.get("collections", {})
-    if done:
+    if done := applied.record.meta.get("collections", {}):
         waited = int(done["forced"]) + int(done["full_forced"])
         said += (
             f"; {int(done['young']) + int(done['full'])} collections in idle moments, {waited} that could wait no "
             f"longer ({done['full_forced']} of everything), {done['collected']} objects freed"
         )
-    return Verified(frozen > 0 and off, said if off else "the automatic collector was still on")
+    return Verified(frozen > 0, said)
 
 
 FIX = Fix(
@@ -51,7 +43,7 @@ FIX = Fix(
     relief=0.9,
     gentle=True,
     risk="cyclic garbage that survives is freed later",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("gc", "the collector is frozen already"), _long_pauses),
+    sets={"gc": "freeze"},
     verify=_verify,
 )

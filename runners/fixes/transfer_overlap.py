@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.formatting import from_ns
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.model_facts import on_cpu
+from latfix.runners.fixes.shared.conditions import at_default, on_gpu
 
 
-def _obstacle(context: Context) -> str:
-    settings = context.settings
-    if on_cpu(context):
-        return "the model runs on the CPU: a batch is computed by whoever would prepare the next"
-    if settings.overlap:
-        return "batches overlap already"
-    if settings.batching != "fixed":
-        return f"batching is {settings.batching}: a batch that is taken ahead could not be joined any more"
-    if settings.routing != "pull" and settings.workers > 1:
+def _ends_not_needed(context: Context) -> str:
+    if context.settings.routing != "pull" and context.settings.workers > 1:
         return "routing weighs workers by when their batches end, which is not known of one that is taken ahead"
-    if waits := list(context.record.meta.get("device_waits") or ()):
-        return (
-            f"the model's code waits for the device (at {waits[0]}), and with it whoever would enqueue the next batch"
-        )
-    return "batches are limited by memory, of which two would be needed at once" if settings.memory_limit_mb else ""
+    return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    # From pageable memory the host waits for each copy, and nothing runs beside it.
-    return {"overlap": True, "pinned_staging": True}
+def _waits_for_device(context: Context) -> str:
+    waits = list(context.record.meta.get("device_waits") or ())
+    if not waits:
+        return ""
+    return f"the model's code waits for the device (at {waits[0]}), and with it whoever would enqueue the next batch"
 
 
 def _verify(applied: Applied) -> Verified:
     batches = applied.record.batches
-    ahead = batches["ahead_ns"][(batches["warmup"] == 0)]
+    ahead = batches["ahead_ns"][batches["warmup"] == 0]
     hidden = ahead[ahead > 0]
     if not len(hidden):
         return Verified(False, f"none of {len(ahead)} batches was full when the one before it computed")
@@ -51,7 +39,15 @@ FIX = Fix(
     relief=0.2,
     risk="two batches' memory at once; a request of high priority that comes after a full batch was taken waits for "
     "that one, too",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        on_gpu("the model runs on the CPU: a batch is computed by whoever would prepare the next"),
+        at_default("overlap", "batches overlap already"),
+        at_default("batching", "batching is {}: a batch that is taken ahead could not be joined any more"),
+        _ends_not_needed,
+        _waits_for_device,
+        at_default("memory_limit_mb", "batches are limited by memory, of which two would be needed at once"),
+    ),
+    # From pageable memory the host waits for each copy, and nothing runs beside it.
+    sets={"overlap": True, "pinned_staging": True},
     verify=_verify,
 )

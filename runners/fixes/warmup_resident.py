@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.tail_conditions import refusals
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, refusals
 from latfix.runners.host.privileges import lockable_bytes
 
 #: Lengths of a pause, in milliseconds, after which batches are compared with those after shorter ones.
@@ -74,9 +72,7 @@ def cold_after_ms(record: RunRecord) -> tuple[float, float] | None:
     return next((pause_ms, ratio) for pause_ms, ratio in ratios.items() if ratio >= enough)
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.keep_warm_ms:
-        return f"idle workers run an input of their own every {context.settings.keep_warm_ms:g} ms already"
+def _pauses_cost(context: Context) -> str:
     if cold_after_ms(context.record) is not None:
         return ""
     known = [(pause_ms, ratio) for pause_ms in _PAUSES_MS if (ratio := after_pauses(context.record, pause_ms))]
@@ -90,10 +86,10 @@ def _obstacle(context: Context) -> str:
     )
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     """Half the pause after which a worker is cold; memory is locked only where it was paged in during requests."""
     cold = cold_after_ms(context.record)
-    change: dict[str, Any] = {"keep_warm_ms": cold[0] / 2 if cold is not None else _PAUSES_MS[0]}
+    change: Change = {"keep_warm_ms": cold[0] / 2 if cold is not None else _PAUSES_MS[0]}
     memory = context.record.meta.get("memory", {})
     # Under any limit that address space may exceed, it would be refused when the process has started.
     if int(memory.get("major_faults", 0)) > 0 and lockable_bytes() is None:
@@ -102,10 +98,9 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
-    meta = applied.record.meta
+    meta, period = applied.record.meta, float(applied.settings.get("keep_warm_ms", 0.0))
     done = meta.get("residence", {})
     runs, failure = int(done.get("runs", 0)), str(done.get("failure", ""))
-    period = float(meta["settings"].get("keep_warm_ms", 0.0))
     if not runs or failure or not period:
         return Verified(False, f"no input of its own was run{f': {failure}' if failure else ''}")
     mean, longest = done["total_ns"] / runs / 1e6, done["longest_ns"] / 1e6
@@ -113,10 +108,10 @@ def _verify(applied: Applied) -> Verified:
         f"idle workers ran an input of {done['elements']} elements {runs} times, {mean:.3g} ms each and "
         f"{longest:.3g} at most; a request waited for {done['delayed']} of them"
     )
-    now, before = (after_pauses(record, 2 * period) for record in (applied.record, applied.without))
+    now, before = applied.both(lambda record: after_pauses(record, 2 * period))
     if now is not None and before is not None:
         said += f"; after a pause batches computed {now:.2f} times as long, {before:.2f} without"
-    if meta["settings"].get("lock_memory"):
+    if applied.settings.get("lock_memory"):
         locked = int(meta.get("memory", {}).get("locked_bytes", 0))
         said += f"; {locked / _MIB:,.0f} MiB locked"
         if not locked:
@@ -133,7 +128,10 @@ FIX = Fix(
     relief=0.4,
     gentle=True,
     risk="CPU time while idle, which counts beside busy neighbors; a model with state meets inputs that nobody sent",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("keep_warm_ms", "idle workers run an input of their own every {:g} ms already"),
+        _pauses_cost,
+    ),
+    sets=_sets,
     verify=_verify,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +99,31 @@ def lay_out(model: OpenedModel, rules: Mapping[str, InputRule]) -> Layout:
 
     :raises InputError: ``[inputs]`` contradicts the file, or neither says which dimension is the batch's.
     """
+    _check_names(model, rules)
+    ruled = {given.name: rules.get(given.name, InputRule()) for given in model.inputs}
+    axes = {given.name: _known_axes(given, ruled[given.name], model.file) for given in model.inputs}
+    declared, expressions = _declared(axes, rules)
+    batch = {given.name: _batch_axis(given, ruled[given.name], model, declared) for given in model.inputs}
+    batch_axes = {
+        name: known[at] for name, at in batch.items() if at is not None and (known := axes[name]) is not None
+    }
+    _check_batch_symbols(model.file, batch, batch_axes, expressions)
+    symbols = {axis.symbol for known in axes.values() for axis in known or () if axis.size is None}
+    varying = [axis for axis in batch_axes.values() if axis.size is None]
+    return Layout(
+        file=model.file,
+        inputs=tuple(
+            _input_layout(given, ruled[given.name], axes[given.name], batch[given.name], symbols, expressions, model)
+            for given in model.inputs
+        ),
+        expressions=expressions,
+        fixed_batch=_fixed_batch(batch_axes.values(), model.file),
+        least_batch=max((axis.least for axis in varying if axis.least > 1), default=0),
+        most_batch=min((axis.most for axis in varying if axis.most is not None), default=0),
+    )
+
+
+def _check_names(model: OpenedModel, rules: Mapping[str, InputRule]) -> None:
     names = [given.name for given in model.inputs]
     for name, rule in rules.items():
         if name not in names:
@@ -106,128 +131,213 @@ def lay_out(model: OpenedModel, rules: Mapping[str, InputRule]) -> Layout:
             advice = f"did you mean {near[0]!r}?" if near else "remove it"
             expected = f"one of {model.file.name}'s: {', '.join(names)}"
             raise InputError(f"{rule.where}: found input {name!r}; expected {expected}; {advice}")
-    axes = {given.name: _checked_axes(given, rules.get(given.name), model.file) for given in model.inputs}
-    expressions: dict[str, Expression] = {}
-    declared: set[str] = set()
-    for name, each in rules.items():
-        known = axes[name]
-        if known is not None and each.shape is not None:
-            _collect(expressions, declared, known, each, name)
-    batch = {given.name: _batch_axis(given, rules.get(given.name), model, declared) for given in model.inputs}
-    _check_batch_symbols(model, axes, batch, expressions)
-    plain = {axis.symbol for known in axes.values() for axis in known or () if axis.size is None}
-    inputs = []
-    for given in model.inputs:
-        known, rule, at = axes[given.name], rules.get(given.name, InputRule()), batch[given.name]
-        dtype = _dtype(given, rule, model.file)
-        check_values(given.name, dtype, given.rows, rule)
-        inputs.append(
-            InputLayout(
-                name=given.name,
-                dtype=dtype,
-                sizes=None
-                if known is None
-                else tuple(_size(axis, plain, expressions) for k, axis in enumerate(known) if k != at),
-                batch_axis=at,
-                rows=given.rows,
-                low=rule.low,
-                high=rule.high,
-                pad=rule.pad,
-            )
-        )
-    limits = [known[at] for name, at in batch.items() if at is not None and (known := axes[name]) is not None]
-    varying = [axis for axis in limits if axis.size is None]
-    return Layout(
-        file=model.file,
-        inputs=tuple(inputs),
-        expressions=expressions,
-        fixed_batch=_fixed_batch([(axes[name], at) for name, at in batch.items()], model.file),
-        least_batch=max((axis.least for axis in varying if axis.least > 1), default=0),
-        most_batch=min((axis.most for axis in varying if axis.most is not None), default=0),
+
+
+def _input_layout(
+    given: TensorInput,
+    rule: InputRule,
+    axes: tuple[Axis, ...] | None,
+    batch_axis: int | None,
+    symbols: set[str],
+    expressions: Mapping[str, Expression],
+    model: OpenedModel,
+) -> InputLayout:
+    if given.dtype is not None and rule.dtype is not None and given.dtype != rule.dtype:
+        raise InputError(f"{rule.where}: found {given.name} of {rule.dtype}; {model.file.name} takes {given.dtype}")
+    dtype = given.dtype or rule.dtype
+    check_values(given.name, dtype, given.rows, rule)
+    sizes = None
+    if axes is not None:
+        sizes = tuple(_size(axis, symbols, expressions) for k, axis in enumerate(axes) if k != batch_axis)
+    return InputLayout(
+        name=given.name,
+        dtype=dtype,
+        sizes=sizes,
+        batch_axis=batch_axis,
+        rows=given.rows,
+        low=rule.low,
+        high=rule.high,
+        pad=rule.pad,
     )
 
 
-def _dtype(given: TensorInput, rule: InputRule, file: Path) -> str | None:
-    if given.dtype is not None and rule.dtype is not None and given.dtype != rule.dtype:
-        raise InputError(f"{rule.where}: found {given.name} of {rule.dtype}; {file.name} takes {given.dtype}")
-    return given.dtype or rule.dtype
+# Which dimension is the batch's: the first of these rules that decides.
 
 
-def _checked_axes(given: TensorInput, rule: InputRule | None, file: Path) -> tuple[Axis, ...] | None:
+@dataclass(frozen=True, slots=True)
+class _BatchCase:
+    """An input whose batch dimension is looked for.
+
+    :param declared: symbols of dimensions that ``[inputs]`` calls the batch's, in whichever input.
+    :param others_vary: the first dimension of some input of the model varies.
+    """
+
+    rule: InputRule
+    axes: tuple[Axis, ...] | None
+    declared: Collection[str]
+    others_vary: bool
+
+    def first(self, fits: Callable[[Axis], bool]) -> int | None:
+        """The first variable dimension that fits."""
+        return next((k for k, axis in enumerate(self.axes or ()) if axis.size is None and fits(axis)), None)
+
+
+#: What a rule decides: a dimension, :data:`_NONE` for no batch dimension, ``None`` to leave it to the next rule.
+_Decision = int | None
+_NONE = -1
+
+
+def _by_inputs_table(case: _BatchCase) -> _Decision:
+    """``[inputs]`` gives the shape: the dimension called "batch", or none."""
+    if case.rule.shape is None:
+        return None
+    return next((k for k, size in enumerate(case.rule.shape) if is_batch(size)), _NONE)
+
+
+def _unknown_dimensions(case: _BatchCase) -> _Decision:
+    """Only the payload has dimensions, of one request each: they are stacked."""
+    return 0 if case.axes is None else None
+
+
+def _no_dimensions(case: _BatchCase) -> _Decision:
+    return None if case.axes else _NONE
+
+
+def _declared_elsewhere(case: _BatchCase) -> _Decision:
+    """It is as long as the batch of another input."""
+    return case.first(lambda axis: axis.symbol in case.declared)
+
+
+def _named_batch(case: _BatchCase) -> _Decision:
+    """The file names it so: ``batch_size``, ``N``."""
+    return case.first(lambda axis: _BATCH_NAME.fullmatch(axis.symbol) is not None)
+
+
+def _first_varies(case: _BatchCase) -> _Decision:
+    """The first one, unless its name is that of a length."""
+    first = (case.axes or ())[0]
+    if first.size is not None:
+        return None
+    return _NONE if first.symbol.isidentifier() and LENGTH_NAME.search(first.symbol) else 0
+
+
+def _shared_by_all(case: _BatchCase) -> _Decision:
+    """Others have a batch dimension; this one is the same for every request."""
+    return _NONE if case.others_vary else None
+
+
+def _batch_of_one(case: _BatchCase) -> _Decision:
+    """``(1, 3, 224, 224)``: exported with a batch of one."""
+    axes = case.axes or ()
+    return 0 if len(axes) > 1 and axes[0].size == 1 else None
+
+
+_BATCH_RULES: tuple[Callable[[_BatchCase], _Decision], ...] = (
+    _by_inputs_table,
+    _unknown_dimensions,
+    _no_dimensions,
+    _declared_elsewhere,
+    _named_batch,
+    _first_varies,
+    _shared_by_all,
+    _batch_of_one,
+)
+
+
+def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declared: Collection[str]) -> int | None:
+    """Which dimension of an input is the batch's; ``None`` for none.
+
+    :raises InputError: no rule decides.
+    """
+    others_vary = any(other.axes and other.axes[0].size is None for other in model.inputs)
+    case = _BatchCase(rule, given.axes, declared, others_vary)
+    for decide in _BATCH_RULES:
+        found = decide(case)
+        if found is not None:
+            return None if found == _NONE else found
+    axes, name = given.axes or (), given.name
+    rest = "".join(f", {axis.size}" if axis.size is not None else f', "{axis.symbol}"' for axis in axes[1:])
+    raise input_error(
+        model.file,
+        None,
+        f"{name} of {shown(axes)}, whose first dimension may be the batch or a part of every request",
+        "one of them in [inputs] of workload.toml",
+        f'write {name} = {{ shape = ["{BATCH}"{rest}] }} or {name} = {{ shape = [{axes[0].size}{rest}] }}',
+    )
+
+
+# What [inputs] says, held against the file.
+
+
+def _known_axes(given: TensorInput, rule: InputRule, file: Path) -> tuple[Axis, ...] | None:
     """Dimensions by the file, or by ``[inputs]`` where the file does not say, once they agree."""
-    shape = rule.shape if rule is not None else None
-    if shape is None or rule is None:
+    if rule.shape is None:
         return given.axes
     if given.axes is None:
         return tuple(
             Axis(symbol=f"{given.name}[{k}]") if isinstance(size, Expression) else Axis(size=size)
-            for k, size in enumerate(shape)
+            for k, size in enumerate(rule.shape)
         )
-    if len(shape) != len(given.axes):
+    if len(rule.shape) != len(given.axes):
         raise InputError(
-            f"{rule.where}: found {given.name} with {len(shape)} dimensions; {file.name} takes {len(given.axes)}: "
-            f"{shown(given.axes)}"
+            f"{rule.where}: found {given.name} with {len(rule.shape)} dimensions; {file.name} takes "
+            f"{len(given.axes)}: {shown(given.axes)}"
         )
-    merged = []
-    for k, (size, axis) in enumerate(zip(shape, given.axes, strict=True)):
-        if isinstance(size, Expression):
-            if axis.size is not None and not is_batch(size):
+    for k, (size, axis) in enumerate(zip(rule.shape, given.axes, strict=True)):
+        if wrong := _contradiction(size, axis):
+            found, limit = wrong
+            raise InputError(f"{rule.where}: found {found} for dimension {k} of {given.name}; {file.name} {limit}")
+    return given.axes
+
+
+def _contradiction(size: int | Expression, axis: Axis) -> tuple[str, str] | None:
+    """What ``[inputs]`` gives that a dimension of the file does not take, and what it takes."""
+    if isinstance(size, Expression):
+        fixed = axis.size is not None and not is_batch(size)
+        return (repr(size.source), f"fixes it at {axis.size}") if fixed else None
+    least, most = (axis.least, axis.most) if axis.size is None else (axis.size, axis.size)
+    if size >= least and (most is None or size <= most):
+        return None
+    return str(size), f"takes {least}" if least == most else f"takes {least} to {'any' if most is None else most}"
+
+
+def _declared(
+    axes: Mapping[str, Sequence[Axis] | None], rules: Mapping[str, InputRule]
+) -> tuple[set[str], dict[str, Expression]]:
+    """What ``[inputs]`` gives to symbols: which are the batch's, and the expressions of the others."""
+    batches: set[str] = set()
+    expressions: dict[str, Expression] = {}
+    for name, rule in rules.items():
+        for axis, size in zip(axes[name] or (), rule.shape or (), strict=False):
+            if axis.size is not None:
+                continue
+            if is_batch(size):
+                batches.add(axis.symbol)
+                continue
+            given = size if isinstance(size, Expression) else Expression.parse(str(size), rule.where)
+            earlier = expressions.setdefault(axis.symbol, given)
+            if earlier.source != given.source:
                 raise InputError(
-                    f"{rule.where}: found {size.source!r} for dimension {k} of {given.name}; "
-                    f"{file.name} fixes it at {axis.size}"
+                    f"{rule.where}: found {given.source!r} in {name} for a dimension that is as long as one of "
+                    f"another input, which is {earlier.source!r}; expected the same"
                 )
-            merged.append(axis)
-            continue
-        most = axis.most if axis.size is None else axis.size
-        least = axis.least if axis.size is None else axis.size
-        if size < least or (most is not None and size > most):
-            limits = f"{least}" if least == most else f"{least} to {'any' if most is None else most}"
-            raise InputError(
-                f"{rule.where}: found {size} for dimension {k} of {given.name}; {file.name} takes {limits}"
-            )
-        merged.append(axis)
-    return tuple(merged)
-
-
-def _collect(
-    expressions: dict[str, Expression], batches: set[str], axes: Sequence[Axis], rule: InputRule, name: str
-) -> None:
-    """What a rule gives to the symbols of an input's dimensions: expressions, or to be the batch's."""
-    for axis, size in zip(axes, rule.shape or (), strict=True):
-        if axis.size is not None:
-            continue
-        if is_batch(size):
-            batches.add(axis.symbol)
-            continue
-        given = size if isinstance(size, Expression) else Expression.parse(str(size), rule.where)
-        earlier = expressions.setdefault(axis.symbol, given)
-        if earlier.source != given.source:
-            raise InputError(
-                f"{rule.where}: found {given.source!r} in {name} for a dimension that is as long as one of another "
-                f"input, which is {earlier.source!r}; expected the same"
-            )
+    return batches, expressions
 
 
 def _check_batch_symbols(
-    model: OpenedModel,
-    axes: Mapping[str, Sequence[Axis] | None],
-    batch: Mapping[str, int | None],
-    expressions: Mapping[str, Expression],
+    file: Path, batch: Mapping[str, int | None], axes: Mapping[str, Axis], expressions: Mapping[str, Expression]
 ) -> None:
-    """See that no dimension is the batch's in one input and a part of every request in another."""
-    for name, at in batch.items():
-        known = axes[name]
-        if known is None or at is None or known[at].size is not None or known[at].symbol not in expressions:
-            continue
-        found = expressions[known[at].symbol].source
-        raise InputError(
-            f"{model.file}: found {found!r} in [inputs] for a dimension that is as long as dimension {at} of {name}, "
-            f'the batch; expected "{BATCH}" in both, or sizes in both'
-        )
+    """Refuse a dimension that is the batch's in one input and a part of every request in another."""
+    for name, axis in axes.items():
+        if axis.size is None and axis.symbol in expressions:
+            raise InputError(
+                f"{file}: found {expressions[axis.symbol].source!r} in [inputs] for a dimension that is as long as "
+                f'dimension {batch[name]} of {name}, the batch; expected "{BATCH}" in both, or sizes in both'
+            )
 
 
 def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule) -> None:
-    """See that an input can hold the values that a rule asks for.
+    """Check that an input can hold the values that a rule asks for.
 
     :param rows: of the table that they look up, where known.
     :raises InputError: it cannot.
@@ -248,6 +358,9 @@ def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule
             f"{rule.where}: found {name} with values from {low:.0f} to below {rule.high:.0f}; {why}: expected "
             f"low = {least} or more and high = {most} or less"
         )
+
+
+# The sizes of all other dimensions.
 
 
 def _size(axis: Axis, symbols: set[str], expressions: Mapping[str, Expression]) -> Size:
@@ -277,49 +390,8 @@ def _derived(symbol: str, symbols: set[str]) -> Expression | None:
     return expression if expression.names and set(expression.names) <= symbols else None
 
 
-def _batch_axis(given: TensorInput, rule: InputRule | None, model: OpenedModel, declared: set[str]) -> int | None:
-    """Which dimension of an input is the batch's: by ``[inputs]``, by its name, or the first one if that varies.
-
-    :param declared: symbols of dimensions that ``[inputs]`` calls the batch's, in whichever input.
-    """
-    if rule is not None and rule.shape is not None:
-        return next((k for k, size in enumerate(rule.shape) if is_batch(size)), None)
-    if given.axes is None:
-        return 0  # what the payload brings is one request's
-    if not given.axes:
-        return None
-    for k, axis in enumerate(given.axes):
-        if axis.size is None and axis.symbol in declared:
-            return k
-    for k, axis in enumerate(given.axes):
-        if axis.size is None and _BATCH_NAME.fullmatch(axis.symbol):
-            return k
-    first = given.axes[0]
-    if first.size is None:
-        return None if first.symbol.isidentifier() and LENGTH_NAME.search(first.symbol) else 0
-    if _some_batch_varies(model):
-        return None  # others have a batch dimension; this one is the same for all of them
-    if first.size == 1 and len(given.axes) > 1:
-        return 0
-    sizes = ", ".join(str(axis.size) if axis.size is not None else f'"{axis.symbol}"' for axis in given.axes[1:])
-    rest = f", {sizes}" if sizes else ""
-    raise input_error(
-        model.file,
-        None,
-        f"{given.name} of {shown(given.axes)}, whose first dimension may be the batch or a part of every request",
-        "one of them in [inputs] of workload.toml",
-        f'write {given.name} = {{ shape = ["{BATCH}"{rest}] }} or {given.name} = {{ shape = [{first.size}{rest}] }}',
-    )
-
-
-def _some_batch_varies(model: OpenedModel) -> bool:
-    return any(given.axes and given.axes[0].size is None for given in model.inputs)
-
-
-def _fixed_batch(axes: Sequence[tuple[tuple[Axis, ...] | None, int | None]], file: Path) -> int:
-    sizes = {
-        size for known, at in axes if known is not None and at is not None and (size := known[at].size) is not None
-    }
+def _fixed_batch(axes: Iterable[Axis], file: Path) -> int:
+    sizes = {axis.size for axis in axes if axis.size is not None}
     if len(sizes) > 1:
         raise input_error(file, None, f"batch dimensions of {' and '.join(map(str, sorted(sizes)))}", "one size")
     return sizes.pop() if sizes else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from latfix.formatting import shown
 from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import Fix
 from latfix.runners.optimize.fix_prediction import KEYS
 from latfix.runners.optimize.screening_decision import compare_windows
 
@@ -72,10 +73,10 @@ class Journal:
         write_json(self.folder / JOURNAL_FILE, document)
 
     @classmethod
-    def read(cls, folder: Path, known: Collection[str]) -> Journal:
+    def read(cls, folder: Path, known: Mapping[str, Fix]) -> Journal:
         """The journal in an optimization's folder, with the steps that are decided.
 
-        :param known: ids of the fixes that there are.
+        :param known: the fixes that there are, by id.
         :raises InputError: there is none, it or a record that it names cannot be read, or it holds what this latfix
             does not know: another version's, or an edited one.
         """
@@ -144,13 +145,12 @@ def _written(step: Step) -> dict[str, Any]:
     }
 
 
-def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Collection[str]) -> Step:
+def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Mapping[str, Fix]) -> Step:
     names = tuple((str(one), str(other)) for one, other in entry["pairs"])
     pairs = [(_record(file.parent, one), _record(file.parent, other)) for one, other in names]
-    return Step(
-        fix=_fix(entry["fix"], file, known),
-        status=_status(entry["status"]),
-        reason=str(entry["reason"]),
+    return _fix(entry["fix"], file, known).step(
+        _status(entry["status"]),
+        str(entry["reason"]),
         together=tuple(str(name) for name in entry["together"]),
         settings=validate_settings(entry["settings"], TomlFile(file), "settings"),
         accuracy=None if entry["accuracy"] is None else _number(entry["accuracy"]),
@@ -162,11 +162,11 @@ def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Collection[str
     )
 
 
-def _fix(name: object, file: Path, known: Collection[str]) -> str:
+def _fix(name: object, file: Path, known: Mapping[str, Fix]) -> Fix:
     if not isinstance(name, str) or name not in known:
         found = f"fix {shown(name)}, which this version of latfix does not know"
         raise InputError(f"{file}: found {found}; expected one of its fixes")
-    return name
+    return known[name]
 
 
 def _status(status: object) -> str:

@@ -29,14 +29,6 @@ from latfix.traffic.transforms import scale_time
 RESTARTS = 2
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
-#: What some fixes take before their first replay, seen on the samples: compiling, converting and comparing. That of
-#: TensorRT is a guess: it has not been seen yet.
-_COMPILING_S = 90.0
-_MAKING_S = {"fuse.compile": _COMPILING_S, "fuse.onnxruntime": 10.0, "fuse.openvino": 10.0, "fuse.tensorrt": 120.0}
-#: Fixes that come compiled on a GPU.
-_COMPILED_ON_GPU = ("quantize.int8_dynamic", "quantize.int8_excluded", "quantize.fp8_dynamic")
-#: Most seconds for finding the layers that accuracy hangs on.
-_SENSITIVITY_S = 60.0
 #: How fast an arm is sent the windows that nobody times.
 _SETTLING_SPEED = 2.0
 #: One measurement of an arm's pace; four are made, two of each arm.
@@ -196,22 +188,10 @@ class Bench:
         """The largest loss of the score that the workload allows."""
         return self.spec.objective.max_accuracy_drop
 
-    def sensitivity(self, settings: RunnerSettings, precision: str) -> Mapping[str, Any]:
-        """Which layers must keep their precision, measured in a process of its own."""
-        arm = self.lone_arm("sensitivity", settings, ())
-        budget_s = max(min(_SENSITIVITY_S, self.left_s() / 6), 5.0)
-        try:
-            told = arm.ask(
-                "sensitivity",
-                folder=str(self.baseline.folder),
-                precision=precision,
-                max_drop=self.max_drop,
-                budget_s=budget_s,
-            )
-        finally:
-            arm.close()
-        found: Mapping[str, Any] = told["sensitivity"]
-        return found
+    @property
+    def search_folder(self) -> Path:
+        """Where the records of the search lie."""
+        return self.out / SEARCH_FOLDER
 
     @property
     def reference(self) -> Path:
@@ -332,7 +312,7 @@ class Bench:
 
     def _window_folder(self, name: str) -> Path:
         # A search that was killed and goes on counts from its journal: a window of that number may lie there, half.
-        return new_folder(self.out / SEARCH_FOLDER / name)
+        return new_folder(self.search_folder / name)
 
     def step_s(self, fixes: list[Fix]) -> float:
         """About how long it takes to try some fixes together."""
@@ -372,9 +352,8 @@ class Bench:
         return any(arm.profiled for arm in self._arms)
 
     def _making_s(self, fix: Fix) -> float:
-        if fix.id in _COMPILED_ON_GPU and self.baseline.meta.get("device", "cpu") != "cpu":
-            return self._made_s.get(fix.id, _COMPILING_S)
-        return self._made_s.get(fix.id, _MAKING_S.get(fix.id, 0.0))
+        device = str(self.baseline.meta.get("device", "cpu"))
+        return self._made_s.get(fix.id, fix.seconds_to_make(device))
 
     def final_s(self, rounds: int) -> float:
         """About how long so many rounds of the final replay take."""

@@ -189,7 +189,7 @@ class Optimizer:
                     base.accuracy = outcome.accuracy
                 base = search.ladder(base)
                 outcome.layers = search.layers
-                base = search.tune(base)
+                base = search.propose(base)
                 search.leave_one_out(base)
                 if why := self._bench.room.alone:
                     outcome.notes.append(
@@ -254,7 +254,7 @@ class Optimizer:
         return self._outcome(record, diagnosis, score, kind), journal
 
     def _resumed(self) -> tuple[Outcome, Journal]:
-        bench, journal = self._bench, Journal.read(self._out, {fix.id for fix in FIXES})
+        bench, journal = self._bench, Journal.read(self._out, {fix.id: fix for fix in FIXES})
         journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)

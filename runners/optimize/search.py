@@ -9,14 +9,10 @@ from functools import partial
 from typing import Any
 
 from latfix.errors import LatfixError
-from latfix.profilers.allocator_lab.recommend import Choice
-from latfix.profilers.forecast.parameter_search import Numbers, Proposal, Split, propose, splits
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization_step import Step
 from latfix.results.skipped_fixes import BUDGET
 from latfix.runners.fixes import Context, Fix
-from latfix.runners.fixes.shared.device_memory_facts import no_trouble
-from latfix.runners.optimize.allocation_replay import recorded_choice
 from latfix.runners.optimize.compute_scout import Scout
 from latfix.runners.optimize.fix_prediction import Predictor, Standing
 from latfix.runners.optimize.measurement import Bench
@@ -25,20 +21,11 @@ from latfix.runners.optimize.trial import KNOWN_GAIN, Change, Trials, no_gain_by
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
 
-#: Numbers are tuned when all else is decided; after so many refusals it ends.
-_TUNE = "batch.tune"
-_MOST_TUNINGS = 3
-#: Quantizing all layers; and all but those that the accuracy hangs on, once that is known.
-_WHOLE, _PART = "quantize.int8_dynamic", "quantize.int8_excluded"
-#: The allocator's settings, by what the service allocates.
-_BY_HISTORY = "memory.device_allocator"
-
 
 class Search:
     """Tries fixes on a bench.
 
-    :ivar layers: what measuring the layers told (:class:`layer_sensitivity.Sensitivity`); empty where none
-        was needed.
+    :ivar found: by fix, what its set-up or the last of its proposals found.
 
     :param original: the accuracy of the first settings.
     :param fixes: those that may be tried, of ``catalogue``.
@@ -66,12 +53,11 @@ class Search:
     ) -> None:
         self._bench = bench
         self._diagnosis = diagnosis
-        self._proposal: Proposal | None = None
-        self._memory_choice: Choice | None = None
-        self.layers: Mapping[str, Any] = layers or {}
+        self._catalogue = {fix.id: fix for fix in catalogue}
+        recorded = [fix.id for fix in catalogue if fix.set_up is not None and fix.set_up.recorded]
+        self.found: dict[str, Any] = dict.fromkeys(recorded, layers) if layers else {}
         self._predictor = predictor
         self._fixes = list(fixes)
-        self._by_id = {fix.id: fix for fix in catalogue}
         self._trials = trials
         self._reserved_s = reserved_s
         self._note = note
@@ -84,6 +70,12 @@ class Search:
         self._replayed = alone + len({step.together for step in self.steps if step.together})
 
     @property
+    def layers(self) -> Mapping[str, Any]:
+        """The finding that the journal keeps (:class:`latfix.runners.fixes.fix.SetUp`); empty without one."""
+        recorded = (fix.id for fix in self._catalogue.values() if fix.set_up is not None and fix.set_up.recorded)
+        return next((self.found[name] for name in recorded if name in self.found), {})
+
+    @property
     def kept(self) -> list[Step]:
         """The steps that stand, in the order in which they were taken."""
         return [step for step in self.steps if step.status == "kept"]
@@ -93,7 +85,7 @@ class Search:
         standing = self.first
         for step in kept:
             compute = None if step.prediction is None else step.prediction.compute
-            standing = standing.with_fix(self._by_id[step.fix], step.settings, compute)
+            standing = standing.with_fix(self._catalogue[step.fix], step.settings, compute)
         return standing
 
     def foretold(self, last: Standing) -> Mapping[str, float]:
@@ -107,9 +99,8 @@ class Search:
         What fixes promise is asked anew whenever something was kept.
         """
         tried = {step.fix for step in self.steps}
-        self._find_layers(base)
-        self._find_setting(base)
-        left = [fix for fix in self._fixes if fix.id not in tried and fix.id != _TUNE]
+        self._set_up(base)
+        left = [fix for fix in self._fixes if fix.id not in tried and fix.proposals is None]
         alone: set[str] = set()
         self._look(left, base)
         groups = self._groups(left, alone, base)
@@ -126,8 +117,7 @@ class Search:
             for step in steps:
                 self.steps.append(step)
                 self._note(step)
-            self._find_layers(base)
-            self._find_setting(base)
+            self._set_up(base)
             if candidate is not None:
                 base.close()
                 base = candidate
@@ -145,90 +135,52 @@ class Search:
         applicable = [(fix, fix.change(context)) for fix in fixes if not fix.obstacle(context)]
         self._scout.look(applicable, base, self._bench.left_s() - self._reserved_s())
 
-    def tune(self, base: Arm) -> Arm:
-        """Look for better numbers than the standing ones; each proposal that a replay refuses leads to another.
+    def propose(self, base: Arm) -> Arm:
+        """Try the fixes that follow all others: each of their proposals that a replay refuses leads to another.
 
         Returns the last arm.
         """
-        fix = next((each for each in self._fixes if each.id == _TUNE), None)
-        if fix is None or any(step.fix == _TUNE for step in self.steps):
-            return base
-        now, forecast = self.standing(self.kept), self._predictor.forecast
-        paces = {} if forecast is None or self._out_of_budget([]) else self._paces(base)
-        refused: list[Numbers] = []
-        for _ in range(_MOST_TUNINGS):
-            if forecast is not None:
-                self._proposal = propose(forecast, now.serving, base.settings, paces=paces, refused=refused)
+        tried = {step.fix for step in self.steps}
+        for fix in self._fixes:
+            if fix.proposals is not None and fix.id not in tried:
+                base = self._first_kept(fix, base)
+        return base
+
+    def _first_kept(self, fix: Fix, base: Arm) -> Arm:
+        assert fix.proposals is not None
+        earlier: Step | None = None
+        for found in fix.proposals(self._bench, base, self._context(base), not self._out_of_budget([])):
+            self.found[fix.id] = found
             (step,), candidate = self._try([fix], base)
-            earlier = [each for each in self.steps if each.fix == _TUNE]
-            if step.status == "skipped" and earlier:
+            if step.status == "skipped" and earlier is not None:
                 break
-            step = replace(step, reason=f"{said}: {step.reason}") if (said := _numbers_said(step)) else step
-            if earlier:
-                step = replace(step, reason=f"{step.reason}; before that, {earlier[0].reason}")
-                self.steps.remove(earlier[0])
+            if words := ", ".join(f"{name} = {value:g}" for name, value in step.settings.items()):
+                step = replace(step, reason=f"{words}: {step.reason}")
+            if earlier is not None:
+                step = replace(step, reason=f"{step.reason}; before that, {earlier.reason}")
+                self.steps.remove(earlier)
             self.steps.append(step)
             self._note(step)
             if candidate is not None:
                 base.close()
                 return candidate
-            if self._proposal is None or step.status == "skipped":
+            if step.status == "skipped":
                 break
-            refused.append(self._proposal.numbers)
+            earlier = step
         return base
 
-    def _paces(self, base: Arm) -> dict[Split, tuple[float, float]]:
-        """How compute changes with other ways to share the cores, measured; those that do not run are left out."""
-        if self._bench.baseline.meta.get("device", "cpu") != "cpu":
-            return {}
-        found: dict[Split, tuple[float, float]] = {}
-        settings = base.settings
-        for workers, threads in splits(self._cores, (settings.workers, settings.intra_op_threads)):
-            other = settings.with_overrides({"workers": workers, "intra_op_threads": threads})
-            arm = self._bench.arm(f"pace-{workers}x{threads}", other, base.fixes)
-            try:
-                change = self._bench.compute_change(base, arm)
-            except LatfixError:  # what does not run is no proposal; the base failing is told by the next replay
-                change = None
-            arm.close()
-            if change is not None:
-                found[workers, threads] = change
-        return found
-
-    @property
-    def _cores(self) -> int:
-        return int(self._bench.baseline.meta.get("machine", {}).get("cores", 1))
-
-    def _find_layers(self, base: Arm) -> None:
-        """Where quantizing all layers cost too much accuracy: measure which of them it hangs on, once."""
-        whole = next((step for step in self.steps if step.fix == _WHOLE), None)
-        refused = whole is not None and whole.status == "rejected" and whole.scored and whole.comparison is None
-        wanted = any(fix.id == _PART for fix in self._fixes) and not any(step.fix == _PART for step in self.steps)
-        if self.layers or not (refused and wanted) or self._out_of_budget([]):
-            return
-        try:
-            self.layers = self._bench.sensitivity(base.settings, "int8_dynamic")
-        except LatfixError as error:  # then there is no such choice, and its fix says so
-            self.layers = {"reason": error.message}
-
-    def _find_setting(self, base: Arm) -> None:
-        """Where the device's memory costs time: replay what the service allocates under other settings, once."""
-        wanted = any(fix.id == _BY_HISTORY for fix in self._fixes) and all(s.fix != _BY_HISTORY for s in self.steps)
-        if not wanted or self._memory_choice is not None or self._out_of_budget([]):
-            return
-        if no_trouble(self._context(base)):
-            return
-        try:
-            self._memory_choice = recorded_choice(self._bench, base)
-        except LatfixError as error:
-            self._memory_choice = Choice(said=error.message)
-        self._say(f"{_BY_HISTORY}: {self._memory_choice.said}")
-
-    @property
-    def _sensitivity(self) -> dict[str, float] | None:
-        if not self.layers:
-            return None
-        return {str(name): float(effect) for name, effect in self.layers.get("keep", {}).items()}
+    def _set_up(self, base: Arm) -> None:
+        """Measure, once each, what fixes must know before they can be decided."""
+        decided = {step.fix for step in self.steps}
+        for fix in self._fixes:
+            wanted = fix.set_up is not None and fix.id not in decided and fix.id not in self.found
+            if not wanted or fix.set_up is None or self._out_of_budget([]):
+                continue
+            if not fix.set_up.due(self._context(base)):
+                continue
+            found = self.found[fix.id] = fix.set_up.measure(self._bench, base)
+            if words := fix.set_up.shown(found):
+                self._say(f"{fix.id}: {words}")
 
     def leave_one_out(self, base: Arm) -> Arm:
         """Take each kept fix out once: what does the service with all of them gain by it, beside the others?
@@ -239,11 +191,11 @@ class Search:
             if len(self.kept) < 2 or self._out_of_budget([]):
                 break
             others = [each for each in self.kept if each.fix != step.fix]
-            if self._by_id[step.fix].cold:  # what it does is seen on fresh processes only, where it was judged
+            if self._catalogue[step.fix].cold:  # what it does is seen on fresh processes only, where it was judged
                 continue
             settings = self.standing(others).settings
             self._replayed += 1
-            ids, alone = tuple(each.fix for each in others), self._bench.room.alone_with([self._by_id[step.fix]])
+            ids, alone = tuple(each.fix for each in others), self._bench.room.alone_with([self._catalogue[step.fix]])
             without = self._bench.arm(f"without-{step.fix}", settings, ids, alone=alone)
             run = partial(self._bench.screen, without, base, [], cold=False, look=False, made=without)
             try:
@@ -289,8 +241,9 @@ class Search:
             change = {} if fix.obstacle(context) else fix.change(context)
             compute = self._scout.found.get(fix.id)
             promise[fix.id] = self._predictor.promise(now, fix, change, self._diagnosis, compute) if change else 0.0
-        if _WHOLE in promise and _PART in promise:  # which layers it spares is known once the whole was refused
-            promise[_PART] = promise[_WHOLE] - 1e-9
+        for fix in fixes:
+            if fix.after in promise:
+                promise[fix.id] = promise[fix.after] - 1e-9
         wanted = sorted(fixes, key=lambda fix: -promise[fix.id])
         room = self._bench.left_s() - self._reserved_s()
         if self._trials is None and sum(self._bench.step_s([fix]) for fix in wanted) <= room:
@@ -307,13 +260,12 @@ class Search:
             record=baseline,
             diagnosis=self._diagnosis,
             default_collate=bool(self._bench.ready(base)["default_collate"]),
-            cores=self._cores,
+            cores=int(baseline.meta.get("machine", {}).get("cores", 1)),
             forecast=self._predictor.forecast,
             serving=self.standing(self.kept).serving,
             latest=base.latest,
-            sensitivity=self._sensitivity,
-            proposal=self._proposal,
-            memory_choice=self._memory_choice,
+            steps=self.steps,
+            found=self.found,
         )
 
     def _out_of_budget(self, fixes: list[Fix]) -> str:
@@ -335,9 +287,7 @@ class Search:
         settings, applied, steps = base.settings, list[tuple[Fix, Change]](), list[Step]()
         for fix in group:
             if obstacle := fix.obstacle(self._context(base)):
-                if fix.id == _PART and self.layers.get("reason"):
-                    obstacle += f": {self.layers['reason']}"
-                steps.append(Step(fix=fix.id, status="skipped", reason=obstacle))
+                steps.append(fix.step("skipped", obstacle))
                 continue
             context = self._context(base, settings)
             if applied and fix.obstacle(context):
@@ -349,7 +299,7 @@ class Search:
             return steps, None
         refusal = self._out_of_budget([fix for fix, _ in applied]) or self._hopeless(applied)
         if refusal:
-            return [*steps, *(Step(fix=fix.id, status="skipped", reason=refusal) for fix, _ in applied)], None
+            return [*steps, *(fix.step("skipped", refusal) for fix, _ in applied)], None
         tried, candidate = self._run(applied, settings, base, self.standing(self.kept))
         # A group counts once; steps are replaced and taken apart, so that they do not tell afterwards.
         self._replayed += any(step.comparison is not None for step in tried)
@@ -369,11 +319,6 @@ class Search:
 def bench_settings(bench: Bench) -> RunnerSettings:
     """The settings that the baseline ran with."""
     return RunnerSettings(**bench.baseline.meta["settings"])
-
-
-def _numbers_said(step: Step) -> str:
-    """The numbers that were tried, in words; empty where none were."""
-    return ", ".join(f"{name} = {value:g}" for name, value in step.settings.items())
 
 
 def _realized(step: Step) -> float:

@@ -96,14 +96,14 @@ class Trials:
         same: dict[str, Any] = {"accuracy": candidate.accuracy, "together": together, "scored": scored}
         enough, said = judge(scored, self._original, self._bench.max_drop) if scored else (True, "")
         if not enough:
-            return [Step(fix=fix.id, status="rejected", reason=said, settings=way, **same) for fix, way in applied]
+            return [fix.step("rejected", said, settings=way, **same) for fix, way in applied]
         prediction = self._foretold(applied, base, candidate, now)
         if fixes[0].compute != 1.0 and (no_gain := no_gain_by_forecast(prediction, _COMPUTE_GAIN)):
             # What it is meant to change is the compute, and that was measured.
             scale = "" if prediction is None or prediction.compute is None else f"x{prediction.compute[1]:.2f}"
             reason = f"the same batches take {scale} as long; {no_gain}" if scale else no_gain
             (fix, way), *_ = applied
-            return [Step(fix=fix.id, status="no_gain", reason=reason, settings=way, prediction=prediction, **same)]
+            return [fix.step("no_gain", reason, settings=way, prediction=prediction, **same)]
         pairs, status, reason = self._screened(fixes, base, candidate)
         if scored:
             reason = f"{reason}; {said}"
@@ -120,18 +120,11 @@ class Trials:
         steps = []
         for fix, way in applied:
             verified = fix.verify(seen)
-            judged, why = (
-                (status, reason)
-                if verified.effective
-                else (
-                    "not_effective",
-                    f"it did not take effect: {verified.evidence}",
-                )
-            )
-            step = Step(
-                fix=fix.id,
-                status=judged,
-                reason=why,
+            judged = (status, reason)
+            if not verified.effective:
+                judged = ("not_effective", f"it did not take effect: {verified.evidence}")
+            step = fix.step(
+                *judged,
                 settings=way,
                 comparison=comparison,
                 prediction=prediction,
@@ -169,7 +162,7 @@ class Trials:
 
 def _did_not_run(applied: list[tuple[Fix, Change]], status: str, reason: str) -> list[Step]:
     group = tuple(fix.id for fix, _ in applied) if len(applied) > 1 else ()
-    return [Step(fix=fix.id, status=status, reason=reason, settings=way, together=group) for fix, way in applied]
+    return [fix.step(status, reason, settings=way, together=group) for fix, way in applied]
 
 
 def no_gain_by_forecast(predicted: Prediction | None, enough: float) -> str:

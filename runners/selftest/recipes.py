@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -251,8 +250,3 @@ NOT_INJECTABLE: Mapping[str, str] = {
     "gpu.contention": "the self-test's service computes on the CPU",
     "observer": "latfix does not slow itself down on purpose",
 }
-
-
-def log_of(folder: Path) -> Path:
-    """The faults' log of a case kept in ``folder``."""
-    return folder / "faults.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import platform
@@ -13,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError
+from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.profilers.diagnose import diagnose
 from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.run_session import Interrupted
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.selftest.case import Case
-from latfix.runners.selftest.faults.cpu_use import ProcessorUse
 from latfix.runners.selftest.faults.fault_log import read_faults
 from latfix.runners.selftest.ground_truth import find_truth
 from latfix.runners.selftest.plan import not_injectable
-from latfix.runners.selftest.run_case import CASE_FILE, Kept, Pace, load_kept, measure_pace, run_case
+from latfix.runners.selftest.run_case import CASE_FILE, Kept, Pace, ProcessorUse, load_kept, measure_pace, run_case
 from latfix.runners.selftest.score import least_ms, score_case
 from latfix.runners.selftest.scoreboard import make_scoreboard
 from latfix.statistics.latency_summary import summarize_ms
@@ -119,12 +118,6 @@ def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
 
 def machine() -> dict[str, Any]:
     """What this machine is, as far as it can be told without the framework, and the date."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     today = datetime.date.today().isoformat()
-    return {"date": today, "cpu": model, "cores": usable, "os": f"{platform.system()} {platform.release()}"}
+    return {"date": today, "cpu": cpu_model(), "cores": usable, "os": f"{platform.system()} {platform.release()}"}

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,10 +30,9 @@ from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.selftest.case import CLEAN_START, INTENSITIES, ITEMS, Case, Draft, steady_gaps
 from latfix.runners.selftest.faults.cpu_hogs import Hogs
 from latfix.runners.selftest.faults.cpu_quota import Quota
-from latfix.runners.selftest.faults.cpu_use import ProcessorUse
-from latfix.runners.selftest.faults.fault_log import LOG_VARIABLE, FaultLog
+from latfix.runners.selftest.faults.fault_log import LOG_FILE, LOG_VARIABLE, FaultLog
 from latfix.runners.selftest.plan import make_case
-from latfix.runners.selftest.recipes import RECIPES, log_of
+from latfix.runners.selftest.recipes import RECIPES
 
 SERVICE = Path(__file__).resolve().parent / "service"
 CASE_FILE, RECORD = "case.json", "record"
@@ -74,7 +75,39 @@ class Kept:
     @property
     def log(self) -> Path:
         """The injectors' log."""
-        return log_of(self.folder)
+        return self.folder / LOG_FILE
+
+
+class ProcessorUse:
+    """How much of the machine others use while this object lives."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._busy, self._own = _busy_s(), _own_s()
+
+    def neighbors(self) -> float | None:
+        """Share of all cores since the start; ``None`` where the system does not tell."""
+        busy = _busy_s()
+        if busy is None or self._busy is None:
+            return None
+        wall = max(time.monotonic() - self._began, 1e-3) * (os.cpu_count() or 1)
+        return min(max((busy - self._busy - (_own_s() - self._own)) / wall, 0.0), 1.0)
+
+
+def _busy_s() -> float | None:
+    """Seconds that all cores of this machine were busy so far."""
+    try:
+        fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, interrupts, soft = (int(field) for field in fields[:7])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Seconds of processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def draft_case(case: Case, typical_ms: float) -> Draft:

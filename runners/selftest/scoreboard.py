@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from latfix.cause_catalogue import UNEXPLAINED
@@ -63,7 +63,7 @@ def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
         _at_least("recall", "there and named (recall)", share(c in k.named for c, k in present), RECALL),
         _request_errors(cases),
         _coverage(share(held)),
-        _alarms("false_alarms", "false alarms in quiet runs", share(bool(case.alarms) for case in quiet)),
+        _alarms(share(bool(case.alarms) for case in quiet)),
         _unlisted(cases),
         _conservation(cases),
     )
@@ -102,41 +102,31 @@ def _tops(cases: Sequence[CaseScore], group: str) -> Share:
     return share(case.top_right for case in cases if case.group == group and case.top_right is not None)
 
 
+def _of_cases(id: str, words: str, found: Share, bar: str, met: Callable[[float], bool | None]) -> Measure:
+    return Measure(
+        id=id,
+        words=words,
+        value=found.value,
+        interval=found.ci95 if found.of else None,
+        count=found.of,
+        bar=bar,
+        met=None if found.value is None else met(found.value),
+    )
+
+
 def _at_least(id: str, words: str, found: Share, bar: float) -> Measure:
-    return Measure(
-        id=id,
-        words=words,
-        value=found.value,
-        interval=found.ci95 if found.of else None,
-        count=found.of,
-        bar=f"≥ {100 * bar:g} %",
-        met=None if found.value is None else found.value >= bar,
-    )
+    return _of_cases(id, words, found, f"≥ {100 * bar:g} %", lambda value: value >= bar)
 
 
-def _alarms(id: str, words: str, found: Share) -> Measure:
-    return Measure(
-        id=id,
-        words=words,
-        value=found.value,
-        interval=found.ci95 if found.of else None,
-        count=found.of,
-        bar="≤ 5 %",
-        met=None if found.value is None else found.value <= MOST_ALARMS,
-    )
+def _alarms(found: Share) -> Measure:
+    words = "false alarms in quiet runs"
+    return _of_cases("false_alarms", words, found, "≤ 5 %", lambda value: value <= MOST_ALARMS)
 
 
 def _coverage(found: Share) -> Measure:
     low, high = COVERAGE
-    return Measure(
-        id="coverage",
-        words="intervals that hold the truth",
-        value=found.value,
-        interval=found.ci95 if found.of else None,
-        count=found.of,
-        bar=f"{100 * low:g}–{100 * high:g} %",
-        met=_covers(found),
-    )
+    bar = f"{100 * low:g}–{100 * high:g} %"
+    return _of_cases("coverage", "intervals that hold the truth", found, bar, lambda _: _covers(found))
 
 
 def _covers(found: Share) -> bool | None:

@@ -1,1 +1,5 @@
-"""Batch size, window, padding and who shares a batch."""
+"""``batch.*``: how large batches get, how long they stay open, and who shares one."""
+
+from latfix.runners.fixes.batch import adaptive, bucket, continuous, size, tune, window
+
+__all__ = ["adaptive", "bucket", "continuous", "size", "tune", "window"]

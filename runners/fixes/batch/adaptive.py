@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.queue_evidence import little_to_wait_for, series_range
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, batches_shared, wait_for_batch
+from latfix.runners.fixes.shared.run_evidence import open_ms, series_range
 from latfix.stages import Status
 
 #: Without an objective: so many times what a request takes that does not wait.
 _QUIET_TIMES = 2.0
 #: The usual range of the window; a service whose window is shorter keeps that.
 _LEAST_MS, _MOST_MS = 10.0, 100.0
-
-
-def _obstacle(context: Context) -> str:
-    settings = context.settings
-    if settings.batching != "fixed":
-        return f"batching is {settings.batching} already"
-    if settings.max_batch_size == 1:
-        return "requests run one by one (max_batch_size = 1), so there is nothing to move"
-    return little_to_wait_for(context.record)
 
 
 def _target_ms(context: Context) -> float:
@@ -36,7 +26,7 @@ def _target_ms(context: Context) -> float:
     return max(round(_QUIET_TIMES * float(np.median(own)) / 1e6, 3), 0.001)
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     window = context.settings.batch_window_ms
     return {
         "batching": "adaptive",
@@ -53,11 +43,11 @@ def _verify(applied: Applied) -> Verified:
     fixed = applied.without.meta["settings"]
     moved = size[0] < size[1] or window[0] < window[1]
     other = size[1] != float(fixed["max_batch_size"]) or window[1] != float(fixed["batch_window_ms"])
+    sizes, opened = applied.both(_mean_size), applied.both(open_ms)
     said = (
         f"the limit went from {size[0]:.0f} to {size[1]:.0f} requests and the window from {window[0]:.3g} to "
-        f"{window[1]:.3g} ms; batches held {_mean_size(applied.record):.3g} requests and stayed open for "
-        f"{_open_ms(applied.record):.3g} ms on average, {_mean_size(applied.without):.3g} and "
-        f"{_open_ms(applied.without):.3g} ms without"
+        f"{window[1]:.3g} ms; batches held {sizes[0]:.3g} requests and stayed open for "
+        f"{opened[0]:.3g} ms on average, {sizes[1]:.3g} and {opened[1]:.3g} ms without"
     )
     return Verified(moved or other, said if moved or other else f"the controller moved nothing: {said}")
 
@@ -67,11 +57,6 @@ def _mean_size(record: RunRecord) -> float:
     return float(sizes.mean()) if len(sizes) else 0.0
 
 
-def _open_ms(record: RunRecord) -> float:
-    held = record.batches["close_ns"] - record.batches["open_ns"]
-    return float(held.mean()) / 1e6 if len(held) else 0.0
-
-
 FIX = Fix(
     id="batch.adaptive",
     title="let latency move the batches' size and window",
@@ -79,7 +64,11 @@ FIX = Fix(
     relief=0.3,
     risk="it takes some batches to follow a change of load",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("batching", "batching is {} already"),
+        batches_shared("requests run one by one (max_batch_size = 1), so there is nothing to move"),
+        wait_for_batch,
+    ),
+    sets=_sets,
     verify=_verify,
 )

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from latfix.queueing.length_buckets import alike, padding_share
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, batches_shared
 from latfix.runners.fixes.shared.queue_evidence import lengths
 
 _LITTLE = 0.02
@@ -71,24 +72,20 @@ def _spread(record: RunRecord) -> float:
     return float(np.mean(top[shared] / mean[shared])) if shared.any() else 1.0
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.max_batch_size == 1:
-        return "requests run one by one, so none waits for a longer one in its batch"
-    if context.settings.batch_order == "length":
-        return "batches are ordered by length already"
+def _unlike_requests(context: Context) -> str:
     padding = padding_share(context.record.batches)
     if padding < _LITTLE and not bucket_key(context.record):
         return f"only {padding:.1%} of the batches is padding, and no feature tells how long a request takes"
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     return {"batch_order": "length", "batch_key": bucket_key(context.record)}
 
 
 def _verify(applied: Applied) -> Verified:
     """That padding fell between two replays may be chance; that no batch is mixed any more is not."""
-    key = applied.record.meta["settings"].get("batch_key", "")
+    key = applied.settings.get("batch_key", "")
     without = _by_key(applied.without, key) if key else applied.without
     now, before = mixed_share(applied.record), mixed_share(without)
     said = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"
@@ -114,7 +111,11 @@ FIX = Fix(
     relief=0.6,
     risk="smaller batches where lengths differ widely",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        batches_shared("requests run one by one, so none waits for a longer one in its batch"),
+        at_default("batch_order", "batches are ordered by length already"),
+        _unlike_requests,
+    ),
+    sets=_sets,
     verify=_verify,
 )

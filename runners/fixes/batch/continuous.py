@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from latfix.results.worker_summary import workers_of
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.queue_evidence import little_to_wait_for, workers_of
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, wait_for_batch
 
 #: Requests that share a step where the workload's settings name no number.
 _PLACES = 8
@@ -20,21 +19,18 @@ def works_in_steps(record: RunRecord) -> bool:
     return any(isinstance(detail, dict) and detail.get("steps") is True for detail in notes)
 
 
-def _obstacle(context: Context) -> str:
-    settings = context.settings
-    if settings.batching == "continuous":
-        return "batching is continuous already"
-    if not works_in_steps(context.record):
-        return "the model does not work in steps (it has no start, done, step, join and leave)"
-    if settings.memory_limit_mb:
-        return f"batches are kept below {settings.memory_limit_mb} MB, which requests that join could not be"
-    if settings.backend != "torch":
-        return f"with backend = {settings.backend!r} the model runs whole"
-    return little_to_wait_for(context.record)
+def _not_yet(context: Context) -> str:
+    return "batching is continuous already" if context.settings.batching == "continuous" else ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    change: dict[str, Any] = {"batching": "continuous", "batch_window_ms": 0.0}
+def _steps(context: Context) -> str:
+    if works_in_steps(context.record):
+        return ""
+    return "the model does not work in steps (it has no start, done, step, join and leave)"
+
+
+def _sets(context: Context) -> Change:
+    change: Change = {"batching": "continuous", "batch_window_ms": 0.0}
     if context.settings.max_batch_size > 1:
         return change
     # One by one may have been the best that whole batches could do; here nobody waits for the longest.
@@ -59,11 +55,10 @@ def joined(record: RunRecord) -> tuple[int, int]:
 
 
 def _verify(applied: Applied) -> Verified:
-    now, served = joined(applied.record)
-    before, _ = joined(applied.without)
+    (now, served), (before, _) = applied.both(joined)
     sizes = applied.record.batches["size"]
     shared = float(sizes.mean()) if len(sizes) else 0.0
-    continuous = applied.record.meta["settings"].get("batching") == "continuous"
+    continuous = applied.settings.get("batching") == "continuous"
     return Verified(
         continuous and now > before,
         f"{now} of {served} requests joined others between two steps, {before} without; {shared:.3g} shared a step "
@@ -79,7 +74,13 @@ FIX = Fix(
     relief=0.9,
     risk="reading a new prompt holds up answers under way",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        _not_yet,
+        _steps,
+        at_default("memory_limit_mb", "batches are kept below {} MB, which requests that join could not be"),
+        at_default("backend", "with backend = {!r} the model runs whole"),
+        wait_for_batch,
+    ),
+    sets=_sets,
     verify=_verify,
 )

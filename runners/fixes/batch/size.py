@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.stages import Status
 
 #: A batch pays where a request's element in it costs less than this share of one alone.
@@ -49,8 +48,8 @@ def _forecast(context: Context) -> dict[int, float]:
         return {}
     now = forecast.latencies(serving)
     sizes = [2**k for k in range(_LARGEST.bit_length())]
-    told = {size: forecast.ratios(now, forecast.latencies(replace(serving, max_batch=size))) for size in sizes}
-    return {size: max(ratio["p99"], ratio["mean"]) for size, ratio in told.items()}
+    foretold = {size: forecast.ratios(now, forecast.latencies(replace(serving, max_batch=size))) for size in sizes}
+    return {size: max(ratio["p99"], ratio["mean"]) for size, ratio in foretold.items()}
 
 
 def _wanted(context: Context) -> int:
@@ -67,7 +66,7 @@ def _wanted(context: Context) -> int:
     return current if not backlog else min(max(4, current * 2), _LARGEST)
 
 
-def _obstacle(context: Context) -> str:
+def _better_limit(context: Context) -> str:
     current, wanted = context.settings.max_batch_size, _wanted(context)
     if wanted == current and (told := _forecast(context)):
         others = ", ".join(f"{size} x{ratio:.2f}" for size, ratio in told.items() if size != current)
@@ -81,7 +80,7 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     return {"max_batch_size": _wanted(context)}
 
 
@@ -103,7 +102,7 @@ FIX = Fix(
     relief=0.4,
     risk="larger batches delay their first members; smaller ones lose throughput on a GPU",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(_better_limit,),
+    sets=_sets,
     verify=_verify,
 )

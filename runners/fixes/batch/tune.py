@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from latfix.profilers.forecast.parameter_search import Numbers
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.host.threads import threads_text, worker_threads
+from latfix.errors import LatfixError
+from latfix.profilers.forecast.parameter_search import Numbers, Proposal, Split, propose, splits
+from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, Verified
+from latfix.runners.fixes.host.threads import worker_threads
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.run_evidence import open_ms
+from latfix.runners.replay.arm import Arm
 
 #: Numbers must be foretold to bring p99 and the mean below this share of what they are.
 _WORTH_IT = 0.97
+#: Proposals that may be refused before it ends.
+_MOST = 3
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.batching != "fixed":
-        return f"batching is {context.settings.batching}, which moves its limits by itself"
-    found = context.proposal
+def _proposals(bench: Bench, base: Arm, context: Context, time_left: bool) -> Iterator[Proposal | None]:
+    """The numbers that the forecast likes best, without those that a replay has refused."""
+    refused: list[Numbers] = []
+    if context.forecast is None or context.serving is None:
+        yield None
+        return
+    paces = _paces(bench, base, context) if time_left else {}
+    while len(refused) < _MOST:
+        found = propose(context.forecast, context.serving, base.settings, paces=paces, refused=refused)
+        yield found
+        if found is None:
+            return
+        refused.append(found.numbers)
+
+
+def _paces(bench: Bench, base: Arm, context: Context) -> dict[Split, tuple[float, float]]:
+    """How compute changes with other ways to share the cores, measured; those that do not run are left out."""
+    if not context.on_cpu:
+        return {}
+    found: dict[Split, tuple[float, float]] = {}
+    settings = base.settings
+    for workers, threads in splits(context.cores, (settings.workers, settings.intra_op_threads)):
+        other = settings.with_overrides({"workers": workers, "intra_op_threads": threads})
+        arm = bench.arm(f"pace-{workers}x{threads}", other, base.fixes)
+        try:
+            change = bench.compute_change(base, arm)
+        except LatfixError:  # what does not run is no proposal; the next replay shows whether the base failed
+            change = None
+        arm.close()
+        if change is not None:
+            found[workers, threads] = change
+    return found
+
+
+def _proposed(context: Context) -> Proposal | None:
+    found: Proposal | None = context.found.get(FIX.id)
+    return found
+
+
+def _worth_it(context: Context) -> str:
+    found = _proposed(context)
     if found is None:
         return "the run is too small for a forecast, or the forecast of what ran was too far from it"
     if found.score >= _WORTH_IT:
@@ -28,35 +71,30 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    assert context.proposal is not None, "without one there is an obstacle"
-    return context.proposal.numbers.changes(context.settings)
+def _sets(context: Context) -> Change:
+    found = _proposed(context)
+    assert found is not None, "without one there is an obstacle"
+    return found.numbers.changes(context.settings)
 
 
 def _verify(applied: Applied) -> Verified:
-    now, before = (Numbers.of_record(record) for record in (applied.record, applied.without))
+    now, before = applied.both(Numbers.of_record)
     seen: list[tuple[bool, str]] = []
-    with_it, without = applied.record.batches, applied.without.batches
     if now.limit != before.limit:
-        largest, was = (int(batches["size"].max(initial=0)) for batches in (with_it, without))
+        largest, was = applied.both(lambda record: int(record.batches["size"].max(initial=0)))
         took = largest <= now.limit < was if now.limit < before.limit else largest > was
         seen.append((took, f"batches held {largest} requests at most, {was} without"))
     if now.window_ms != before.window_ms:
-        opened, was_open = (_open_ms(batches) for batches in (with_it, without))
+        opened, was_open = applied.both(open_ms)
         took = opened > was_open if now.window_ms > before.window_ms else opened < was_open
         seen.append((took, f"a batch stayed open for {opened:.3g} ms on average, {was_open:.3g} without"))
     if now.workers != before.workers:
-        busy, were = (len(np.unique(batches["worker"])) for batches in (with_it, without))
+        busy, were = applied.both(lambda record: len(np.unique(record.batches["worker"])))
         seen.append((busy == now.workers, f"{busy} workers ran batches, {were} without"))
     if now.threads != before.threads:
-        threads = worker_threads(applied)
-        seen.append((set(threads) == {now.threads}, f"workers ran operators on {threads_text(threads)} thread(s)"))
+        threads, said = worker_threads(applied)
+        seen.append((set(threads) == {now.threads}, said))
     return Verified(bool(seen) and all(took for took, _ in seen), "; ".join(words for _, words in seen))
-
-
-def _open_ms(batches: Any) -> float:
-    waits = (batches["close_ns"] - batches["open_ns"]) / 1e6
-    return float(np.mean(waits)) if len(waits) else 0.0
 
 
 FIX = Fix(
@@ -66,7 +104,8 @@ FIX = Fix(
     relief=0.2,
     risk="the numbers suit this traffic at this load; other loads may want others",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("batching", "batching is {}, which moves its limits by itself"), _worth_it),
+    sets=_sets,
     verify=_verify,
+    proposals=_proposals,
 )

@@ -1,1 +1,23 @@
-"""Fixes that fuse operators or hand the model to another backend."""
+"""``fuse.*``: the model run by other kernels: compiled, captured, converted."""
+
+from latfix.runners.fixes.fuse import (
+    attention,
+    channels_last,
+    compile,
+    compile_autotune,
+    cudagraph,
+    onnxruntime,
+    openvino,
+    tensorrt,
+)
+
+__all__ = [
+    "attention",
+    "channels_last",
+    "compile",
+    "compile_autotune",
+    "cudagraph",
+    "onnxruntime",
+    "openvino",
+    "tensorrt",
+]

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, on_cpu, other_backend
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, torch_runs_it
 
 _FLASH, _MATH = "_scaled_dot_product_flash_attention", "_scaled_dot_product_attention_math"
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.attention != "default":
-        return f"attention is {context.settings.attention} already"
-    if not on_cpu(context):
-        return "kernels of attention are chosen here on the CPU only"
-    if context.settings.compile != "off":
-        return "the model is compiled, and the kernels in it are chosen already"
+def _kernels_on_cpu(context: Context) -> str:
+    return "" if context.on_cpu else "kernels of attention are chosen here on the CPU only"
+
+
+def _fused_kernel_ran(context: Context) -> str:
     seen = facts(context).get("kernels", {})
     if seen and not count(seen, "scaled_dot_product"):
         return "no scaled_dot_product_attention ran in a forward pass"
     if seen and not count(seen, _FLASH):
         return "the fused kernel of attention did not run: its inputs do not allow it"
-    return other_backend(context)
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"attention": "math"}
+    return ""
 
 
 def _verify(applied: Applied) -> Verified:
@@ -45,7 +37,13 @@ FIX = Fix(
     compute=0.98,
     risk="memory for long inputs grows with the square of their length; holds for the whole process",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("attention", "attention is {} already"),
+        _kernels_on_cpu,
+        at_default("compile", "the model is compiled, and the kernels in it are chosen already"),
+        _fused_kernel_ran,
+        torch_runs_it,
+    ),
+    sets={"attention": "math"},
     verify=_verify,
 )

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, other_backend
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, torch_runs_it
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.memory_format != "default":
-        return f"the memory format is {context.settings.memory_format} already"
-    if context.settings.compile != "off":
-        return "the model is compiled, and the compiler lays images out itself"
+def _images_to_lay_out(context: Context) -> str:
     seen = facts(context)
     layouts = seen.get("layouts", {})
     if seen.get("modules") and not count(seen["modules"], "nn.modules.conv.Conv2d"):
@@ -21,12 +16,7 @@ def _obstacle(context: Context) -> str:
         return (
             f"{layouts['channels_last']} of {sum(layouts.values())} images in a forward pass are laid out so already"
         )
-    return other_backend(context)
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"memory_format": "channels_last"}
+    return ""
 
 
 def _verify(applied: Applied) -> Verified:
@@ -48,7 +38,12 @@ FIX = Fix(
     compute=0.9,
     risk="sums in another order",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("memory_format", "the memory format is {} already"),
+        at_default("compile", "the model is compiled, and the compiler lays images out itself"),
+        _images_to_lay_out,
+        torch_runs_it,
+    ),
+    sets={"memory_format": "channels_last"},
     verify=_verify,
 )

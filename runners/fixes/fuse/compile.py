@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.model_facts import COMPUTE, on_cpu, other_backend, replaced
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, replaced, torch_runs_it
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
-_SHAPES = 8
+#: Seconds to compile the samples' models.
+COMPILING_S = 90.0
 #: Where the compiler breaks a model into graphs and steps between them, graphs must take this share of the time.
 _MOST_TIME = 0.5
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.compile != "off":
-        return "the model is compiled already"
-    if context.settings.precision == "int8_dynamic" and on_cpu(context):
+def _sees_kernels(context: Context) -> str:
+    if context.settings.precision == "int8_dynamic" and context.on_cpu:
         return "does not go with quantize.int8_dynamic, whose kernels it cannot see into"
-    return other_backend(context) or compiler_missing()
+    return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    return {"compile": "dynamic", "warmup_shapes": max(_SHAPES, context.settings.warmup_shapes)}
+def compiler_there(_: Context) -> str:
+    """There must be a compiler for the kernels."""
+    return compiler_missing()
+
+
+def _sets(context: Context) -> Change:
+    return {"compile": "dynamic", "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)}
 
 
 def _verify(applied: Applied) -> Verified:
@@ -50,7 +53,8 @@ FIX = Fix(
     compute=0.9,
     risk="a start that is later by the compilation; shapes not seen at warm-up run uncompiled",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_s=COMPILING_S,
+    needs=(at_default("compile", "the model is compiled already"), _sees_kernels, torch_runs_it, compiler_there),
+    sets=_sets,
     verify=_verify,
 )

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Context, Fix
+from latfix.runners.fixes.fix import Change, Context, Fix
+from latfix.runners.fixes.fuse.compile import COMPILING_S, compiler_there
 from latfix.runners.fixes.fuse.compile import FIX as COMPILE
-from latfix.runners.fixes.shared.model_facts import COMPUTE, on_cpu, other_backend
-from latfix.runners.model_transforms.torch_compile import compiler_missing
-
-_SHAPES = 8
+from latfix.runners.fixes.shared.conditions import on_gpu
+from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
 
 
-def _obstacle(context: Context) -> str:
-    if on_cpu(context):
-        return "the model runs on the CPU, where there is one kernel to choose from; fuse.compile applies"
-    if context.settings.compile not in ("off", "dynamic"):
-        return f"the model is compiled already, with {context.settings.compile}"
-    return other_backend(context) or compiler_missing()
+def _not_tuned(context: Context) -> str:
+    compiled = context.settings.compile
+    return "" if compiled in ("off", "dynamic") else f"the model is compiled already, with {compiled}"
 
 
-def _change(context: Context) -> dict[str, Any]:
-    return {"compile": "max-autotune", "warmup_shapes": max(_SHAPES, context.settings.warmup_shapes)}
+def _sets(context: Context) -> Change:
+    return {"compile": "max-autotune", "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)}
 
 
 FIX = Fix(
@@ -32,7 +26,13 @@ FIX = Fix(
     compute=0.85,
     risk="a start that is later by minutes, until its cache is warm; shapes not seen at warm-up run uncompiled",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_gpu_s=COMPILING_S,
+    needs=(
+        on_gpu("the model runs on the CPU, where there is one kernel to choose from; fuse.compile applies"),
+        _not_tuned,
+        torch_runs_it,
+        compiler_there,
+    ),
+    sets=_sets,
     verify=COMPILE.verify,
 )

@@ -1,33 +1,52 @@
-"""What the fixes that hand the model to another backend have in common."""
+"""Preconditions and evidence of the fixes that hand the model to another backend."""
 
 from __future__ import annotations
 
 from latfix.runners.backends.requirements import backend_missing
-from latfix.runners.fixes.fix import Applied, Context, Verified
-from latfix.runners.fixes.shared.model_facts import facts, on_cpu, replaced
+from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.model_facts import facts, replaced
+
+#: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
+CONVERTING_S = 10.0
+#: Settings that only torch knows, and what they must be.
+_OF_TORCH = ("compile", "memory_format", "attention")
 
 
-def conversion_obstacle(context: Context, backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -> str:
-    """Why the model cannot be handed to ``backend``.
+def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -> tuple[Condition, ...]:
+    """The model must be one that can be handed to ``backend``.
 
     :param precisions: those that it can be asked for.
     :param on: the kind of device that it runs on, ``cpu`` or ``cuda``.
     """
-    settings = context.settings
-    if settings.backend != "torch":
-        return f"{settings.backend} runs the model already"
-    if on_cpu(context) != (on == "cpu"):
-        return "the model runs on the CPU" if on_cpu(context) else "the model runs on a GPU"
-    if settings.precision not in precisions:
-        return f"the precision is {settings.precision}, which it has no counterpart of here"
-    if settings.keep_precision and settings.precision != "default":
-        return "some layers keep their precision (keep_precision), which only torch knows"
-    for name, neutral in (("compile", "off"), ("memory_format", "default"), ("attention", "default")):
-        if getattr(settings, name) != neutral:
-            return f"{name} is {getattr(settings, name)} already, which is torch's own"
+
+    def right_device(context: Context) -> str:
+        if context.on_cpu == (on == "cpu"):
+            return ""
+        return "the model runs on the CPU" if context.on_cpu else "the model runs on a GPU"
+
+    def same_precision(context: Context) -> str:
+        settings = context.settings
+        if settings.precision not in precisions:
+            return f"the precision is {settings.precision}, which it has no counterpart of here"
+        if settings.keep_precision and settings.precision != "default":
+            return "some layers keep their precision (keep_precision), which only torch knows"
+        return ""
+
+    return (
+        at_default("backend", "{} runs the model already"),
+        right_device,
+        same_precision,
+        *(at_default(name, f"{name} is {{}} already, which is torch's own") for name in _OF_TORCH),
+        _exportable,
+        lambda _: backend_missing(backend),
+    )
+
+
+def _exportable(context: Context) -> str:
     if facts(context).get("compile_parts"):
         return "its forward is a Python loop around parts (compile_parts), which no exporter can take whole"
-    return backend_missing(backend)
+    return ""
 
 
 def converted(applied: Applied, backend: str) -> Verified:

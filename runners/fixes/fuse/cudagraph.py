@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.model_facts import COMPUTE, on_cpu, other_backend
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import on_gpu
+from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
 
 #: The share of batches that a graph must have run.
 _MOST_BATCHES = 0.95
-_SHAPES = 8
 
 
-def _obstacle(context: Context) -> str:
+def _can_capture(context: Context) -> str:
     settings = context.settings
-    if on_cpu(context):
-        return "the model runs on the CPU, which has no graphs to capture"
     if settings.captures:
         return "graphs are captured already"
     if settings.batching == "continuous":
@@ -25,11 +21,11 @@ def _obstacle(context: Context) -> str:
     waits = context.record.meta.get("device_waits")
     if waits:
         return f"the model's code waits for the device at {', '.join(waits)}, which cannot be captured"
-    return other_backend(context)
+    return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    return {"cuda_graphs": True, "warmup_shapes": max(_SHAPES, context.settings.warmup_shapes)}
+def _sets(context: Context) -> Change:
+    return {"cuda_graphs": True, "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)}
 
 
 def _verify(applied: Applied) -> Verified:
@@ -56,7 +52,7 @@ FIX = Fix(
     compute=0.7,
     risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(on_gpu("the model runs on the CPU, which has no graphs to capture"), _can_capture, torch_runs_it),
+    sets=_sets,
     verify=_verify,
 )

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.fuse.converted_model import conversion_obstacle, converted
+from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible
 from latfix.runners.fixes.shared.model_facts import COMPUTE
-
-
-def _obstacle(context: Context) -> str:
-    return conversion_obstacle(context, "onnxruntime", ("default",))
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"backend": "onnxruntime"}
 
 
 def _verify(applied: Applied) -> Verified:
@@ -30,7 +19,8 @@ FIX = Fix(
     compute=0.95,
     risk="a later start by the conversion; the original stays in memory beside it, for batches that it does not fit",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_s=CONVERTING_S,
+    needs=convertible("onnxruntime", ("default",)),
+    sets={"backend": "onnxruntime"},
     verify=_verify,
 )

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.fuse.converted_model import conversion_obstacle, converted
+from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible
 from latfix.runners.fixes.shared.model_facts import COMPUTE
-
-
-def _obstacle(context: Context) -> str:
-    return conversion_obstacle(context, "openvino", ("default", "bf16"))
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"backend": "openvino"}
 
 
 def _verify(applied: Applied) -> Verified:
     found = converted(applied, "openvino")
-    wanted = applied.record.meta.get("settings", {}).get("precision", "default")
+    wanted = applied.settings.get("precision", "default")
     conversions = applied.evidence.get("conversions", [])
     half = sum(number for one in conversions for name, number in one["precisions"].items() if "bf16" in name.lower())
     if bool(half) != (wanted == "bf16"):
@@ -38,7 +27,8 @@ FIX = Fix(
     compute=0.9,
     risk="a later start by the conversion; the original stays in memory beside it, for batches that it does not fit",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_s=CONVERTING_S,
+    needs=convertible("openvino", ("default", "bf16")),
+    sets={"backend": "openvino"},
     verify=_verify,
 )

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from latfix.runners.backends.tensorrt.partition import partition_words
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.fuse.converted_model import conversion_obstacle
+from latfix.runners.fixes.fuse.converted_model import convertible
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, ran_batches
 
 #: The share of a model's operators that TensorRT must run, where it is known.
 _MOST_OPERATORS = 0.5
 
 
-def _obstacle(context: Context) -> str:
-    if count(facts(context).get("modules", {}), "EngineModule"):
-        return "the model is a TensorRT engine already"
-    return conversion_obstacle(context, "tensorrt", ("default", "bf16", "fp16"), on="cuda")
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"backend": "tensorrt"}
+def _no_engine(context: Context) -> str:
+    engine = count(facts(context).get("modules", {}), "EngineModule")
+    return "the model is a TensorRT engine already" if engine else ""
 
 
 def _verify(applied: Applied) -> Verified:
@@ -57,7 +49,8 @@ FIX = Fix(
     risk="a start later by the build, minutes the first time; the original stays in memory beside it, for batches of"
     " other shapes than those seen in the traffic",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_s=120.0,  # a guess: it has not been seen yet
+    needs=(_no_engine, *convertible("tensorrt", ("default", "bf16", "fp16"), on="cuda")),
+    sets={"backend": "tensorrt"},
     verify=_verify,
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.host.threads import CONTENDED, operator_threads, threads_text, worker_threads
-from latfix.runners.fixes.shared.tail_conditions import LITTLE, tail_share
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.host.threads import CONTENDED, operator_threads, worker_threads
+from latfix.runners.fixes.shared.conditions import LITTLE, on_host, tail_share
 from latfix.stages import Status
 
 #: The share of the run that workers may compute at most: with more threads each, they get in each other's way.
@@ -40,9 +38,7 @@ def _wanted(context: Context) -> int:
     return max(context.cores // context.settings.workers, 1)
 
 
-def _obstacle(context: Context) -> str:
-    if context.record.meta.get("device", "cpu") != "cpu":
-        return "the model runs on a GPU"
+def _cores_stand_idle(context: Context) -> str:
     now, wanted = operator_threads(context.record), _wanted(context)
     if context.settings.intra_op_threads >= wanted or not 0 < now < wanted:
         return f"operators run on {now or 'an unknown number of'} thread(s), and each worker has {wanted} core(s)"
@@ -57,22 +53,20 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     return {"intra_op_threads": _wanted(context)}
 
 
 def _verify(applied: Applied) -> Verified:
-    threads, before = worker_threads(applied), operator_threads(applied.without)
-    parallel = [_parallel(record) for record in (applied.record, applied.without)]
-    said = (
-        f"workers ran operators on {threads_text(threads)} thread(s), {before} without; {parallel[0]:.2f} cores were "
-        f"busy while a batch was computed, {parallel[1]:.2f} without"
+    (threads, said), before = worker_threads(applied), operator_threads(applied.without)
+    busy, were = applied.both(_busy_cores)
+    return Verified(
+        min(threads, default=0) > before > 0 and busy > _MORE_BUSY * were,
+        f"{said}, {before} without; {busy:.2f} cores were busy while a batch was computed, {were:.2f} without",
     )
-    more = min(threads, default=0) > before > 0
-    return Verified(more and parallel[0] > _MORE_BUSY * parallel[1], said)
 
 
-def _parallel(record: RunRecord) -> float:
+def _busy_cores(record: RunRecord) -> float:
     """Cores that this process kept busy while it computed: CPU time of all threads over the time that passed."""
     batches = record.batches
     wall = int((batches["compute_end_ns"] - batches["h2d_end_ns"]).sum())
@@ -85,7 +79,7 @@ FIX = Fix(
     treats=("input.size", "batching.size", "batching.padding"),
     relief=0.2,
     risk="beside a busy neighbor the threads wait for each other's cores, which raises the tail several times",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(on_host, _cores_stand_idle),
+    sets=_sets,
     verify=_verify,
 )

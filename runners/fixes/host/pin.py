@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
-from latfix.runners.fixes.shared.tail_conditions import refusals, too_little
+from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
 from latfix.runners.host.cpu_placement import Placement, place
 from latfix.runners.host.cpu_topology import Topology, read_topology
 from latfix.runners.replay.run_facts import thread_rows
@@ -35,14 +35,11 @@ def placement_for(context: Context, how: Pinning, topology: Topology) -> Placeme
     )
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.pin != "off":
-        return f"pin = {context.settings.pin} already"
-    if context.record.meta.get("device", "cpu") != "cpu":
-        return "the model runs on a GPU"
-    placed = placement_for(context, "workers", read_topology())
-    if obstacle := placed.obstacle or too_little(context.diagnosis, _TREATS):
-        return obstacle
+def _cores_there(context: Context) -> str:
+    return placement_for(context, "workers", read_topology()).obstacle
+
+
+def _quiet_neighbors(context: Context) -> str:
     others = others_share(context.record)
     if others > _CROWDED:
         return (
@@ -70,7 +67,7 @@ def _growth(record: RunRecord, series: str) -> tuple[float, float]:
     return float(values[last] - values[first]), float(times[last] - times[first])
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     """Pinned to fewer cores than an operator has threads, they would take turns on them."""
     cores = min(len(own) for own in placement_for(context, "workers", read_topology()).workers)
     threads = context.settings.intra_op_threads or operator_threads(context.record)
@@ -78,7 +75,7 @@ def _change(context: Context) -> dict[str, Any]:
 
 
 def _verify(applied: Applied) -> Verified:
-    now, before = _workers(applied.record), _workers(applied.without)
+    now, before = applied.both(_workers)
     if not now or not before:
         return Verified(False, "where the workers ran is not known")
     refused = refusals(applied.record, "pin", "cores")
@@ -110,7 +107,7 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.25,
     risk="a core that others also use cannot be left; fewer threads for an operator where cores are few",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("pin", "pin = {} already"), on_host, _cores_there, in_tail(*_TREATS), _quiet_neighbors),
+    sets=_sets,
     verify=_verify,
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import resource
-from typing import Any
 
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.tail_conditions import refusals, too_little
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import in_tail, refusals
 from latfix.runners.host.privileges import current_nice, least_nice
 from latfix.runners.replay.run_facts import thread_rows
 
@@ -17,7 +16,7 @@ from latfix.runners.replay.run_facts import thread_rows
 _WANTED = -10
 
 
-def _obstacle(context: Context) -> str:
+def _permitted(context: Context) -> str:
     if context.settings.nice < 0:
         return f"nice = {context.settings.nice} already"
     least = least_nice()
@@ -25,23 +24,22 @@ def _obstacle(context: Context) -> str:
         return (
             f"this user may not go below nice {least}; it takes CAP_SYS_NICE or RLIMIT_NICE above 20 (is {_limit()})"
         )
-    return too_little(context.diagnosis, ("host.contention",))
+    return ""
 
 
 def _limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NICE)[0] if hasattr(resource, "RLIMIT_NICE") else 0
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
+def _sets(_: Context) -> Change:
     return {"nice": max(least_nice(), _WANTED)}
 
 
 def _verify(applied: Applied) -> Verified:
-    wanted = int(applied.record.meta["settings"].get("nice", 0))
-    now, before = _priorities(applied.record), _priorities(applied.without)
+    wanted = int(applied.settings.get("nice", 0))
+    now, before = applied.both(_priorities)
     group = applied.record.meta.get("placement", {}).get("autogroup_nice")
-    waited = [_waited_ms(record) for record in (applied.record, applied.without)]
+    waited = applied.both(_waited_ms)
     said = (
         f"threads ran at nice {_values(now)}, {_values(before)} without; a batch waited {waited[0]:.3g} ms for a "
         f"core, {waited[1]:.3g} without"
@@ -75,7 +73,7 @@ FIX = Fix(
     relief=0.5,
     gentle=True,
     risk="other programs on the machine wait for it",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(_permitted, in_tail("host.contention")),
+    sets=_sets,
     verify=_verify,
 )

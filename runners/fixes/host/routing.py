@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from latfix.results.worker_summary import weight_range
+import numpy as np
+
+from latfix.results.worker_summary import weight_range, workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.queue_evidence import series_range
-from latfix.runners.fixes.shared.replica_evidence import Watched, watch
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.queue_evidence import batch_lengths
+from latfix.runners.fixes.shared.run_evidence import series_range
+from latfix.runners.scheduling.replica_speed import Pace
 
 #: A replica that is slower for less of the run's batches than this had an accident.
 _LASTING = 0.05
@@ -18,57 +22,83 @@ _SLOWER = 1.3
 _LESS = 0.9
 
 
-def slow_ones(record: RunRecord) -> list[Watched]:
-    """Replicas that were slower than the fastest for a part of the run, the slowest first."""
-    found = [one for one in watch(record) if one.slowest >= _SLOWER and one.slow >= _LASTING]
-    return sorted(found, key=lambda one: -one.slowest * one.slow)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One worker's speed in a run.
+
+    :param share: of all batches.
+    :param slowest: how many times longer than the fastest its batches took, at most.
+    :param slow: the share of the run's batches during which it counted as slower.
+    """
+
+    worker: int
+    share: float
+    slowest: float
+    slow: float
 
 
-def _obstacle(context: Context) -> str:
-    settings = context.settings
-    if settings.routing != "pull":
-        return "requests are routed by weight already"
-    if settings.overlap:
-        return "batches overlap: when a worker is free again is not known beforehand"
-    if settings.workers < 2:
-        return "there is one worker, and nobody else to route to"
-    record = context.latest or context.record
-    watched = watch(record)
-    if not watched:
-        return "the record is of one worker: nothing is known of the others' speed"
-    if not slow_ones(record):
-        most = max(watched, key=lambda one: one.slowest)
-        return (
-            f"the {len(watched)} workers are alike: the slowest took {most.slowest:.2g} times as long as the "
-            f"fastest, during {most.slow:.0%} of the batches"
+def replica_speeds(record: RunRecord) -> list[Replica]:
+    """Each worker's speed, learned batch by batch as the service would; empty where the run had one worker."""
+    count = int(record.meta["settings"].get("workers", 1))
+    batches, worker = record.batches, workers_of(record)
+    if count < 2 or not len(worker):
+        return []
+    count = max(count, int(worker.max()) + 1)
+    longest, total = batch_lengths(record)
+    # A failed batch's time, and a later one's of one member, say nothing of the worker.
+    usable = np.flatnonzero((batches["warmup"] == 0) & (batches["retried"] == 0) & (longest > 0))
+    usable = usable[np.argsort(batches["finish_end_ns"][usable], kind="stable")]
+    pace, slowest, slow = Pace(count), [1.0] * count, [0] * count
+    for b in usable.tolist():
+        pace.learn(
+            int(worker[b]),
+            size=int(batches["size"][b]),
+            longest=int(longest[b]),
+            total=int(total[b]),
+            took_ns=max(int(batches["finish_end_ns"][b] - batches["close_ns"][b]), 1),
         )
-    return ""
+        for k, weight in enumerate(pace.weights):
+            slowest[k] = max(slowest[k], weight)
+            slow[k] += weight > 1.0
+    whole = max(len(usable), 1)
+    shares = np.bincount(worker[usable], minlength=count) / whole
+    return [Replica(worker=k, share=float(shares[k]), slowest=slowest[k], slow=slow[k] / whole) for k in range(count)]
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"routing": "weighted"}
+def _other_workers(context: Context) -> str:
+    return "there is one worker, and nobody else to route to" if context.settings.workers < 2 else ""
+
+
+def _slow_replica(context: Context) -> str:
+    seen = replica_speeds(context.latest or context.record)
+    if not seen:
+        return "the record is of one worker: nothing is known of the others' speed"
+    if any(one.slowest >= _SLOWER and one.slow >= _LASTING for one in seen):
+        return ""
+    most = max(seen, key=lambda one: one.slowest)
+    return (
+        f"the {len(seen)} workers are alike: the slowest took {most.slowest:.2g} times as long as the "
+        f"fastest, during {most.slow:.0%} of the batches"
+    )
 
 
 def _verify(applied: Applied) -> Verified:
     """It took effect where a worker was weighted down and got less of the work, or was left nothing to wait for."""
-    before = {one.worker: one for one in watch(applied.without)}
-    now = {one.worker: one for one in watch(applied.record)}
+    now, before = applied.both(lambda record: {one.worker: one.share for one in replica_speeds(record)})
     ranges = {worker: weight_range(applied.record, worker) for worker in now}
-    weighed = {worker: bounds for worker, bounds in ranges.items() if bounds is not None and bounds[1] > 1.0}
     if not any(ranges.values()):
         return Verified(False, "no weights were sampled: the service routed nothing")
+    weighed = {worker: bounds[1] for worker, bounds in ranges.items() if bounds is not None and bounds[1] > 1.0}
     if not weighed:
         return Verified(False, f"none of {len(now)} workers was ever seen to be slower: everybody took what waited")
-    worker = max(weighed, key=lambda k: weighed[k][1])
+    worker = max(weighed, key=lambda k: weighed[k])
     left = series_range(applied.record, "runner.left_to_faster")
-    held = int(left[1]) if left is not None else 0
-    was = before[worker].share if worker in before else 0.0
+    held, was = int(left[1]) if left is not None else 0, before.get(worker, 0.0)
     # Beside fast workers that are idle a slow one is not even woken: there is nothing then that it would leave.
-    less = now[worker].share < (was if held else _LESS * was)
+    less = now[worker] < (was if held else _LESS * was)
     return Verified(
         less if was else held > 0,
-        f"worker {worker} was weighted up to {weighed[worker][1]:.2g} and ran {now[worker].share:.1%} of the "
+        f"worker {worker} was weighted up to {weighed[worker]:.2g} and ran {now[worker]:.1%} of the "
         f"batches, {was:.1%} without; {held} times a slow worker left to a faster one what waited",
     )
 
@@ -80,7 +110,12 @@ FIX = Fix(
     relief=0.3,
     gentle=True,
     risk="a slow worker idles while requests wait for a fast one; one in 200 batches tries it again",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("routing", "requests are routed by weight already"),
+        at_default("overlap", "batches overlap: when a worker is free again is not known beforehand"),
+        _other_workers,
+        _slow_replica,
+    ),
+    sets={"routing": "weighted"},
     verify=_verify,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.tail_conditions import LITTLE, tail_share
+from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import LITTLE, on_host, tail_share
 from latfix.runners.replay.run_facts import thread_rows
 
 #: What an operator's threads that wait for a core look like.
@@ -28,20 +26,16 @@ def _by_worker(record: RunRecord) -> list[int]:
     return [int(row["operator_threads"]) for row in rows if "operator_threads" in row]
 
 
-def worker_threads(applied: Applied) -> list[int]:
-    """Threads of one operator in each worker, as the framework, or the backend in its place, reported there.
+def worker_threads(applied: Applied) -> tuple[list[int], str]:
+    """Threads of one operator in each worker, and a sentence with them.
 
-    What the framework says on any other thread means nothing: each thread has a number of its own.
+    As the framework, or the backend in its place, reported there. What the framework says on any other thread means
+    nothing: each thread has a number of its own.
     """
     conversions = applied.evidence.get("conversions", [])
-    if conversions:
-        return [int(one["threads"]) for one in conversions]
-    return _by_worker(applied.record)
-
-
-def threads_text(counts: list[int]) -> str:
-    """Threads by worker, each number once, for a sentence."""
-    return " and ".join(str(count) for count in sorted(set(counts))) or "an unknown number of"
+    threads = [int(one["threads"]) for one in conversions] if conversions else _by_worker(applied.record)
+    text = " and ".join(str(count) for count in sorted(set(threads))) or "an unknown number of"
+    return threads, f"workers ran operators on {text} thread(s)"
 
 
 def switches_per_batch(record: RunRecord) -> float:
@@ -50,54 +44,64 @@ def switches_per_batch(record: RunRecord) -> float:
     return float(np.mean(counted)) if len(counted) else 0.0
 
 
-def uncontended(context: Context) -> str:
-    """Why the operators' threads need no change, in one clause with the figures; empty where they may."""
-    threads = operator_threads(context.record) or context.cores
-    if context.settings.workers * threads > context.cores:
+def crowded(context: Context) -> str:
+    """Operators' threads must want for cores: those of the service's own workers, or of its neighbors'."""
+    if _crowd_each_other(context) or not context.diagnosis.causes or not _quiet(context):
         return ""
-    share, switches = tail_share(context.diagnosis, CONTENDED), switches_per_batch(context.record)
-    if not context.diagnosis.causes or share >= LITTLE or switches >= _SWITCHES:
-        return ""
+    share = max(tail_share(context.diagnosis, CONTENDED), 0.0)
     return (
-        f"the cores are its own: waiting for one made up {max(share, 0.0):.1%} of the tail, with {switches:.2f} "
-        "involuntary switches a batch"
+        f"the cores are its own: waiting for one made up {share:.1%} of the tail, with "
+        f"{switches_per_batch(context.record):.2f} involuntary switches a batch"
     )
 
 
-def _obstacle(context: Context) -> str:
-    if context.record.meta.get("device", "cpu") != "cpu":
-        return "the model runs on a GPU"
-    if context.settings.intra_op_threads == 1 or operator_threads(context.record) == 1:
-        return "operators run on one thread already"
+def _crowd_each_other(context: Context) -> bool:
+    return context.settings.workers * (operator_threads(context.record) or context.cores) > context.cores
+
+
+def _quiet(context: Context) -> bool:
+    """True if no neighbor on the cores shows in the tail or in involuntary switches."""
+    return tail_share(context.diagnosis, CONTENDED) < LITTLE and switches_per_batch(context.record) < _SWITCHES
+
+
+def many_threads(otherwise: str) -> Condition:
+    """Operators must run on more than one thread."""
+
+    def condition(context: Context) -> str:
+        one = context.settings.intra_op_threads == 1 or operator_threads(context.record) == 1
+        return otherwise if one else ""
+
+    return condition
+
+
+def _more_than_cores(context: Context) -> str:
     if context.cores == 1:
         return "there is one core"
-    if context.settings.intra_op_threads and context.settings.intra_op_threads <= _wanted(context):
-        return f"operators run on {context.settings.intra_op_threads} threads, as many as each worker has cores"
-    return uncontended(context)
+    threads = context.settings.intra_op_threads
+    if threads and threads <= _wanted(context):
+        return f"operators run on {threads} threads, as many as each worker has cores"
+    return ""
 
 
 def _wanted(context: Context) -> int:
     """One beside busy neighbors; where only its own workers crowd each other out, as many as each has cores."""
-    share, switches = tail_share(context.diagnosis, CONTENDED), switches_per_batch(context.record)
-    own = context.settings.workers * (operator_threads(context.record) or context.cores) > context.cores
-    if own and context.diagnosis.causes and share < LITTLE and switches < _SWITCHES:
+    if _crowd_each_other(context) and context.diagnosis.causes and _quiet(context):
         return max(context.cores // context.settings.workers, 1)
     return 1
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     return {"intra_op_threads": _wanted(context)}
 
 
 def _verify(applied: Applied) -> Verified:
-    threads, before = worker_threads(applied), operator_threads(applied.without)
-    wanted = int(applied.record.meta["settings"].get("intra_op_threads", 0)) or 1
-    switches = [switches_per_batch(record) for record in (applied.record, applied.without)]
-    said = (
-        f"workers ran operators on {threads_text(threads)} thread(s), {before} without; {switches[0]:.2f} "
-        f"involuntary switches a batch, {switches[1]:.2f} without"
+    (threads, said), before = worker_threads(applied), operator_threads(applied.without)
+    wanted = int(applied.settings.get("intra_op_threads", 0)) or 1
+    switches, were = applied.both(switches_per_batch)
+    return Verified(
+        set(threads) == {wanted} and wanted < before,
+        f"{said}, {before} without; {switches:.2f} involuntary switches a batch, {were:.2f} without",
     )
-    return Verified(set(threads) == {wanted} and wanted < before, said)
 
 
 FIX = Fix(
@@ -106,7 +110,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle", "traffic.burst"),
     relief=0.3,
     risk="a single large request takes longer on an idle machine",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(on_host, many_threads("operators run on one thread already"), _more_than_cores, crowded),
+    sets=_sets,
     verify=_verify,
 )

@@ -7,13 +7,13 @@ slower on a quiet machine.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.host.threads import operator_threads, uncontended
+from latfix.runners.fixes.host.threads import crowded, many_threads
+from latfix.runners.fixes.shared.conditions import on_host
 
 #: Read by libgomp and LLVM's and Intel's OpenMP alike; the second one only by the latter two.
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -35,20 +35,9 @@ def pool_cpu_ms(record: RunRecord) -> float:
     return float(np.maximum(grown, 0).sum()) / batches / 1e6
 
 
-def _obstacle(context: Context) -> str:
-    if context.record.meta.get("device", "cpu") != "cpu":
-        return "the model runs on a GPU"
+def _no_policy(context: Context) -> str:
     there = context.settings.env.get("OMP_WAIT_POLICY") or os.environ.get("OMP_WAIT_POLICY", "")
-    if there:
-        return f"OMP_WAIT_POLICY is {there} already"
-    if context.settings.intra_op_threads == 1 or operator_threads(context.record) == 1:
-        return "operators run on one thread, which waits for no other"
-    return uncontended(context)
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"env": dict(_PASSIVE)}
+    return f"OMP_WAIT_POLICY is {there} already" if there else ""
 
 
 def _verify(applied: Applied) -> Verified:
@@ -57,7 +46,7 @@ def _verify(applied: Applied) -> Verified:
     libgomp hardly spins where several threads have a pool and all of them together are more than the cores.
     """
     policy = applied.record.meta.get("environment", {}).get("OMP_WAIT_POLICY", "")
-    now, before = (pool_cpu_ms(record) for record in (applied.record, applied.without))
+    now, before = applied.both(pool_cpu_ms)
     said = (
         f"the process was started with OMP_WAIT_POLICY={policy or 'nothing'}; pool threads took {now:.3g} ms of CPU "
         f"time a batch, {before:.3g} without"
@@ -71,7 +60,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle"),
     relief=0.25,
     risk="on a quiet machine each parallel operator takes longer by the time that it takes to wake a thread",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(on_host, _no_policy, many_threads("operators run on one thread, which waits for no other"), crowded),
+    sets={"env": _PASSIVE},
     verify=_verify,
 )

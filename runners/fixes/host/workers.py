@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.queue_evidence import workers_of
+from latfix.results.worker_summary import workers_of
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import on_host
 from latfix.runners.host.privileges import mib
 
 #: The share of the available memory that more instances of the model may take.
 _MOST = 0.5
 
 
-def _obstacle(context: Context) -> str:
-    if context.record.meta.get("device", "cpu") != "cpu":
-        return "the model runs on a GPU"
-    if context.settings.workers >= context.cores:
-        return f"{context.settings.workers} workers run on {context.cores} core(s) already"
-    memory = context.record.meta.get("memory", {})
+def _room_for_more(context: Context) -> str:
+    workers, run = context.settings.workers, context.record.meta
+    if workers >= context.cores:
+        return f"{workers} workers run on {context.cores} core(s) already"
+    memory, settings = run.get("memory", {}), run.get("settings", {})
     model, available = int(memory.get("model_bytes", 0)), int(memory.get("available_bytes", 0))
-    needed = (context.cores - context.settings.workers) * model // max(_instances(context), 1)
+    instances = 1 if settings.get("shared_model") else int(settings.get("workers", 1))
+    needed = (context.cores - workers) * model // max(instances, 1)
     if available and needed > _MOST * available:
         return f"the model's other instances would take {mib(needed)} of {mib(available)}"
     return ""
 
 
-def _instances(context: Context) -> int:
-    """Instances that the record's bytes are of."""
-    settings = context.record.meta.get("settings", {})
-    return 1 if settings.get("shared_model") else int(settings.get("workers", 1))
-
-
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     return {"workers": context.cores, "intra_op_threads": 1, "shared_model": False}
 
 
-def _batches_by_worker(record: RunRecord) -> npt.NDArray[np.int64]:
-    return np.bincount(workers_of(record))
-
-
 def _verify(applied: Applied) -> Verified:
-    counts = _batches_by_worker(applied.record)
-    busy, before = np.count_nonzero(counts), np.count_nonzero(_batches_by_worker(applied.without))
+    counts, without = applied.both(lambda record: np.bincount(workers_of(record)))
+    busy, before = np.count_nonzero(counts), np.count_nonzero(without)
     shares = ", ".join(str(count) for count in counts.tolist())
     return Verified(bool(busy > before), f"{busy} workers ran {shares} batches; {before} without")
 
@@ -56,7 +43,7 @@ FIX = Fix(
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(on_host, _room_for_more),
+    sets=_sets,
     verify=_verify,
 )

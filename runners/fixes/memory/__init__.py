@@ -1,1 +1,14 @@
-"""Fixes of allocators and pages, on the host and on a device."""
+"""``memory.*``: allocators, pages, and memory kept or reserved."""
+
+from latfix.runners.fixes.memory import (
+    allocator,
+    device_allocator,
+    huge_pages,
+    jemalloc,
+    limit,
+    page_prefault,
+    pool,
+    tcmalloc,
+)
+
+__all__ = ["allocator", "device_allocator", "huge_pages", "jemalloc", "limit", "page_prefault", "pool", "tcmalloc"]

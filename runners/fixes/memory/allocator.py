@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.tail_conditions import faults_per_request, tail_share
+from latfix.runners.fixes.shared.conditions import tail_share
+from latfix.runners.fixes.shared.run_evidence import faults_per_request, fewer_faults
 from latfix.runners.host.process_setup import KEEP_FREED, read_tunables, tunables_text
 
 #: What makes a tail of faults, of growing and shrinking heaps, and of memory that is free but not in one piece.
@@ -22,8 +21,8 @@ IN_TAIL = 0.05
 _NEARLY_NONE = 20.0
 
 
-def few_faults(context: Context) -> str:
-    """Why no other way of keeping memory would pay, in one clause; empty where it may."""
+def many_faults(context: Context) -> str:
+    """Page faults must be enough for another way of keeping memory to pay."""
     if context.latest is not None and (left := faults_per_request(context.latest)) < _NEARLY_NONE:
         return f"the fixes kept so far leave {left:.0f} page faults a request"
     faults = faults_per_request(context.record)
@@ -46,46 +45,33 @@ def kept_already(context: Context) -> str:
     if context.settings.prefault_mb:
         return "prefault_mb has glibc keep freed memory already"
     inherited, own = (environment.get("GLIBC_TUNABLES", "") for environment in (os.environ, context.settings.env))
-    kept = keeps({**read_tunables(inherited), **read_tunables(own)})
+    kept = _keeps({**read_tunables(inherited), **read_tunables(own)})
     return "glibc keeps freed memory already (GLIBC_TUNABLES)" if kept else ""
 
 
-def keeps(tunables: Mapping[str, str]) -> bool:
-    """Whether all of :data:`KEEP_FREED` is among ``tunables``."""
+def _keeps(tunables: Mapping[str, str]) -> bool:
     return KEEP_FREED.items() <= tunables.items()
 
 
-def _obstacle(context: Context) -> str:
-    if platform.libc_ver()[0] != "glibc":
-        return "the C library is not glibc"
-    if kept := kept_already(context):
-        return kept
+def _on_glibc(_: Context) -> str:
+    return "" if platform.libc_ver()[0] == "glibc" else "the C library is not glibc"
+
+
+def _own_allocator(context: Context) -> str:
     if "GLIBC_TUNABLES" in context.settings.env:
         return "GLIBC_TUNABLES is set already"
     if "malloc" in preloaded(context) or "LD_PRELOAD" in context.settings.env:
         return "another allocator is preloaded"
-    return few_faults(context)
-
-
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"env": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}
+    return ""
 
 
 def _verify(applied: Applied) -> Verified:
     """Faults that are gone are no proof alone: a heap that has grown once has fewer of them in any second run."""
-    now, before = faults_per_request(applied.record), faults_per_request(applied.without)
-    reached = keeps(tunables_of(applied.record))
-    said = (
-        f"the process was started {'with' if reached else 'without'} the tunables; {now:.0f} page faults a request, "
-        f"{before:.0f} without"
+    fewer, said = fewer_faults(applied)
+    reached = _keeps(read_tunables(applied.record.meta.get("environment", {}).get("GLIBC_TUNABLES", "")))
+    return Verified(
+        reached and fewer, f"the process was started {'with' if reached else 'without'} the tunables; {said}"
     )
-    return Verified(reached and now < 0.5 * before, said)
-
-
-def tunables_of(record: RunRecord) -> Mapping[str, str]:
-    """The tunables of glibc that the run's process was started with."""
-    return read_tunables(record.meta.get("environment", {}).get("GLIBC_TUNABLES", ""))
 
 
 FIX = Fix(
@@ -96,7 +82,7 @@ FIX = Fix(
     relief=0.7,
     gentle=True,
     risk="resident memory up to 70 % higher",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(_on_glibc, kept_already, _own_allocator, many_faults),
+    sets={"env": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}},
     verify=_verify,
 )

@@ -7,18 +7,30 @@ replay whose timings count for nothing, and replayed through models of the alloc
 
 from __future__ import annotations
 
-from typing import Any
-
+from latfix.errors import LatfixError
+from latfix.profilers.allocator_lab.recommend import Choice
 from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.device_memory_facts import TREATS, calls, no_trouble, not_in_effect
+from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, SetUp, Verified
+from latfix.runners.fixes.memory.allocation_replay import recorded_choice
+from latfix.runners.fixes.shared.device_memory_facts import TREATS, calls, not_in_effect, trouble
 from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, conf_environment, standing_conf
+from latfix.runners.replay.arm import Arm
 
 
-def _obstacle(context: Context) -> str:
-    if trouble := no_trouble(context):
-        return trouble
-    choice = context.memory_choice
+def _measure(bench: Bench, base: Arm) -> Choice:
+    try:
+        return recorded_choice(bench, base)
+    except LatfixError as error:
+        return Choice(said=error.message)
+
+
+def _chosen(context: Context) -> Choice | None:
+    found: Choice | None = context.found.get(FIX.id)
+    return found
+
+
+def _better_setting(context: Context) -> str:
+    choice = _chosen(context)
     if choice is None:
         return "no history of allocations was recorded"
     if not choice.setting:
@@ -32,16 +44,16 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    choice = context.memory_choice
+def _sets(context: Context) -> Change:
+    choice = _chosen(context)
     assert choice is not None, "an obstacle says so"
     return {"env": conf_environment(merged_conf(standing_conf(context.settings), choice.setting))}
 
 
 def _verify(applied: Applied) -> Verified:
-    wanted = applied.record.meta.get("settings", {}).get("env", {}).get(ALLOC_CONF, "")
+    wanted = applied.settings.get("env", {}).get(ALLOC_CONF, "")
     missing = not_in_effect(applied.record, wanted)
-    now, before = calls(applied.record), calls(applied.without)
+    now, before = applied.both(calls)
     said = now.beside(before)
     if missing or not wanted:
         what = ", ".join(missing) or "any setting"
@@ -58,7 +70,8 @@ FIX = Fix(
     gentle=True,
     alone=True,
     risk="with expandable segments tensors cannot be shared with other processes; other settings hold more memory",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(trouble, _better_setting),
+    sets=_sets,
+    set_up=SetUp(due=lambda context: not trouble(context), measure=_measure, shown=lambda choice: choice.said),
     verify=_verify,
 )

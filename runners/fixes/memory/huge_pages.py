@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.memory.allocator import WORTH_IT
-from latfix.runners.fixes.shared.tail_conditions import faults_per_request, refusals
+from latfix.runners.fixes.shared.conditions import at_default, refusals
+from latfix.runners.fixes.shared.run_evidence import faults_per_request
 from latfix.runners.host.privileges import mib
 from latfix.runners.host.process_setup import glibc_version, huge_page_mode
 
@@ -25,9 +25,7 @@ def _memory(record: RunRecord, name: str) -> int:
     return int(record.meta.get("memory", {}).get(name, 0))
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.huge_pages != "default":
-        return f"huge_pages = {context.settings.huge_pages} already"
+def _pages_on_demand(_: Context) -> str:
     if not sys.platform.startswith("linux"):
         return "transparent huge pages are of Linux only"
     mode = huge_page_mode()
@@ -38,23 +36,20 @@ def _obstacle(context: Context) -> str:
     version = glibc_version()
     if version is None or version < _GLIBC:
         return "the C library does not ask for huge pages; glibc does from 2.35"
+    return ""
+
+
+def _memory_to_map(context: Context) -> str:
     faults, model = faults_per_request(context.record), _memory(context.record, "model_bytes")
     if faults < WORTH_IT and model < _LARGE_MODEL:
         return f"only {faults:.0f} page faults a request, and the weights are {mib(model)}"
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"huge_pages": "always"}
-
-
 def _verify(applied: Applied) -> Verified:
-    now, before = (_memory(record, "huge_bytes") for record in (applied.record, applied.without))
-    faults = [faults_per_request(record) for record in (applied.record, applied.without)]
-    said = (
-        f"{mib(now)} in huge pages, {mib(before)} without; {faults[0]:.0f} page faults a request, was {faults[1]:.0f}"
-    )
+    now, before = applied.both(lambda record: _memory(record, "huge_bytes"))
+    faults, were = applied.both(faults_per_request)
+    said = f"{mib(now)} in huge pages, {mib(before)} without; {faults:.0f} page faults a request, was {were:.0f}"
     return Verified(now >= before + _MORE, "; ".join([said, *refusals(applied.record, "huge_pages")]))
 
 
@@ -65,7 +60,7 @@ FIX = Fix(
     relief=0.4,
     gentle=True,
     risk="resident memory a little higher; the kernel may stall while it makes room for them",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("huge_pages", "huge_pages = {} already"), _pages_on_demand, _memory_to_map),
+    sets={"huge_pages": "always"},
     verify=_verify,
 )

@@ -7,19 +7,18 @@ waits for the device and gives everything back at once.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, refusals
 from latfix.runners.fixes.shared.device_memory_facts import (
     TREATS,
     by_device,
     calls,
-    no_trouble,
     not_in_effect,
     room_bytes,
+    trouble,
 )
-from latfix.runners.fixes.shared.tail_conditions import refusals
 from latfix.runners.gpu_memory.caching_allocator import conf_environment, standing_conf
 from latfix.runners.host.privileges import mib
 
@@ -38,11 +37,7 @@ def _share(context: Context) -> float:
     return math.floor(1000 * _OF_ROOM * min(shares)) / 1000
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.device_memory_share:
-        return f"the process is limited to {context.settings.device_memory_share:.1%} of the device already"
-    if trouble := no_trouble(context):
-        return trouble
+def _gives_back(context: Context) -> str:
     conf = read_conf(standing_conf(context.settings))
     if _COLLECT in conf:
         return f"{_COLLECT} is set already"
@@ -60,17 +55,17 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     conf = merged_conf(standing_conf(context.settings), f"{_COLLECT}:{_COLLECT_FROM}")
     return {"device_memory_share": _share(context), "env": conf_environment(conf)}
 
 
 def _verify(applied: Applied) -> Verified:
-    wanted = float(applied.record.meta.get("settings", {}).get("device_memory_share", 0.0))
+    wanted = float(applied.settings.get("device_memory_share", 0.0))
     shares = [float(known.get("share", 1.0)) for known in by_device(applied.record).values()] or [1.0]
     least, most = min(shares), max(shares)
     missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")
-    now, before = calls(applied.record), calls(applied.without)
+    now, before = applied.both(calls)
     said = (
         f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are given back "
         f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.beside(before)}"
@@ -97,7 +92,11 @@ FIX = Fix(
     gentle=True,
     alone=True,
     risk="more calls of the device, each short, for fewer long stalls; what needs more than the limit fails",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("device_memory_share", "the process is limited to {:.1%} of the device already"),
+        trouble,
+        _gives_back,
+    ),
+    sets=_sets,
     verify=_verify,
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
-from typing import Any
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.memory.allocator import preloaded
-from latfix.runners.fixes.shared.tail_conditions import faults_per_request, refusals
+from latfix.runners.fixes.shared.conditions import at_default, refusals
+from latfix.runners.fixes.shared.run_evidence import fewer_faults
 from latfix.runners.host.privileges import available_bytes, mib
 
 _MIB = 1 << 20
@@ -37,13 +37,15 @@ def _wanted_mib(record: RunRecord) -> int:
     return math.ceil(_MARGIN * growth_bytes(record) / _MIB / _STEP_MIB) * _STEP_MIB
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.prefault_mb:
-        return f"{context.settings.prefault_mb} MiB are prefaulted already"
+def _heap_stays(context: Context) -> str:
     if platform.libc_ver()[0] != "glibc":
         return "the C library is not glibc, whose heap can be told to stay"
     if "malloc" in preloaded(context):
         return "another allocator is preloaded, with a heap for each thread"
+    return ""
+
+
+def _growth_fits(context: Context) -> str:
     growth = growth_bytes(context.record)
     if growth < _LEAST:
         return f"memory grew by only {mib(growth)} while requests were served"
@@ -53,20 +55,20 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     return {"prefault_mb": _wanted_mib(context.record)}
 
 
 def _verify(applied: Applied) -> Verified:
     memory = applied.record.meta.get("memory", {})
     touched, kept = int(memory.get("prefaulted_bytes", 0)), int(memory.get("prefault_kept_bytes", 0))
-    now, before = faults_per_request(applied.record), faults_per_request(applied.without)
-    grew, grew_before = growth_bytes(applied.record), growth_bytes(applied.without)
+    fewer, faults = fewer_faults(applied)
+    grew, grew_before = applied.both(growth_bytes)
     said = (
-        f"{mib(touched)} were touched before the first request and {mib(kept)} of it kept; {now:.0f} page faults a "
-        f"request, {before:.0f} without; memory grew by {mib(grew)}, {mib(grew_before)} without"
+        f"{mib(touched)} were touched before the first request and {mib(kept)} of it kept; {faults}; memory grew by "
+        f"{mib(grew)}, {mib(grew_before)} without"
     )
-    effective = touched > 0 and kept >= _KEPT * touched and now < 0.5 * before
+    effective = touched > 0 and kept >= _KEPT * touched and fewer
     return Verified(effective, "; ".join([said, *refusals(applied.record, "prefault_mb")]))
 
 
@@ -78,7 +80,7 @@ FIX = Fix(
     gentle=True,
     cold=True,
     risk="the peak's memory is taken from the start; a start that is later by it",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("prefault_mb", "{} MiB are prefaulted already"), _heap_stays, _growth_fits),
+    sets=_sets,
     verify=_verify,
 )

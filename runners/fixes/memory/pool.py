@@ -7,18 +7,11 @@ the device before its first request, and lets it go to the allocator, which then
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from latfix.profilers.gpu.alloc_conf import read_conf
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.device_memory_facts import (
-    by_device,
-    calls,
-    no_trouble,
-    room_bytes,
-    worker_growth_mib,
-)
-from latfix.runners.fixes.shared.tail_conditions import refusals
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import refusals
+from latfix.runners.fixes.shared.device_memory_facts import by_device, calls, room_bytes, trouble, worker_growth_mib
 from latfix.runners.gpu_memory.caching_allocator import standing_conf
 from latfix.runners.host.privileges import mib
 
@@ -26,17 +19,12 @@ from latfix.runners.host.privileges import mib
 _THERE = 0.9
 
 
-def _reserves(context: Context) -> bool:
-    """Whether it is the device's memory that needs a pool."""
-    return not _no_reservation(context)
-
-
 def _no_reservation(context: Context) -> str:
     """Why nothing is reserved on the device, in one clause; empty where it is."""
     if context.settings.reserve_mb:
         return f"{context.settings.reserve_mb} MiB of the device are reserved already"
-    if trouble := no_trouble(context):
-        return trouble
+    if reason := trouble(context):
+        return reason
     wanted = worker_growth_mib(context.record)
     if not wanted:
         return "the workers hold no more of the device than the model"
@@ -52,28 +40,29 @@ def _no_reservation(context: Context) -> str:
     return ""
 
 
-def _obstacle(context: Context) -> str:
-    device = str(context.record.meta.get("device", "cpu")).startswith("cuda")
-    if device and _reserves(context):
+def _needs_pool(context: Context) -> str:
+    on_device = context.device.startswith("cuda")
+    reason = _no_reservation(context) if on_device else ""
+    if on_device and not reason:
         return ""
     if context.settings.buffer_pool:
-        return "batches use a pool already" + (f"; {_no_reservation(context)}" if device else "")
-    if device and context.settings.reserve_mb:
-        return _no_reservation(context)
+        return "batches use a pool already" + (f"; {reason}" if reason else "")
+    if on_device and context.settings.reserve_mb:
+        return reason
     if not context.default_collate:
         return "the adapter has a collate of its own, which allocates as it likes"
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
-    if _reserves(context):
+def _sets(context: Context) -> Change:
+    if not _no_reservation(context):
         return {"reserve_mb": worker_growth_mib(context.record)}
     return {"buffer_pool": True}
 
 
 def _verify(applied: Applied) -> Verified:
-    settings = applied.record.meta.get("settings", {})
-    if settings.get("reserve_mb", 0) != applied.without.meta.get("settings", {}).get("reserve_mb", 0):
+    reserved, before = applied.both(lambda record: record.meta.get("settings", {}).get("reserve_mb", 0))
+    if reserved != before:
         return _verify_reservation(applied)
     meta = applied.record.meta
     hits, misses = int(meta.get("pool_hits", 0)), int(meta.get("pool_misses", 0))
@@ -93,7 +82,7 @@ def _verify_reservation(applied: Applied) -> Verified:
     asked = [tuple(int(known.get(name, 0)) for name in names) for known in devices.values()]
     # The device that gave least of what it was asked for.
     got, wanted = min(asked, key=lambda each: each[0] / max(each[1], 1), default=(0, 0))
-    now, before = calls(applied.record), calls(applied.without)
+    now, before = applied.both(calls)
     said = (
         f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(asked) < 2 else 'each'} device before the first "
         f"request; {now.beside(before)}"
@@ -110,7 +99,7 @@ FIX = Fix(
     gentle=True,
     alone=True,
     risk="the largest batch's memory is kept; small answers are copied once more; a GPU's peak from the start",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(_needs_pool,),
+    sets=_sets,
     verify=_verify,
 )

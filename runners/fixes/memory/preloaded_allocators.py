@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Any
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.memory.allocator import TREATS, few_faults, kept_already, preloaded
-from latfix.runners.fixes.shared.tail_conditions import faults_per_request
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.memory.allocator import TREATS, kept_already, many_faults, preloaded
+from latfix.runners.fixes.shared.run_evidence import fewer_faults
 from latfix.runners.host.malloc_libraries import ALLOCATORS, Allocator, preload_name
 
 
@@ -21,28 +20,27 @@ def preload_fix(allocator: Allocator) -> Fix:
         relief=0.6,
         gentle=True,
         risk="resident memory grows to its peak and stays there",
-        obstacle=partial(_obstacle, allocator),
-        change=partial(_change, allocator),
+        needs=(_none_preloaded, kept_already, partial(_installed, allocator), many_faults),
+        sets=partial(_sets, allocator),
         verify=partial(_verify, allocator),
     )
 
 
-def _obstacle(allocator: Allocator, context: Context) -> str:
-    """Why the allocator is not preloaded here; empty where it can be."""
+def _none_preloaded(context: Context) -> str:
     if not sys.platform.startswith("linux"):
         return "preloading an allocator is done on Linux only"
     there = preloaded(context)
     known = next((one.name for one in ALLOCATORS if one.name in there), "")
-    if known:
-        return f"{known} is preloaded already"
-    if kept := kept_already(context):
-        return kept
-    if not preload_name(allocator):
-        return f"{allocator.name} is not installed ({allocator.sonames[0]} is nowhere to be found)"
-    return few_faults(context)
+    return f"{known} is preloaded already" if known else ""
 
 
-def _change(allocator: Allocator, context: Context) -> dict[str, Any]:
+def _installed(allocator: Allocator, _: Context) -> str:
+    if preload_name(allocator):
+        return ""
+    return f"{allocator.name} is not installed ({allocator.sonames[0]} is nowhere to be found)"
+
+
+def _sets(allocator: Allocator, context: Context) -> Change:
     """The environment of a process on that allocator; what is preloaded otherwise stays."""
     there = context.settings.env.get("LD_PRELOAD", "")
     names = [preload_name(allocator), *there.replace(":", " ").split()]
@@ -52,6 +50,5 @@ def _change(allocator: Allocator, context: Context) -> dict[str, Any]:
 def _verify(allocator: Allocator, applied: Applied) -> Verified:
     """The library is mapped into the process, and the faults are gone: with its defaults it would change nothing."""
     used = str(applied.record.meta.get("memory", {}).get("allocator", "unknown"))
-    now, before = faults_per_request(applied.record), faults_per_request(applied.without)
-    said = f"the process ran on {used}; {now:.0f} page faults a request, {before:.0f} without"
-    return Verified(used == allocator.name and now < 0.5 * before, said)
+    fewer, faults = fewer_faults(applied)
+    return Verified(used == allocator.name and fewer, f"the process ran on {used}; {faults}")

@@ -1,1 +1,5 @@
-"""Fixes that reduce the precision."""
+"""``quantize.*``: fewer bits."""
+
+from latfix.runners.fixes.quantize import bf16, fp8_dynamic, fp16, int8_dynamic, int8_excluded, int8_weight_only
+
+__all__ = ["bf16", "fp8_dynamic", "fp16", "int8_dynamic", "int8_excluded", "int8_weight_only"]

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.quantize import reduced_precision
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.quantize.reduced_precision import (
+    COMPILING_S,
+    available,
+    compiled_too,
+    products_in,
+    with_compiler,
+)
 from latfix.runners.fixes.shared.model_facts import COMPUTE, slow_layers
 
 
-def _obstacle(context: Context) -> str:
-    return (
-        reduced_precision.obstacle(context, "fp8_dynamic")
-        or reduced_precision.without_compiler(context)
-        or slow_layers(context, "fp8_dynamic")
-    )
+def _fast_layers(context: Context) -> str:
+    return slow_layers(context, "fp8_dynamic")
 
 
-def _change(context: Context) -> dict[str, Any]:
-    return {"precision": "fp8_dynamic", **reduced_precision.compiled_too(context)}
+def _sets(context: Context) -> Change:
+    return {"precision": "fp8_dynamic", **compiled_too(context)}
 
 
 def _verify(applied: Applied) -> Verified:
-    return reduced_precision.products_in(applied, "fp8")
+    return products_in(applied, "fp8")
 
 
 FIX = Fix(
@@ -33,7 +33,8 @@ FIX = Fix(
     compute=0.6,
     risk="accuracy, measured before speed; a start that is later by the compilation",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_gpu_s=COMPILING_S,
+    needs=(available("fp8_dynamic"), with_compiler, _fast_layers),
+    sets=_sets,
     verify=_verify,
 )

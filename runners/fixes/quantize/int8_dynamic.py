@@ -5,41 +5,56 @@ On the CPU by torch's own kernels, which no compiler sees into; on a GPU by torc
 
 from __future__ import annotations
 
-from typing import Any
-
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.quantize import reduced_precision
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, on_cpu, slow_layers
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.quantize.reduced_precision import (
+    COMPILING_S,
+    available,
+    compiled_too,
+    products_in,
+    with_compiler,
+)
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, slow_layers
 
 #: Part of the type's name of every module of this kind on the CPU.
 QUANTIZED = "nn.quantized.dynamic"
 
 
-def int8_obstacle(context: Context) -> str:
-    """Why int8 layers of this kind cannot be used here."""
-    if reason := reduced_precision.obstacle(context, "int8_dynamic"):
-        return reason
-    if on_cpu(context) and context.settings.compile != "off":
+def _not_compiled_on_cpu(context: Context) -> str:
+    if context.on_cpu and context.settings.compile != "off":
         return "on the CPU it does not go with torch.compile, which cannot see into its kernels"
-    return reduced_precision.without_compiler(context) or slow_layers(context, "int8_dynamic")
+    return ""
 
 
-def int8_change(context: Context) -> dict[str, Any]:
+def _fast_layers(context: Context) -> str:
+    return slow_layers(context, "int8_dynamic")
+
+
+#: Also those of int8 layers that some others are spared from.
+NEEDS = (available("int8_dynamic"), _not_compiled_on_cpu, with_compiler, _fast_layers)
+
+
+def int8_layers(context: Context) -> Change:
     """The settings of int8 layers of this kind, compiled where they pay only so."""
-    return {"precision": "int8_dynamic", **reduced_precision.compiled_too(context)}
+    return {"precision": "int8_dynamic", **compiled_too(context)}
+
+
+def int8_modules(applied: Applied) -> tuple[int, str]:
+    """How many int8 modules ran in a forward pass on the CPU, and that in words."""
+    modules = applied.evidence.get("modules", {})
+    quantized, total = count(modules, QUANTIZED), sum(modules.values())
+    return quantized, f"{quantized} of {total} leaf modules that ran in a forward pass were int8"
 
 
 def ran_on_gpu(applied: Applied) -> bool:
-    """Whether the service was on a GPU."""
+    """True if the service was on a GPU."""
     return str(applied.evidence.get("device", "cpu")) != "cpu"
 
 
 def _verify(applied: Applied) -> Verified:
     if ran_on_gpu(applied):
-        return reduced_precision.products_in(applied, "int8")
-    modules = applied.evidence.get("modules", {})
-    quantized, total = count(modules, QUANTIZED), sum(modules.values())
-    return Verified(quantized > 0, f"{quantized} of {total} leaf modules that ran in a forward pass were int8")
+        return products_in(applied, "int8")
+    quantized, said = int8_modules(applied)
+    return Verified(quantized > 0, said)
 
 
 FIX = Fix(
@@ -50,7 +65,8 @@ FIX = Fix(
     compute=0.6,
     risk="accuracy; measured before speed",
     changes_outputs=True,
-    obstacle=int8_obstacle,
-    change=int8_change,
+    making_gpu_s=COMPILING_S,
+    needs=NEEDS,
+    sets=int8_layers,
     verify=_verify,
 )

@@ -2,55 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.quantize import reduced_precision
-from latfix.runners.fixes.quantize.int8_dynamic import QUANTIZED, int8_change, int8_obstacle, ran_on_gpu
+from latfix.errors import LatfixError
+from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, SetUp, Verified
+from latfix.runners.fixes.quantize.int8_dynamic import FIX as ALL_LAYERS
+from latfix.runners.fixes.quantize.int8_dynamic import NEEDS, QUANTIZED, int8_layers, int8_modules, ran_on_gpu
+from latfix.runners.fixes.quantize.reduced_precision import COMPILING_S, products_in
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count
+from latfix.runners.replay.arm import Arm
+
+#: Most seconds for finding the layers that accuracy hangs on.
+_MEASURING_S = 60.0
 
 
-def _obstacle(context: Context) -> str:
-    if obstacle := int8_obstacle(context):
-        return obstacle
-    if context.sensitivity is None:
+def _all_layers_refused(context: Context) -> bool:
+    """True if quantizing all layers was refused for its accuracy."""
+    whole = next((step for step in context.steps if step.fix == ALL_LAYERS.id), None)
+    return whole is not None and whole.status == "rejected" and bool(whole.scored) and whole.comparison is None
+
+
+def _measure_layers(bench: Bench, base: Arm) -> Mapping[str, Any]:
+    """Which layers must keep their precision, measured in a process of its own; else the reason."""
+    arm = bench.lone_arm("sensitivity", base.settings, ())
+    try:
+        answer = arm.ask(
+            "sensitivity",
+            folder=str(bench.baseline.folder),
+            precision="int8_dynamic",
+            max_drop=bench.max_drop,
+            budget_s=max(min(_MEASURING_S, bench.left_s() / 6), 5.0),
+        )
+    except LatfixError as error:
+        return {"reason": error.message}
+    finally:
+        arm.close()
+    found: Mapping[str, Any] = answer["sensitivity"]
+    return found
+
+
+def _kept_layers(context: Context) -> list[str]:
+    return list(context.found.get(FIX.id, {}).get("keep", {}))
+
+
+def _layers_known(context: Context) -> str:
+    found = context.found.get(FIX.id)
+    if found is None:
         return (
             "it was not measured which layers the accuracy hangs on: that is done where quantize.int8_dynamic is"
             " refused for its accuracy, and time is left"
         )
-    if not context.sensitivity:
-        return "measuring the layers found none whose exclusion makes int8 accurate enough and still faster"
-    return ""
+    if found.get("keep"):
+        return ""
+    reason = f": {found['reason']}" if found.get("reason") else ""
+    return f"measuring the layers found none whose exclusion makes int8 accurate enough and still faster{reason}"
 
 
-def _change(context: Context) -> dict[str, Any]:
-    keep = dict.fromkeys((*context.settings.keep_precision, *(context.sensitivity or {})))
-    return {**int8_change(context), "keep_precision": list(keep)}
+def _sets(context: Context) -> Change:
+    keep = dict.fromkeys((*context.settings.keep_precision, *_kept_layers(context)))
+    return {**int8_layers(context), "keep_precision": list(keep)}
 
 
 def _verify(applied: Applied) -> Verified:
-    if ran_on_gpu(applied):
-        return _verify_on_gpu(applied)
-    modules, kept = applied.evidence.get("modules", {}), applied.evidence.get("kept", {})
-    quantized, total = count(modules, QUANTIZED), sum(modules.values())
+    named = ", ".join(applied.settings.get("keep_precision", []))
+    if ran_on_gpu(applied):  # a compiled model has no modules that run; which weights it holds can be seen
+        products, kept = products_in(applied, "int8"), applied.evidence.get("kept_weights", {})
+        spared, wrongly = sum(kept.values()), count(kept, "torchao")
+        said = f"{products.evidence}; {spared - wrongly} have the weights that they had: {named}"
+        return Verified(products.effective and spared > 0 and not wrongly, said)
+    (quantized, said), kept = int8_modules(applied), applied.evidence.get("kept", {})
     spared, wrongly = sum(kept.values()), count(kept, QUANTIZED)
-    said = (
-        f"{quantized} of {total} leaf modules that ran in a forward pass were int8; {spared - wrongly} ran as they"
-        f" were: {_named(applied)}"
-    )
+    said += f"; {spared - wrongly} ran as they were: {named}"
     return Verified(quantized > 0 and spared > 0 and not wrongly, said)
-
-
-def _verify_on_gpu(applied: Applied) -> Verified:
-    """A compiled model has no modules that run; which weights it holds can be seen all the same."""
-    products, kept = reduced_precision.products_in(applied, "int8"), applied.evidence.get("kept_weights", {})
-    spared, wrongly = sum(kept.values()), count(kept, "torchao")
-    said = f"{products.evidence}; {spared - wrongly} have the weights that they had: {_named(applied)}"
-    return Verified(products.effective and spared > 0 and not wrongly, said)
-
-
-def _named(applied: Applied) -> str:
-    return ", ".join(applied.record.meta.get("settings", {}).get("keep_precision", []))
 
 
 FIX = Fix(
@@ -61,7 +85,10 @@ FIX = Fix(
     compute=0.75,
     risk="accuracy; measured before speed",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    making_gpu_s=COMPILING_S,
+    needs=(*NEEDS, _layers_known),
+    sets=_sets,
     verify=_verify,
+    set_up=SetUp(due=_all_layers_refused, measure=_measure_layers, recorded=True),
+    after=ALL_LAYERS.id,
 )

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.quantize.bf16 import native_bf16
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, on_cpu, other_backend, slow_layers
+from latfix.runners.fixes.quantize import bf16
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, slow_layers, torch_runs_it
 
 _KERNEL = "_weight_int8pack_mm"
 
 
-def _obstacle(context: Context) -> str:
-    if not on_cpu(context):
+def _on_this_cpu(context: Context) -> str:
+    if not context.on_cpu:
         return (
             "its packed product is used on the CPU only: on a GPU the weights are widened before each product, which"
             " takes longer than it saves"
         )
-    if not native_bf16():
-        return "this CPU has no bfloat16 instructions, which its activations are in"
-    if context.settings.precision != "default":
-        return f"the precision is {context.settings.precision} already"
-    if context.settings.compile != "off":
-        return "the model is compiled already; its layers are changed before that or not at all"
-    if facts(context).get("few_row_products") == 0:
-        return (
-            "all products of a middling request are of many rows, for which the weights are widened to bfloat16:"
-            " quantize.bf16 does that without rounding them"
-        )
-    return other_backend(context) or slow_layers(context, "int8_weight_only", ("bf16",))
+    return "" if bf16.native_bf16() else "this CPU has no bfloat16 instructions, which its activations are in"
 
 
-def _change(context: Context) -> dict[str, Any]:
-    del context
-    return {"precision": "int8_weight_only"}
+def _few_rows(context: Context) -> str:
+    if facts(context).get("few_row_products") != 0:
+        return ""
+    return (
+        "all products of a middling request are of many rows, for which the weights are widened to bfloat16:"
+        " quantize.bf16 does that without rounding them"
+    )
+
+
+def _fast_layers(context: Context) -> str:
+    return slow_layers(context, "int8_weight_only", ("bf16",))
 
 
 def _verify(applied: Applied) -> Verified:
@@ -51,7 +47,14 @@ FIX = Fix(
     compute=0.75,
     risk="accuracy, less than with int8 activations; measured before speed",
     changes_outputs=True,
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        _on_this_cpu,
+        at_default("precision", "the precision is {} already"),
+        at_default("compile", "the model is compiled already; its layers are changed before that or not at all"),
+        _few_rows,
+        torch_runs_it,
+        _fast_layers,
+    ),
+    sets={"precision": "int8_weight_only"},
     verify=_verify,
 )

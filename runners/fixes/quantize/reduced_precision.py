@@ -9,59 +9,58 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from latfix.profilers.gpu.kernel_names import Format, is_device_kernel, matrix_formats, number_format
-from latfix.runners.fixes.fix import Applied, Context, Verified
+from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
 from latfix.runners.fixes.fuse import compile as fuse_compile
-from latfix.runners.fixes.shared.model_facts import count, facts, on_cpu, other_backend
+from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.model_facts import count, facts, torch_runs_it
 from latfix.runners.model_transforms.precision_support import Capability, unsupported
 from latfix.settings import Precision
 
+#: What it takes to compile torchao's layers on a GPU.
+COMPILING_S = fuse_compile.COMPILING_S
 #: As people call them.
 _SAID: Mapping[Format, str] = {"bf16": "bfloat16", "fp16": "float16", "": "a format that names do not tell"}
 #: Operators of the framework that multiply in eight bits: evidence where no kernel's name was recorded.
 _OPERATORS: Mapping[Format, str] = {"int8": "_int_mm", "fp8": "_scaled_mm"}
 
 
-def device(context: Context) -> str:
-    """The device that the baseline ran on."""
-    return str(context.record.meta.get("device", "cpu"))
-
-
 def capability(context: Context) -> Capability | None:
-    """Compute capability of the GPU that the baseline ran on; ``None`` on the CPU, or where it was not asked for."""
+    """Compute capability of the GPU that the baseline ran on; ``None`` on the CPU, or where it is not known."""
     found = facts(context).get("capability")
     return None if found is None else (int(found[0]), int(found[1]))
 
 
-def obstacle(context: Context, precision: Precision) -> str:
-    """Why a precision cannot be used, or was chosen already: the device, packages, backend, settings."""
-    if reason := unsupported(precision, device(context), capability(context)):
-        return reason
-    if context.settings.precision != "default":
-        return f"the precision is {context.settings.precision} already"
-    return other_backend(context)
+def available(precision: Precision) -> Condition:
+    """The device and the packages must have a precision, none may be chosen yet, and torch must run the model."""
+    unchosen = at_default("precision", "the precision is {} already")
+
+    def condition(context: Context) -> str:
+        reason = unsupported(precision, context.device, capability(context))
+        return reason or unchosen(context) or torch_runs_it(context)
+
+    return condition
 
 
-def in_half_already(context: Context) -> str:
-    """Why 16 bits bring nothing new: most of what the model's layers answer in has them already."""
+def new_in_half(context: Context) -> str:
+    """Most of the model's layers must not answer in 16 bits already."""
     dtypes = facts(context).get("dtypes", {})
     half, total = dtypes.get("bfloat16", 0) + dtypes.get("float16", 0), sum(dtypes.values())
     return f"{half} of {total} layers answer in 16 bits already" if total and 2 * half >= total else ""
 
 
-def without_compiler(context: Context) -> str:
-    """Why torchao's layers would be slower than those of the model: nothing compiles them."""
-    if on_cpu(context) or context.settings.compile != "off":
+def with_compiler(context: Context) -> str:
+    """On a GPU torchao's layers must be compiled: as they come they are slower than those of the model."""
+    if context.on_cpu or context.settings.compile != "off":
         return ""
     missing = fuse_compile.FIX.obstacle(context)
     return f"on a GPU it pays only compiled: {missing}" if missing else ""
 
 
-def compiled_too(context: Context) -> dict[str, Any]:
+def compiled_too(context: Context) -> Change:
     """On a GPU, the settings that have torchao's layers compiled, where the model is not."""
-    return {} if on_cpu(context) or context.settings.compile != "off" else fuse_compile.FIX.change(context)
+    return {} if context.on_cpu or context.settings.compile != "off" else fuse_compile.FIX.change(context)
 
 
 def passes(applied: Applied) -> list[dict[str, int]]:
@@ -77,8 +76,22 @@ def passes(applied: Applied) -> list[dict[str, int]]:
     return seen if any(seen) else []
 
 
-def computes_in(applied: Applied, wanted: Format) -> Verified | None:
-    """Whether most of a model's kernels computed in a format of 16 bits; ``None`` where most names do not tell.
+def computed_in(applied: Applied, wanted: Format, dtype: str) -> Verified:
+    """Whether the model computed in a format of 16 bits: by its kernels, else by its layers' answers."""
+    return _by_kernels(applied, wanted) or _by_answers(applied, dtype)
+
+
+def _by_answers(applied: Applied, dtype: str) -> Verified:
+    # A compiled model has no modules to look at; what its graphs compute in is known from when they were compiled.
+    compiled = applied.evidence.get("graph_dtypes")
+    dtypes = compiled or applied.evidence.get("dtypes", {})
+    found, total = dtypes.get(dtype, 0), sum(dtypes.values())
+    what = "operators of the compiled graphs" if compiled else "leaf modules that ran in a forward pass"
+    return Verified(found > 0, f"{found} of {total} {what} answered in {dtype}")
+
+
+def _by_kernels(applied: Applied, wanted: Format) -> Verified | None:
+    """Whether most of a model's kernels computed in the format; ``None`` where most names do not tell.
 
     Matrix kernels, or all kernels of a model that has none. Where some layers keep their precision, one in the
     format is enough.
@@ -95,7 +108,7 @@ def computes_in(applied: Applied, wanted: Format) -> Verified | None:
     told = sum(number for format_, number in found.items() if format_)
     if not told or told < sum(found.values()) / 2:
         return None
-    least = 1 if _keeps(applied) else told / 2
+    least = 1 if applied.settings.get("keep_precision") else told / 2
     said = f"{found[wanted]} of {sum(found.values())} {what} in {_where(seen)} computed in {_SAID[wanted]}"
     return Verified(found[wanted] >= max(least, 1), said + _others(found, wanted))
 
@@ -129,7 +142,3 @@ def _where(seen: Sequence[object], *, each: bool = False) -> str:
 def _others(found: Mapping[Format, int], wanted: Format) -> str:
     rest = [f"{number} in {_SAID.get(format_, format_)}" for format_, number in found.items() if format_ != wanted]
     return f" ({', '.join(rest)})" if rest and any(found[each] for each in found if each != wanted) else ""
-
-
-def _keeps(applied: Applied) -> bool:
-    return bool(applied.record.meta.get("settings", {}).get("keep_precision"))

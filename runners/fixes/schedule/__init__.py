@@ -1,1 +1,5 @@
-"""In which order requests leave the queue."""
+"""``schedule.*``: in which order requests leave the queue."""
+
+from latfix.runners.fixes.schedule import memory_aware, priority, shortest_expected
+
+__all__ = ["memory_aware", "priority", "shortest_expected"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.queue_evidence import choose_ageing_ms, series_range
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, batches_shared
+from latfix.runners.fixes.shared.queue_evidence import choose_ageing_ms
+from latfix.runners.fixes.shared.run_evidence import series_range
 
 #: The largest tenth of the batches is what a limit is for.
 _LARGE = 0.9
@@ -31,16 +31,14 @@ def _standing_bytes(record: RunRecord) -> npt.NDArray[np.float64]:
     return np.asarray(np.maximum(np.maximum.accumulate(np.cumsum(grown)), 0), dtype=np.float64)
 
 
-def _obstacle(context: Context) -> str:
-    settings, batches = context.settings, context.record.batches
-    if settings.memory_limit_mb > 0:
-        return f"batches are kept below {settings.memory_limit_mb} MB already"
-    if settings.batching == "continuous":
+def _batches_formed(context: Context) -> str:
+    if context.settings.batching == "continuous":
         return "batching is continuous: requests join between steps, and no batch is formed that a limit could hold"
-    if settings.schedule != "arrival":
-        return f"the queue is ordered by {settings.schedule} already"
-    if settings.max_batch_size == 1:
-        return "requests run one by one (max_batch_size = 1), so no batch can be made smaller"
+    return ""
+
+
+def _batches_grow(context: Context) -> str:
+    batches = context.record.batches
     if not len(batches["size"]):
         return "no batch ran"
     median, large = np.quantile(batches["padded_elements"], [0.5, _LARGE])
@@ -52,7 +50,7 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     batches = context.record.batches
     padded = batches["padded_elements"].astype(np.float64)
     each = float(_standing_bytes(context.record).sum()) / max(float(padded.sum()), 1.0)
@@ -65,8 +63,8 @@ def _verify(applied: Applied) -> Verified:
     each = series_range(applied.record, "runner.bytes_per_element")
     if each is None or each[1] <= 0:
         return Verified(False, "what batches need could not be measured here, so none was limited")
-    limit = float(applied.record.meta["settings"]["memory_limit_mb"])
-    now, before = (_over(record, each[2], limit) for record in (applied.record, applied.without))
+    limit = float(applied.settings["memory_limit_mb"])
+    now, before = applied.both(lambda record: _over(record, each[2], limit))
     return Verified(
         now[0] < before[0],
         f"at {each[2]:.3g} bytes an element, {now[0]:.1%} of the shared batches were predicted above {limit:g} MB "
@@ -87,7 +85,13 @@ FIX = Fix(
     treats=("memory.page_faults", "memory.allocator", "memory.fragmentation", "batching.size"),
     relief=0.2,
     risk="smaller batches of large inputs; requests that do little work for their memory wait longer",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(
+        at_default("memory_limit_mb", "batches are kept below {} MB already"),
+        _batches_formed,
+        at_default("schedule", "the queue is ordered by {} already"),
+        batches_shared("requests run one by one (max_batch_size = 1), so no batch can be made smaller"),
+        _batches_grow,
+    ),
+    sets=_sets,
     verify=_verify,
 )

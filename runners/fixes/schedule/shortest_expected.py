@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.batch.bucket import bucket_key
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking, work_spread
+from latfix.runners.fixes.shared.run_evidence import series_range
 
 #: Waiting below this part of the p95 latency leaves nothing to reorder.
 _WAITING = 0.1
@@ -20,13 +20,11 @@ _SHORTER = 0.9
 
 
 def _key(context: Context) -> str:
-    """What lengths are told by: what batches go by already, else the feature that tells compute best."""
+    """The feature that lengths are told by: what batches go by already, else the one that tells compute best."""
     return context.settings.batch_key or bucket_key(context.record)
 
 
-def _obstacle(context: Context) -> str:
-    if context.settings.schedule != "arrival":
-        return f"the queue is ordered by {context.settings.schedule} already"
+def _order_pays(context: Context) -> str:
     waits = Waits.of(context.record)
     if not len(waits.latency):
         return "no request reached a batch"
@@ -43,37 +41,27 @@ def _obstacle(context: Context) -> str:
     return ""
 
 
-def _change(context: Context) -> dict[str, Any]:
+def _sets(context: Context) -> Change:
     key = _key(context)
     ageing = choose_ageing_ms(context.record, context.settings, "shortest", key)
     return {"schedule": "shortest", "ageing_ms": ageing, "batch_key": key}
 
 
 def _verify(applied: Applied) -> Verified:
-    key = str(applied.record.meta["settings"].get("batch_key", ""))
-    now, before = (
-        overtaking(Waits.of(record, key), by_length=record.meta["settings"].get("batch_order") == "length")
-        for record in (applied.record, applied.without)
-    )
-    share, was = (_share(seen.shorter, seen.same_class) for seen in (now, before))
-    effective = now.shorter > before.shorter and share >= _SHORTER and now.same_class > 0
+    key = str(applied.settings.get("batch_key", ""))
+
+    def overtook(record: RunRecord) -> tuple[int, int, float]:
+        """Requests that overtook one of their class, how many were the shorter one, and their share."""
+        seen = overtaking(Waits.of(record, key), by_length=record.meta["settings"].get("batch_order") == "length")
+        return seen.same_class, seen.shorter, seen.shorter / max(seen.same_class, 1)
+
+    (now, shorter, share), (before, were_shorter, was) = applied.both(overtook)
+    explained = series_range(applied.record, "runner.work_explained")
     return Verified(
-        effective,
-        f"{now.same_class} requests overtook one of their class, {share:.0%} of them the shorter of the two; "
-        f"{before.same_class} and {was:.0%} without; length explains {_explained(applied.record):.0%} of compute",
+        shorter > were_shorter and share >= _SHORTER and now > 0,
+        f"{now} requests overtook one of their class, {share:.0%} of them the shorter of the two; {before} and "
+        f"{was:.0%} without; length explains {explained[-1] if explained else 0.0:.0%} of compute",
     )
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
-def _explained(record: RunRecord) -> float:
-    samples = record.samples
-    if not len(samples["series"]):
-        return 0.0
-    known = samples["value"][samples["series"] == "runner.work_explained"]
-    return float(known[-1]) if len(known) else 0.0
 
 
 FIX = Fix(
@@ -83,7 +71,7 @@ FIX = Fix(
     relief=0.2,
     gentle=True,
     risk="long requests wait longer, at most the ageing interval for each typical request that they are worth",
-    obstacle=_obstacle,
-    change=_change,
+    needs=(at_default("schedule", "the queue is ordered by {} already"), _order_pays),
+    sets=_sets,
     verify=_verify,
 )

@@ -1,1 +1,1 @@
-"""What a record and a service show, for the fixes' own conditions."""
+"""What fixes share: preconditions, and what records and services show of an effect."""

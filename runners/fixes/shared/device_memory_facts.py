@@ -1,20 +1,18 @@
-"""What a run's record tells of the device's memory, for the fixes that treat it."""
+"""What a run's record shows of the device's memory, for the fixes that treat it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from latfix.profilers.gpu.alloc_conf import read_conf
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.shared.tail_conditions import tail_share
-
-if TYPE_CHECKING:
-    from latfix.runners.fixes.fix import Context
+from latfix.runners.fixes.fix import Context
+from latfix.runners.fixes.shared.conditions import tail_share
 
 #: What the device's memory makes of a tail.
 TREATS = ("memory.allocator", "memory.fragmentation")
@@ -44,11 +42,11 @@ class Calls:
         return f"{_many(self.total, 'call')} of the device for memory, {_many(self.retries, 'stall')}"
 
     def fewer_than(self, before: Calls) -> bool:
-        """Whether stalls and calls are at most half as many, or none where there were none."""
+        """True if stalls and calls halved, or are zero in both."""
         return self.fewer_stalls_than(before) and self.total <= 0.5 * before.total
 
     def fewer_stalls_than(self, before: Calls) -> bool:
-        """Whether stalls are at most half as many, or none where there were none: :meth:`beside` says so then."""
+        """True if stalls halved, or are zero in both: :meth:`beside` mentions that."""
         return self.retries <= 0.5 * before.retries
 
     def beside(self, before: Calls) -> str:
@@ -86,9 +84,9 @@ def calls(record: RunRecord) -> Calls:
     return Calls(retries=retries, allocs=allocs, frees=frees)
 
 
-def no_trouble(context: Context) -> str:
-    """Why the device's memory needs no fix, in one clause; empty where it may."""
-    if not str(context.record.meta.get("device", "cpu")).startswith("cuda"):
+def trouble(context: Context) -> str:
+    """The device's memory must have cost time, by stalls or as a share of the tail."""
+    if not context.device.startswith("cuda"):
         return "the model is not on a CUDA device"
     known = facts(context.record)
     if not known:

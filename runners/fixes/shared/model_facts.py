@@ -1,7 +1,7 @@
-"""What the fixes that change the model look at beside the run: what was seen of the model as it is.
+"""What was seen of the model before any fix, and whether something else ran in its place.
 
 The baseline's record holds it under ``model`` where it was asked for
-(:meth:`latfix.runners.service.loaded_service.Service.facts`); without it no fix is ruled out, and each is tried.
+(:meth:`latfix.runners.service.loaded_service.Service.facts`); without it no fix is ruled out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Context, Verified
+from latfix.runners.fixes.shared.conditions import at_default
 
 #: What treats long computations: these causes' milliseconds are, all or in part, the model's.
 COMPUTE = ("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload")
+#: Shapes that a model is warmed up on where it is compiled or captured by shape.
+SHAPES = 8
 #: The share of batches that a replacement of the model's operators must have run.
 _MOST_BATCHES = 0.95
 #: A precision is not worth a trial where the layers alone are this much slower; by less, a trial tells better.
 _SLOWER = 1.1
+
+#: A change of torch's own operators does nothing where another backend runs the model.
+torch_runs_it = at_default("backend", "{} runs the model, which is none of torch's operators")
 
 
 def facts(context: Context) -> Mapping[str, Any]:
@@ -28,27 +34,6 @@ def facts(context: Context) -> Mapping[str, Any]:
 def count(seen: Mapping[str, int], part: str) -> int:
     """How often something ran whose name holds ``part``."""
     return sum(number for name, number in seen.items() if part in name)
-
-
-def ran_batches(applied: Applied, what: str) -> tuple[bool, str]:
-    """Whether something ran nearly all batches of the replay in the place of the model's own operators, in words.
-
-    On a GPU the host's clock sees the launch alone, so that no share of time is told.
-    """
-    seen = applied.evidence
-    batches, ran = int(seen.get("batches_run", 0)), int(seen.get("batches_replaced", 0))
-    return batches > 0 and ran >= _MOST_BATCHES * batches, f"{what} ran in {ran} of {batches} batches"
-
-
-def on_cpu(context: Context) -> bool:
-    """Whether the model runs on the CPU."""
-    return str(context.record.meta.get("device", "cpu")) == "cpu"
-
-
-def other_backend(context: Context) -> str:
-    """Why a change of torch's own operators does nothing: another backend runs the model."""
-    backend = context.settings.backend
-    return f"{backend} runs the model, which is none of torch's operators" if backend != "torch" else ""
 
 
 def slow_layers(context: Context, precision: str, rivals: tuple[str, ...] = ()) -> str:
@@ -71,6 +56,16 @@ def slow_layers(context: Context, precision: str, rivals: tuple[str, ...] = ()) 
     )
 
 
+def ran_batches(applied: Applied, what: str) -> tuple[bool, str]:
+    """Whether something ran nearly all batches in the place of the model's own operators, in words.
+
+    On a GPU the host's clock sees the launch alone, so that no share of time is given.
+    """
+    seen = applied.evidence
+    batches, ran = int(seen.get("batches_run", 0)), int(seen.get("batches_replaced", 0))
+    return batches > 0 and ran >= _MOST_BATCHES * batches, f"{what} ran in {ran} of {batches} batches"
+
+
 def replaced(applied: Applied, what: str, *, least_time: float = 0.0) -> Verified:
     """Whether something ran in the place of the model's own operators, in the workers' threads, in the replay.
 
@@ -82,7 +77,7 @@ def replaced(applied: Applied, what: str, *, least_time: float = 0.0) -> Verifie
     if least_time and str(seen.get("device", "cpu")) != "cpu":
         usual = float(seen.get("warmup_least_runs", 0.0))
         found = int(seen.get("replacing_runs", 0)) / max(int(seen.get("batches_run", 0)), 1)
-        told = f"{said}, {found:.3g} times in each; at warm-up at least {usual:.3g} times"
-        return Verified(ran and usual > 0 and found >= _MOST_BATCHES * usual, told)
+        said = f"{said}, {found:.3g} times in each; at warm-up at least {usual:.3g} times"
+        return Verified(ran and usual > 0 and found >= _MOST_BATCHES * usual, said)
     share = float(seen.get("replaced_share", 0.0))
     return Verified(ran and share >= least_time, f"{said}, {share:.0%} of their compute time")

@@ -11,38 +11,18 @@ import numpy.typing as npt
 
 from latfix.queueing.backlog import MOST_SHARES, Backlog, FixedLimits, Ordering
 from latfix.queueing.simulator import Offered, SimulatedQueue
-from latfix.results.worker_summary import workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 from latfix.settings import RunnerSettings, Schedule
-from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.latency_summary import percentile_ns
 
-__all__ = [
-    "Overtaking",
-    "Waits",
-    "choose_ageing_ms",
-    "learned",
-    "lengths",
-    "little_to_wait_for",
-    "losses",
-    "overtaking",
-    "said_losses",
-    "series_range",
-    "work_spread",
-    "workers_of",
-]
-
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 #: Ageing intervals that are tried, in medians of the waits.
 _TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 #: A p99 within this factor of the best is as good.
 _AS_GOOD = 1.02
-#: Waiting for a batch below this part of the p95 latency leaves nothing to gain.
-_WAITING = 0.05
 #: Requests that are simulated at most.
 _MOST = 10_000
 
@@ -151,15 +131,21 @@ def overtaking(waits: Waits, *, by_length: bool = False) -> Overtaking:
     return Overtaking(lower, same, shorter)
 
 
-def learned(record: RunRecord, key: str | None = None) -> WorkEstimate:
-    """What the engine's estimate makes of a record's batches."""
+def batch_lengths(record: RunRecord, key: str | None = None) -> tuple[Ints, Ints]:
+    """The longest member's bucket length by batch, and the sum of all members'; ``key`` as in :meth:`Waits.of`."""
     rows, batches = record.requests, record.batches
-    length = lengths(record, key)
     inside = np.flatnonzero(rows["batch_id"] >= 0)
-    at = np.searchsorted(batches["batch_id"], rows["batch_id"][inside])
+    at, length = np.searchsorted(batches["batch_id"], rows["batch_id"][inside]), lengths(record, key)[inside]
     longest, total = np.zeros(len(batches["size"]), np.int64), np.zeros(len(batches["size"]), np.int64)
-    np.maximum.at(longest, at, length[inside])
-    np.add.at(total, at, length[inside])
+    np.maximum.at(longest, at, length)
+    np.add.at(total, at, length)
+    return longest, total
+
+
+def learned(record: RunRecord, key: str | None = None) -> WorkEstimate:
+    """The engine's estimate of work, as it learns it from a record's batches."""
+    batches = record.batches
+    longest, total = batch_lengths(record, key)
     estimate = WorkEstimate()
     plain = (batches["warmup"] == 0) & (batches["retried"] == 0) & (total > 0)
     for b in np.flatnonzero(plain).tolist():
@@ -244,39 +230,3 @@ def work_spread(record: RunRecord, estimate: WorkEstimate, key: str | None = Non
     shares = np.array([min(estimate.share(length), MOST_SHARES) for length in waits.length.tolist()])
     low, high = np.quantile(shares, [0.1, 0.9])
     return float(high / low) if low > 0 else float("inf")
-
-
-def little_to_wait_for(record: RunRecord) -> str:
-    """Why no wait for a batch is worth a fix; empty where one is."""
-    rows = record.requests
-    served = (rows["status"] == Status.OK) & (rows["batch_id"] >= 0)
-    if not served.any():
-        return "no request reached a batch"
-    waited = float(np.percentile((rows["queue_ns"] + rows["batch_ns"])[served], 95)) / 1e6
-    latency = float(np.percentile(rows["latency_ns"][served], 95)) / 1e6
-    if waited < _WAITING * latency:
-        return f"hardly anybody waits for a batch: {waited:.3g} ms at p95, of a latency of {latency:.3g} ms"
-    return ""
-
-
-def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:
-    """Requests that did not end ok, all requests, and the count of each status."""
-    counts = record.counts()
-    total = sum(counts.values())
-    return total - counts[STATUS_NAMES[Status.OK]], total, counts
-
-
-def said_losses(record: RunRecord) -> str:
-    """Shares of requests that were shed and lost otherwise, in words."""
-    lost, total, counts = losses(record)
-    every = max(total, 1)
-    return f"{counts['shed']} of {total} requests ({counts['shed'] / every:.1%}) shed, {lost / every:.1%} lost in all"
-
-
-def series_range(record: RunRecord, name: str) -> tuple[float, float, float] | None:
-    """Lowest, highest and last value of a sampled series; ``None`` where it was not sampled."""
-    samples = record.samples
-    if not len(samples["series"]):
-        return None
-    values = samples["value"][samples["series"] == name]
-    return (float(values.min()), float(values.max()), float(values[-1])) if len(values) else None

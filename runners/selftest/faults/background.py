@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
 from latfix.runners.selftest.faults.injectors import Collections
-from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,14 @@ class Phases:
             yield (period + rng.uniform(0.1, max(0.1, 0.9 - self.on_s / self.period_s))) * self.period_s
             period += 1
 
+    def waited(self, stop: threading.Event) -> Iterator[None]:
+        """Yields when each phase begins, from now on, until ``stop`` is set."""
+        began = time.perf_counter()
+        for start_s in self.starts_s():
+            if stop.wait(max(0.0, began + start_s - time.perf_counter())):
+                return
+            yield
+
 
 def spin(until_ns: int) -> None:
     """Python bytecode and nothing else, which gives the interpreter lock up only when asked to."""
@@ -74,22 +81,8 @@ class Beside:
         self._thread.join()
 
     def _run(self) -> None:
-        began = time.perf_counter()
-        for start_s in self._phases.starts_s():
-            if self._stop.wait(max(0.0, began + start_s - time.perf_counter())):
-                return
-            done = self._phase(self._phases.on_s)
-            self._log.add(
-                Fault(
-                    cause=self._cause,
-                    kind=self._kind,
-                    where="outside",
-                    request="",
-                    start_ns=done.start_ns,
-                    end_ns=done.end_ns,
-                    ns=done.ns,
-                )
-            )
+        for _ in self._phases.waited(self._stop):
+            self._log.note(self._cause, self._kind, self._phase(self._phases.on_s))
 
 
 def start_spinner(phases: Phases, log: FaultLog) -> Beside:

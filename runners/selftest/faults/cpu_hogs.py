@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from latfix.runners.selftest.faults.background import Phases, spin
-from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog
 
 
 def cores() -> list[int]:
@@ -60,25 +61,13 @@ def main(arguments: Sequence[str]) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     log = FaultLog(Path(arguments[2]))
-    began = time.perf_counter()
-    for start_s in phases.starts_s():
-        time.sleep(max(0.0, began + start_s - time.perf_counter()))
+    for _ in phases.waited(threading.Event()):
         if os.getppid() != parent:
             return
         start = time.perf_counter_ns()
         end = start + int(phases.on_s * 1e9)
         spin(end)
-        log.add(
-            Fault(
-                cause="host.contention",
-                kind="hog",
-                where="outside",
-                request="",
-                start_ns=start,
-                end_ns=end,
-                ns=end - start,
-            )
-        )
+        log.note("host.contention", "hog", Done(start, end, end - start))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latfix.runners.selftest.faults.background import Phases
-from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog
 
 _PERIOD_US = 20_000
 _ROOT = Path("/sys/fs/cgroup")
@@ -150,23 +150,10 @@ class Quota:
         self._log.close()
 
     def _run(self) -> None:
-        began = time.perf_counter()
-        for start_s in self._phases.starts_s():
-            if self._stop.wait(max(0.0, began + start_s - time.perf_counter())):
-                return
+        for _ in self._phases.waited(self._stop):
             before, start = self._group.throttled_ns(), time.perf_counter_ns()
             self._group.limit(self._cores)
             self._stop.wait(self._phases.on_s)
             self._group.limit(None)
             end = time.perf_counter_ns()
-            self._log.add(
-                Fault(
-                    cause="host.throttle",
-                    kind="quota",
-                    where="outside",
-                    request="",
-                    start_ns=start,
-                    end_ns=end,
-                    ns=self._group.throttled_ns() - before,
-                )
-            )
+            self._log.note("host.throttle", "quota", Done(start, end, self._group.throttled_ns() - before))

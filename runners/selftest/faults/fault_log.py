@@ -1,4 +1,4 @@
-"""The injectors' own log: what was really done to which request, when and for how long.
+"""Timing a fault, and the injectors' own log: what was really done to which request, when and for how long.
 
 One JSON line a fault, written with a single ``write`` to a file opened for appending, so that lines of
 several threads and processes never mix. Times are of ``time.perf_counter_ns``, whose clock is the machine's
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from latfix.errors import InputError
@@ -20,6 +21,45 @@ from latfix.errors import InputError
 #: Environment variable that names the file; without it nothing is logged.
 LOG_VARIABLE = "LATFIX_SELFTEST_LOG"
 LOG_FILE = "faults.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an injector did: its ends on the performance counter's clock, and the nanoseconds that it added.
+
+    Time in which its thread was ready to run and another had the core is not the fault's and not in ``ns``.
+    """
+
+    start_ns: int
+    end_ns: int
+    ns: int
+
+
+class Stopwatch:
+    """Times a fault on the thread that suffers it."""
+
+    def __init__(self) -> None:
+        self._delay_ns = run_delay_ns()
+        self.start_ns = time.perf_counter_ns()
+
+    def stop(self, ns: int | None = None) -> Done:
+        """The fault ends now; it added ``ns``, or by default all the time less that of waiting for a core."""
+        end = time.perf_counter_ns()
+        if ns is None:
+            ns = end - self.start_ns - (run_delay_ns() - self._delay_ns)
+        return Done(self.start_ns, end, max(ns, 0))
+
+
+def run_delay_ns() -> int:
+    """How long this thread has waited for a core while ready to run; 0 where the kernel does not tell."""
+    try:
+        fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 64).split()[1])
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +101,29 @@ class FaultLog:
     def add(self, fault: Fault) -> None:
         """Write one line."""
         if self._fd >= 0:
-            os.write(self._fd, (json.dumps(_as_row(fault)) + "\n").encode())
+            row = asdict(fault)
+            row["ms"] = row.pop("ns") / 1e6
+            os.write(self._fd, (json.dumps(row) + "\n").encode())
+
+    def note(self, cause: str, kind: str, done: Done, *, where: str = "outside", request: str = "") -> None:
+        """Write what an injector did."""
+        self.add(
+            Fault(
+                cause=cause,
+                kind=kind,
+                where=where,
+                request=request,
+                start_ns=done.start_ns,
+                end_ns=done.end_ns,
+                ns=done.ns,
+            )
+        )
 
     def close(self) -> None:
         """Give the descriptor back; nothing is logged any more."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _as_row(fault: Fault) -> dict[str, object]:
-    return {
-        "cause": fault.cause,
-        "kind": fault.kind,
-        "where": fault.where,
-        "request": fault.request,
-        "start_ns": fault.start_ns,
-        "end_ns": fault.end_ns,
-        "ms": fault.ns / 1e6,
-    }
 
 
 def read_faults(path: Path) -> list[Fault]:

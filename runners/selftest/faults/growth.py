@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
 from latfix.runners.selftest.faults.injectors import ExtraWork
-from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
 
 #: Kinds of growth, each the last part of a cause's id.
 GROWTHS: tuple[str, ...] = ("memory", "cache", "sessions", "unknown", "shift")

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
 from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults
-from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
 from latfix.spans import span
 
 Inject = Callable[[float], Done]
@@ -162,18 +161,7 @@ class Injectors:
 
     def strike(self, where: str, kind: str, ms: float, request: str) -> None:
         """Do one planned fault to a request and log it."""
-        done = self._by_kind[kind](ms)
-        self._log.add(
-            Fault(
-                cause=cause_of(kind, where),
-                kind=kind,
-                where=where,
-                request=request,
-                start_ns=done.start_ns,
-                end_ns=done.end_ns,
-                ns=done.ns,
-            )
-        )
+        self._log.note(cause_of(kind, where), kind, self._by_kind[kind](ms), where=where, request=request)
 
 
 def _make(kind: str, most_ms: float) -> Inject:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
+from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
 
 PAGE = mmap.PAGESIZE
 _MADV_DONTNEED = 4

@@ -21,11 +21,10 @@ import torch
 
 from latfix import Request, Workload
 from latfix.runners.selftest.faults.background import Phases, start_collector, start_spinner
-from latfix.runners.selftest.faults.fault_log import Fault, FaultLog
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
 from latfix.runners.selftest.faults.growth import Growth
 from latfix.runners.selftest.faults.injectors import KINDS, ExtraWork, Injectors
 from latfix.runners.selftest.faults.memory import Heap
-from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
 
 WIDTH, HIDDEN = 256, 1024
 #: Faults that one request can bring into the model.
@@ -133,17 +132,7 @@ class Served(torch.nn.Module):
         return output
 
     def _log_model(self, cause: str, kind: str, request: str, done: Done) -> None:
-        self._log.add(
-            Fault(
-                cause=cause,
-                kind=kind,
-                where="model",
-                request=request,
-                start_ns=done.start_ns,
-                end_ns=done.end_ns,
-                ns=done.ns,
-            )
-        )
+        self._log.note(cause, kind, done, where="model", request=request)
 
 
 def _no_recompile_limit() -> None:

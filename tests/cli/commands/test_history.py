@@ -273,7 +273,7 @@ def test_signs_stand_for_bars_where_there_is_no_unicode() -> None:
 
     from rich.console import Console
 
-    from latfix.reports.terminal.history import Sparkline, bars
+    from latfix.reports.terminal.widgets import Sparkline, bars
 
     assert bars([1.0, None, 2.0, 3.0]) == "▁ ▅█"
     assert bars([]) == "" and bars([None]) == " " and bars([2.0, 2.0]) == "▅▅"

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from latfix.reports.ci.ci_summary import GateLine, Outcome, Summary, read_summary
+from latfix.reports.ci.ci_summary import Summary, read_summary
 from latfix.reports.ci.github_annotations import annotation_lines
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown, text
+from latfix.reports.comparison_rows import GateRow, Outcome
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 
@@ -60,9 +61,9 @@ def _summary(**changes: Any) -> Summary:
         "verdict": "python.gc",
         "sentence": "p99 is 412 ms, 3.1x the median",
         "gates": (
-            GateLine(gate="p99<200ms", outcome="failed", reason="p99 is 412 ms, limit 200 ms"),
-            GateLine(gate="p50<40ms", outcome="undecided", reason="p50 is 39 ms: about 900 more requests would tell"),
-            GateLine(gate="error_rate<1%", outcome="passed", reason="error_rate is 0 %"),
+            GateRow(gate="p99<200ms", outcome="failed", reason="p99 is 412 ms, limit 200 ms"),
+            GateRow(gate="p50<40ms", outcome="undecided", reason="p50 is 39 ms: about 900 more requests would tell"),
+            GateRow(gate="error_rate<1%", outcome="passed", reason="error_rate is 0 %"),
         ),
     }
     return Summary(**{**values, **changes})
@@ -70,7 +71,7 @@ def _summary(**changes: Any) -> Summary:
 
 def _attacked(attack: str) -> Summary:
     gates = tuple(
-        GateLine(gate=attack, outcome=outcome, reason=attack) for outcome in ("failed", "undecided", "passed")
+        GateRow(gate=attack, outcome=outcome, reason=attack) for outcome in ("failed", "undecided", "passed")
     )
     return _summary(
         workload=attack,
@@ -290,5 +291,5 @@ def test_annotations_are_one_command_each(attack: str) -> None:
 
 
 def test_percent_signs_and_colons_are_read_back_as_they_were() -> None:
-    line = next(annotation_lines(_summary(gates=(GateLine(gate="a:b,c<1%", outcome="failed", reason="x: 5 %, y"),))))
+    line = next(annotation_lines(_summary(gates=(GateRow(gate="a:b,c<1%", outcome="failed", reason="x: 5 %, y"),))))
     assert line == "::error title=gate a%3Ab%2Cc<1%25 failed::x: 5 %25, y"

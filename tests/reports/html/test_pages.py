@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
-from latfix.formatting import milliseconds, significant
-from latfix.reports.before_after import pairing_words
-from latfix.reports.escaping import visible
+from latfix.formatting import milliseconds, significant, visible
+from latfix.reports.comparison_rows import pairing_words
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
-from latfix.reports.html.slow_requests import slowest_rows
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
@@ -154,7 +152,7 @@ def test_the_figures_of_the_diagnosis_appear(tmp_path: Path, ordinary: Session) 
 def test_the_slowest_requests_are_listed_with_errors(tmp_path: Path, ordinary: Session) -> None:
     record, diagnosis = ordinary
     status = record.requests["status"].copy()
-    slowest = slowest_rows(record)
+    slowest = record.slowest()
     status[slowest[0]] = 1
     index = int(record.requests["index"][slowest[0]])
     failing = replace(
@@ -171,7 +169,7 @@ def test_slowest_rows_leave_warm_up_out_and_are_in_order(ordinary: Session) -> N
     latency = record.requests["latency_ns"].copy()
     latency[0] = 10**15
     assert record.requests["warmup"][0] == 1
-    rows = slowest_rows(replace(record, requests={**record.requests, "latency_ns": latency}))
+    rows = replace(record, requests={**record.requests, "latency_ns": latency}).slowest()
     assert 0 not in rows
     assert (np.diff(latency[rows]) <= 0).all()
     assert len(rows) == 20
@@ -240,3 +238,37 @@ def test_a_failed_write_leaves_the_old_page_and_no_litter(tmp_path: Path, ordina
     with pytest.raises(InputError):
         write_run_report(target, *ordinary)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Mapping[str, Any]) -> None:
+    estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
+    share = {
+        "fixes": ["<script>x</script>", "gc.freeze"],
+        "before_ms": {"mean": 40.0, "p99": 160.0},
+        "after_ms": {"mean": 20.0, "p99": 80.0},
+        "ratio": estimate,
+        "adds": {"gc.freeze": estimate},
+        "predicted": {"mean": 0.55, "p99": 0.45},
+    }
+    rest = {"fixes": [], "before_ms": share["after_ms"], "after_ms": share["after_ms"], "ratio": None}
+    path = tmp_path / "report.html"
+    write_optimization_report(path, {**improved, "ablation": [share, rest]}, diagnosis=None, before=None, after=None)
+    text = checked(path).text
+    assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
+    assert "interaction, and the rest" in text and "What each fix gave" in text
+
+
+def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path) -> None:
+    tried = {"fix": "gc.freeze", "status": "kept", "reason": "p95 x0.5", "verified": "8 objects frozen"}
+    skipped = {"fix": "batch.window", "status": "skipped", "reason": "there is no batch window"}
+
+    def text(*steps: Mapping[str, Any]) -> str:
+        path = tmp_path / "report.html"
+        write_optimization_report(path, {"steps": steps}, diagnosis=None, before=None, after=None)
+        return checked(path).text
+
+    first, _, second = text(skipped, tried).partition("Not tried")
+    assert "8 objects frozen" in first and "no batch window" not in first
+    assert "no batch window" in second
+    assert "in which they were tried" not in text(skipped)
+    assert "Not tried" not in text(tried)

@@ -12,10 +12,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from latfix.reports.html.over_time_section import windows_section
+from latfix.reports.diagnosis_rows import active_causes
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.reports.terminal.over_time import read_activity, read_windows
 from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.run_record.run_record import RunRecord
 
@@ -72,22 +71,21 @@ def test_p95_is_shown_where_p99_is_not_told(ordinary: Session) -> None:
     assert not any(line.startswith("p99  ") for line in text.splitlines())
 
 
-def test_a_terminal_without_unicode_gets_digits(ordinary: Session) -> None:
+def test_a_terminal_without_unicode_gets_signs(ordinary: Session) -> None:
     text = terminal(told(ordinary[1], [window(k) for k in range(24)], PART), encoding="ascii")
     row = next(line for line in text.splitlines() if line.startswith("p50  "))
-    assert "?" not in row and "8" in row.split()[1]
+    assert "?" not in row and "@" in row.split()[1]
 
 
 def test_causes_that_were_active_throughout_are_not_listed(ordinary: Session) -> None:
     whole = {"throughout": True, "intervals_s": [[0.0, 60.0]], "text": "throughout"}
-    assert read_activity(told(ordinary[1], [], whole)) == []
-    assert {entry.cause for entry in read_activity(told(ordinary[1], [], PART))} == {
+    assert active_causes(told(ordinary[1], [], whole)) == []
+    assert {cause for cause, _ in active_causes(told(ordinary[1], [], PART))} == {
         entry.cause for entry in ordinary[1].causes if entry.named
     }
 
 
 def test_a_diagnosis_without_windows_shows_none(ordinary: Session, tmp_path: Path) -> None:
-    assert read_windows(ordinary[1]) == [] and windows_section(ordinary[1]) is None
     assert "Over time" not in terminal(ordinary[1])
     write_run_report(tmp_path / "report.html", *ordinary)
     assert "#windows" not in (tmp_path / "report.html").read_text(encoding="utf-8")

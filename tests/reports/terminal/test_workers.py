@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from latfix.reports.diagnosis_rows import weight_words
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
-from latfix.reports.terminal.workers import read_workers, weight_words, workers_section
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.worker_summary import WorkerRow
 from latfix.run_record.run_record import RunRecord
@@ -45,7 +45,7 @@ def _shown(diagnosis: Diagnosis, width: int = 100) -> str:
 
 def test_one_worker_has_no_table(ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path) -> None:
     record, diagnosis = ordinary
-    assert "Workers" not in _shown(diagnosis) and workers_section(diagnosis) is None
+    assert "Workers" not in _shown(diagnosis)
     write_run_report(tmp_path / "report.html", record, diagnosis)
     assert "#workers" not in (tmp_path / "report.html").read_text()
 
@@ -91,4 +91,4 @@ def test_hostile_names_and_odd_figures_are_shown_as_text(
     _shown(broken)
     write_run_report(tmp_path / "report.html", record, broken)
     assert "<script>alert" not in (tmp_path / "report.html").read_text()
-    assert all(weight_words(row) == "" for row in read_workers(broken))
+    assert all(weight_words(row) == "" for row in broken.workers)

@@ -1,4 +1,4 @@
-"""Every fix is in the catalogue, and in the documentation."""
+"""Every fix is in the catalogue, found by its id, documented, and known to nobody by name who decides about it."""
 
 from __future__ import annotations
 
@@ -8,43 +8,64 @@ from pathlib import Path
 
 import pytest
 
-from latfix.runners import fixes
-from latfix.runners.fixes import FIXES
+from latfix.config.plan import Plan, PlannedFix, plan_text
+from latfix.profilers.causes import CAUSES
+from latfix.runners import fixes, optimize
+from latfix.runners.fixes import FIXES, Fix
 from latfix.settings import RunnerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
+BY_ID = {fix.id: fix for fix in FIXES}
 
 
-def _modules() -> list[str]:
-    return sorted(info.name for info in pkgutil.iter_modules(fixes.__path__))
+def _declared() -> dict[str, str]:
+    """Ids of the fixes that modules declare, by the module's path in dots."""
+    found = {}
+    for info in pkgutil.walk_packages(fixes.__path__, f"{fixes.__name__}."):
+        fix = vars(importlib.import_module(info.name)).get("FIX")
+        if isinstance(fix, Fix):
+            found[info.name.removeprefix(f"{fixes.__name__}.")] = fix.id
+    return found
 
 
-def test_every_module_with_a_fix_is_in_the_catalogue() -> None:
-    found = []
-    for name in _modules():
-        module = importlib.import_module(f"latfix.runners.fixes.{name}")
-        if hasattr(module, "FIX"):
-            found.append(module.FIX)
-    assert {fix.id for fix in found} == {fix.id for fix in FIXES}
-    assert len(FIXES) == len({fix.id for fix in FIXES})
+def test_every_module_with_a_fix_is_in_the_catalogue_and_named_like_it() -> None:
+    declared = _declared()
+    assert sorted(declared.values()) == sorted(BY_ID) and len(FIXES) == len(BY_ID)
+    families = {name.partition(".")[0] for name in declared if "." in name}
+    for module, fix in declared.items():
+        family = fix.partition(".")[0]
+        assert module == (fix if family in families else fix.replace(".", "_"))
 
 
-def test_a_fix_is_named_like_its_module() -> None:
-    assert {fix.id.replace(".", "_") for fix in FIXES} <= set(_modules())
+@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
+def test_a_declaration_is_whole(fix: Fix) -> None:
+    assert fix.risk and fix.title and 0 < fix.relief <= 1 and 0 < fix.compute <= 1
+    assert set(fix.removes) <= set(fix.treats) <= {cause.id for cause in CAUSES}
+    assert fix.after in ("", *BY_ID)
+    assert not (fix.gentle and fix.changes_outputs)
+    step = fix.step("skipped", "why").tried().to_json()
+    assert (step["fix"], step["title"], step["risk"]) == (fix.id, fix.title, fix.risk)
+    plan = Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=RunnerSettings().as_dict()),))
+    assert f'id = "{fix.id}"' in plan_text(plan)
 
 
-def test_every_fix_is_documented() -> None:
-    page = ROOT / "docs" / "fixes.md"
-    if not page.exists():
-        pytest.skip("docs/fixes.md is not written yet")
-    text = page.read_text()
-    for fix in FIXES:
-        assert f"`{fix.id}`" in text, fix.id
+def test_every_fix_that_a_cause_names_exists() -> None:
+    for cause in CAUSES:
+        assert set(cause.fixes) <= set(BY_ID), cause.id
 
 
-def test_ids_can_be_written_into_a_plan() -> None:
-    from latfix.config.plan import Plan, PlannedFix, plan_text
+def test_at_most_one_finding_is_kept_in_the_journal() -> None:
+    assert sum(fix.set_up is not None and fix.set_up.recorded for fix in FIXES) <= 1
 
-    for fix in FIXES:
-        plan = Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=RunnerSettings().as_dict()),))
-        assert f'id = "{fix.id}"' in plan_text(plan)
+
+def test_the_search_holds_no_fixs_name() -> None:
+    for file in Path(optimize.__path__[0]).glob("*.py"):
+        text = file.read_text()
+        assert [name for name in BY_ID if f'"{name}"' in text or f"`{name}`" in text] == [], file.name
+
+
+def test_the_page_of_fixes_has_a_row_for_each_and_no_other() -> None:
+    """A row may be of several fixes, whose ids stand in its first cell."""
+    page = (ROOT / "docs" / "fixes.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(part for cell in cells for part in cell.split("`")[1::2]) == sorted(BY_ID), "each once"

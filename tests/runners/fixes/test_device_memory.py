@@ -20,6 +20,7 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Context, Verified
+from latfix.runners.fixes.memory.allocation_replay import choice_of
 from latfix.runners.fixes.shared.device_memory_facts import calls, facts, room_bytes, worker_growth_mib
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.batch_memory import PeakMemory
@@ -34,7 +35,6 @@ from latfix.runners.gpu_memory.caching_allocator import (
     limit_memory,
     reserve,
 )
-from latfix.runners.optimize.allocation_replay import choice_of
 from latfix.settings import RunnerSettings
 
 _MIB = 1 << 20
@@ -148,11 +148,11 @@ def test_the_history_chooses_the_setting(
 ) -> None:
     choice = choose(trace, room_bytes(facts(stalls)))
     assert choice.setting == "expandable_segments:True" and "none would be left" in choice.said
-    now = make_context(stalls, RunnerSettings(), memory_choice=choice)
+    now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
     settings, found, record = _applied("memory.device_allocator", play, now)
     assert found.effective and calls(record).retries == 0, found.evidence
     assert "the allocator has expandable_segments:True" in found.evidence
-    again = make_context(stalls, settings, memory_choice=choice)
+    again = make_context(stalls, settings, found={"memory.device_allocator": choice})
     assert "already" in _BY_ID["memory.device_allocator"].obstacle(again)
 
 
@@ -164,7 +164,7 @@ def test_what_is_chosen_is_beside_what_stands(
     choice = choose(trace, room_bytes(facts(record)), standing)
     assert choice.setting == f"{standing},expandable_segments:True"
     monkeypatch.setenv(ALLOC_CONF, standing)
-    now = make_context(record, RunnerSettings(), memory_choice=choice)
+    now = make_context(record, RunnerSettings(), found={"memory.device_allocator": choice})
     both = {ALLOC_CONF: choice.setting, OLDER_CONF: choice.setting}
     assert _BY_ID["memory.device_allocator"].change(now) == {"env": both}
 
@@ -174,7 +174,7 @@ def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
 ) -> None:
     """The environment came too late, or another variable won: the allocator itself is asked."""
     choice = Choice(setting="expandable_segments:True", said="none would be left")
-    now = make_context(stalls, RunnerSettings(), memory_choice=choice)
+    now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
     asked = now.settings.with_overrides(_BY_ID["memory.device_allocator"].change(now))
     record = play()
     record = replace(record, meta={**record.meta, "settings": asked.as_dict()})
@@ -185,7 +185,9 @@ def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
 def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: MakeContext) -> None:
     fix = _BY_ID["memory.device_allocator"]
     choice = Choice(said="torch's defaults: 3 stalls, 0 failures. None of the settings that were tried does better.")
-    assert fix.obstacle(make_context(stalls, RunnerSettings(), memory_choice=choice)) == choice.said
+    assert (
+        fix.obstacle(make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})) == choice.said
+    )
     assert "no history" in fix.obstacle(make_context(stalls, RunnerSettings()))
 
 
@@ -222,7 +224,7 @@ def test_a_reservation_and_a_split_limit_do_not_go_together(stalls: RunRecord, m
     split = RunnerSettings(env={ALLOC_CONF: "max_split_size_mb:128"}, buffer_pool=True)
     assert "no request would be served" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
     choice = Choice(setting="max_split_size_mb:128", said="")
-    now = make_context(stalls, RunnerSettings(reserve_mb=900), memory_choice=choice)
+    now = make_context(stalls, RunnerSettings(reserve_mb=900), found={"memory.device_allocator": choice})
     assert "would serve no request" in _BY_ID["memory.device_allocator"].obstacle(now)
 
 
@@ -234,9 +236,12 @@ def test_a_device_that_was_not_called_needs_none(
     roomy = play(total=4 * _TOTAL)
     assert calls(roomy).retries == 0
     choice = Choice(setting="expandable_segments:True", said="")
-    now = make_context(roomy, RunnerSettings(buffer_pool=True), memory_choice=choice)
+    pooled, found = RunnerSettings(buffer_pool=True), {"memory.device_allocator": choice}
+    now = make_context(roomy, pooled, found=found)
     assert "it pays with stalls" in _BY_ID[fix].obstacle(now)
-    settled = make_context(stalls, RunnerSettings(buffer_pool=True), memory_choice=choice, latest=_quiet(stalls))
+    settled = make_context(
+        stalls, RunnerSettings(buffer_pool=True), found={"memory.device_allocator": choice}, latest=_quiet(stalls)
+    )
     assert "leave no call" in _BY_ID[fix].obstacle(settled)
 
 

@@ -52,7 +52,7 @@ MATH = "aten::_scaled_dot_product_attention_math"
 
 @pytest.fixture(autouse=True)
 def machine_that_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize_bf16, "_native_bf16", lambda: True)
+    monkeypatch.setattr(quantize_bf16, "native_bf16", lambda: True)
     monkeypatch.setattr(fuse_compile, "compiler_missing", lambda: "")
     monkeypatch.setattr("latfix.runners.fixes.fuse.converted_model.backend_missing", lambda _: "")
 
@@ -65,22 +65,20 @@ def record(**meta: Any) -> RunRecord:
     )
 
 
-def context(
-    settings: RunnerSettings = BEFORE, *, sensitivity: Mapping[str, float] | None = None, **meta: Any
-) -> Context:
+def context(settings: RunnerSettings = BEFORE, *, found: Mapping[str, Any] | None = None, **meta: Any) -> Context:
     return Context(
         settings=settings,
         record=record(**meta),
         diagnosis=cast(Diagnosis, None),  # none of these fixes looks at it
         default_collate=True,
         cores=2,
-        sensitivity=sensitivity,
+        found={"quantize.int8_excluded": {"keep": found}} if found is not None else {},
     )
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
 def test_a_fix_applies_changes_something_and_then_applies_no_more(fix: Fix) -> None:
-    now = context(sensitivity={"layers.1": 0.2})
+    now = context(found={"layers.1": 0.2})
     assert fix.obstacle(now) == ""
     settings = BEFORE.with_overrides(fix.change(now))
     assert settings != BEFORE
@@ -106,7 +104,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(fix: Fix) -> N
         ("quantize.int8_weight_only", {"settings": RunnerSettings(precision="bf16")}, "bf16 already"),
         ("quantize.int8_weight_only", {"settings": RunnerSettings(compile="dynamic")}, "compiled already"),
         ("quantize.int8_excluded", {}, "was not measured"),
-        ("quantize.int8_excluded", {"sensitivity": {}}, "found none whose exclusion"),
+        ("quantize.int8_excluded", {"found": {}}, "found none whose exclusion"),
         ("quantize.int8_dynamic", {"settings": RunnerSettings(backend="openvino")}, "openvino runs the model"),
         ("quantize.bf16", {"settings": RunnerSettings(backend="onnxruntime")}, "onnxruntime runs the model"),
         ("fuse.compile", {"settings": RunnerSettings(backend="onnxruntime")}, "onnxruntime runs the model"),
@@ -180,7 +178,7 @@ def test_openvino_may_be_asked_for_bfloat16() -> None:
 
 
 def test_layers_that_matter_are_added_to_those_that_are_kept_already() -> None:
-    now = context(RunnerSettings(keep_precision=("head",)), sensitivity={"layers.1": 0.2, "head": 0.1})
+    now = context(RunnerSettings(keep_precision=("head",)), found={"layers.1": 0.2, "head": 0.1})
     change = BY_ID["quantize.int8_excluded"].change(now)
     assert change == {"precision": "int8_dynamic", "keep_precision": ["head", "layers.1"]}
 
@@ -245,7 +243,7 @@ IDLE: dict[str, Any] = {
     "replaced_share": 0.0,
 }
 NOTHING: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((fix.id, fix.change(context(sensitivity={"a": 0.1})), {}) for fix in FIXES),
+    *((fix.id, fix.change(context(found={"a": 0.1})), {}) for fix in FIXES),
     ("quantize.int8_excluded", {}, {"modules": {INT8: 4}, "kept": {}}),
     ("quantize.int8_excluded", {}, {"modules": {INT8: 4}, "kept": {INT8: 1}}),
     ("quantize.int8_excluded", {}, {"kept": {LINEAR: 1}}),

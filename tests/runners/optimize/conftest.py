@@ -316,7 +316,7 @@ def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str
         return {"env": {name: str(factor)}}
 
     options = {"relief": 0.5, "risk": "none", "title": name, **more}
-    return Fix(id=f"a.{name}", treats=(treats,), obstacle=lambda _: obstacle, change=change, verify=verify, **options)
+    return Fix(id=f"a.{name}", treats=(treats,), needs=(lambda _: obstacle,), sets=change, verify=verify, **options)
 
 
 def diagnosed(tail: Mapping[str, float]) -> Diagnosis:
@@ -380,9 +380,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("latfix.runners.optimize.optimizer.Forecast", lambda _: None)
     for module in ("optimizer", "journal"):
         disk = SimpleNamespace(load=lambda folder: made.records[folder])
-        monkeypatch.setattr(f"latfix.runners.{module}.RunRecord", disk)
-    for module in ("optimizer", "bench", "proof"):
-        monkeypatch.setattr(f"latfix.runners.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
+        monkeypatch.setattr(f"latfix.runners.optimize.{module}.RunRecord", disk)
+    for module in ("optimizer", "measurement", "final_replay"):
+        monkeypatch.setattr(f"latfix.runners.optimize.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from latfix.runners.fixes import Context, Fix
+from latfix.runners.fixes.quantize import int8_dynamic, int8_excluded
+
 
 def test_accuracy_is_measured_before_speed(search: Any, world: Any) -> None:
     world.scores = {"INT8": 0.98, "BF16": 0.995}
@@ -41,47 +46,48 @@ def test_kept_fixes_that_lose_accuracy_together_are_no_plan(search: Any, world: 
     assert outcome.planned == []
 
 
-def test_layers_that_accuracy_hangs_on_are_found_once_the_whole_was_refused(search: Any, world: Any) -> None:
-    # GIVEN int8 that costs too much in all layers, and not with one of them left out
+@pytest.fixture
+def int8(world: Any) -> tuple[list[Fix], list[Any]]:
+    """Int8 that costs too much in all layers, and not with one of them left out; what the latter was told of them."""
     world.scores, world.keep = {"INT8": 0.9, "PART": 0.995}, {"head": 0.4}
     seen: list[Any] = []
 
-    def obstacle(context: Any) -> str:
-        seen.append(context.sensitivity)
-        return "" if context.sensitivity else "not measured"
+    def layers_known(context: Context) -> str:
+        seen.append(context.found.get(int8_excluded.FIX.id))
+        return "" if seen[-1] else "not measured"
 
-    whole = world.fix("INT8", 0.4, changes_outputs=True)
-    part = world.fix("PART", 0.5, changes_outputs=True)
-    fixes = [
-        replace(whole, id="quantize.int8_dynamic"),
-        replace(part, id="quantize.int8_excluded", obstacle=obstacle),
-    ]
-    # WHEN they are searched in whatever order they are given
-    outcome = search(*reversed(fixes))
-    # THEN the layers are measured after the refusal, and the rest is kept
-    assert world.statuses(outcome) == {"quantize.int8_dynamic": "rejected", "quantize.int8_excluded": "kept"}
-    assert seen[-1] == {"head": 0.4}
-    assert ("sensitivity", "sensitivity") in world.asked
+    whole = replace(world.fix("INT8", 0.4, changes_outputs=True), id=int8_dynamic.FIX.id)
+    part = replace(
+        world.fix("PART", 0.5, changes_outputs=True),
+        id=int8_excluded.FIX.id,
+        needs=(layers_known,),
+        set_up=int8_excluded.FIX.set_up,
+        after=whole.id,
+    )
+    return [part, whole], seen
 
 
-def test_layers_that_were_found_are_known_to_a_search_that_is_resumed(search: Any, world: Any) -> None:
-    world.scores, world.keep = {"INT8": 0.9}, {"head": 0.4}
-    whole, part = world.fix("INT8", 0.4, changes_outputs=True), world.fix("PART", 0.5)
-    known: list[Any] = []
+def test_layers_that_accuracy_hangs_on_are_found_once_the_whole_was_refused(
+    search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
+) -> None:
+    (part, whole), seen = int8
+    outcome = search(part, whole)
+    assert world.statuses(outcome) == {whole.id: "rejected", part.id: "kept"}
+    assert seen[-1] == outcome.layers == {"keep": {"head": 0.4}}
+    search(part, whole, resume=True)
+    assert world.asked.count(("sensitivity", "sensitivity")) == 1
 
-    def obstacle(context: Any) -> str:
-        known.append(context.sensitivity)
-        return "not now"
 
-    fixes = [
-        replace(whole, id="quantize.int8_dynamic"),
-        replace(part, id="quantize.int8_excluded", obstacle=obstacle),
-    ]
-    search(*fixes)
-    asked = world.asked.count(("sensitivity", "sensitivity"))
-    search(*fixes, resume=True)
-    assert known[-1] == {"head": 0.4}
-    assert world.asked.count(("sensitivity", "sensitivity")) == asked == 1
+def test_layers_that_were_found_are_known_to_a_search_that_is_resumed(
+    search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
+) -> None:
+    (part, whole), seen = int8
+    refused = replace(part, needs=(*part.needs, lambda _: "not now"))
+    for resume in (False, True):
+        seen.clear()
+        search(refused, whole, resume=resume)
+        assert seen[-1] == {"keep": {"head": 0.4}}
+    assert world.asked.count(("sensitivity", "sensitivity")) == 1
 
 
 def test_layers_are_not_looked_for_without_need(search: Any, world: Any) -> None:

@@ -34,7 +34,7 @@ def test_only_what_changes_compute_is_measured(search: Any, world: Any) -> None:
 
 def test_so_is_what_shares_the_cores_otherwise(search: Any, world: Any) -> None:
     fix = world.fix("B", 0.9)
-    workers = replace(fix, change=lambda context: {**fix.change(context), "workers": 2})
+    workers = replace(fix, sets=lambda context: {**fix.change(context), "workers": 2})
     search(world.fix("A", 0.9, compute=0.8), workers)
     assert set(_scouted(world)) == {"A", "B"}
 

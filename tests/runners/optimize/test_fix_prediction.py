@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,7 @@ def test_fixes_come_in_the_order_of_the_forecast(search: Any, world: Any) -> Non
 
 @pytest.mark.usefixtures("forecast")
 def test_what_the_forecast_knows_to_be_worse_is_not_replayed(search: Any, world: Any) -> None:
-    fix = world.fix("WORSE", 1.0)
-    grown = type(fix)(
-        **{name: getattr(fix, name) for name in type(fix).__slots__} | {"change": lambda _: {"max_batch_size": 2}}
-    )
-    outcome = search(grown)
+    outcome = search(replace(world.fix("WORSE", 1.0), sets={"max_batch_size": 2}))
     assert world.statuses(outcome) == {"a.WORSE": "skipped"}
     assert "forecast" in outcome.steps[0].reason and "x2.00" in outcome.steps[0].reason
     assert not world.windows

@@ -92,7 +92,7 @@ def test_one_that_does_not_go_with_the_group_is_tried_after_it(search: Any, worl
 
     fixes = [
         world.fix("FIRST", 1.3, gentle=True),
-        replace(second, obstacle=obstacle),
+        replace(second, needs=(obstacle,)),
         world.fix("THIRD", 1.0, gentle=True),
     ]
     outcome = search(*fixes, budget_s=370.0)

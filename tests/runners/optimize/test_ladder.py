@@ -29,7 +29,7 @@ def test_what_was_kept_changes_what_the_others_promise(search: Any, world: Any) 
 
     outcome = search(
         world.fix("C", treats="small"),
-        replace(world.fix("B", treats="large", relief=0.8), obstacle=obstacle),
+        replace(world.fix("B", treats="large", relief=0.8), needs=(obstacle,)),
         world.fix("A", 0.5, treats="large", relief=0.9),
         tail={"small": 10.0, "large": 90.0},
     )

@@ -11,6 +11,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Fix, Verified
+from latfix.runners.fixes.quantize import int8_excluded
 from latfix.runners.optimize.co_residency import DeviceRoom
 from latfix.runners.optimize.measurement import Bench
 from tests.runners.optimize.test_fix_prediction import Known
@@ -298,7 +299,11 @@ def test_layers_are_measured_beside_nothing(search: Any, world: Any) -> None:
         outcome = search(
             world.fix("A", 0.5, relief=0.9),
             replace(world.fix("INT8", 0.4, changes_outputs=True), id="quantize.int8_dynamic"),
-            replace(world.fix("PART", 0.6, changes_outputs=True), id="quantize.int8_excluded"),
+            replace(
+                world.fix("PART", 0.6, changes_outputs=True),
+                id="quantize.int8_excluded",
+                set_up=int8_excluded.FIX.set_up,
+            ),
             tail={"x": 50.0},
         )
     finally:
@@ -337,7 +342,7 @@ def test_the_time_that_a_step_is_given_is_the_time_that_it_takes(
             ended[fix.id] = world.now
             return fix.verify(applied)
 
-        return replace(fix, change=change, verify=verify)
+        return replace(fix, sets=change, verify=verify)
 
     monkeypatch.setattr(Bench, "begin", begun)
     monkeypatch.setattr(world.arm_class, "prime", slowly)

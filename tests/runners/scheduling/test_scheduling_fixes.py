@@ -28,7 +28,8 @@ from latfix.runners.fixes.host import workers as host_workers
 from latfix.runners.fixes.schedule import memory_aware as schedule_memory_aware
 from latfix.runners.fixes.schedule import priority as schedule_priority
 from latfix.runners.fixes.schedule import shortest_expected as schedule_shortest_expected
-from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, losses, overtaking
+from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking
+from latfix.runners.fixes.shared.run_evidence import losses
 from latfix.settings import RunnerSettings
 
 MS = 1_000_000

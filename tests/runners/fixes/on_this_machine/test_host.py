@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.runners.fixes import gc_freeze
-from latfix.runners.fixes.host import locality_cores
+from latfix.runners.fixes import gc_freeze, locality_cores
 from latfix.runners.fixes.host import parallel as host_parallel
 from latfix.runners.fixes.host import pin as host_pin
 from latfix.runners.fixes.host import priority as host_priority

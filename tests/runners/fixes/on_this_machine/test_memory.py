@@ -11,11 +11,12 @@ import pytest
 
 from latfix.runners.fixes.memory import allocator as memory_allocator
 from latfix.runners.fixes.memory import huge_pages as memory_huge_pages
-from latfix.runners.fixes.memory import memory_jemalloc, memory_tcmalloc
+from latfix.runners.fixes.memory import jemalloc as memory_jemalloc
 from latfix.runners.fixes.memory import page_prefault as memory_page_prefault
 from latfix.runners.fixes.memory import pool as memory_pool
 from latfix.runners.fixes.memory import preloaded_allocators as preload
-from latfix.runners.fixes.shared.tail_conditions import tail_share, too_little
+from latfix.runners.fixes.memory import tcmalloc as memory_tcmalloc
+from latfix.runners.fixes.shared.conditions import in_tail, tail_share
 from latfix.runners.host.process_setup import KEEP_FREED, tunables_text
 
 Make = Callable[..., Any]
@@ -223,8 +224,8 @@ def test_a_pool_says_what_it_did_with_answers(make_record: Make, verified: Verif
 
 
 def test_shares_of_several_causes(make_context: Make) -> None:
-    diagnosis = make_context(shares={"a": 0.2, "b": -0.05, "c": 0.5}).diagnosis
-    assert tail_share(diagnosis, ("a", "b")) == pytest.approx(0.15)
-    assert too_little(diagnosis, ("a", "b")) == ""
-    assert too_little(diagnosis, ("b", "d")) == "b and d made up 0.0% of the tail"
-    assert too_little(make_context(shares={}).diagnosis, ("a",)) == "", "nothing is known"
+    known = make_context(shares={"a": 0.2, "b": -0.05, "c": 0.5})
+    assert tail_share(known.diagnosis, ("a", "b")) == pytest.approx(0.15)
+    assert in_tail("a", "b")(known) == ""
+    assert in_tail("b", "d")(known) == "b and d made up 0.0% of the tail"
+    assert in_tail("a")(make_context(shares={})) == "", "nothing is known"

@@ -16,7 +16,7 @@ import pytest
 from latfix.runners.fixes.host import priority as host_priority
 from latfix.runners.fixes.memory import allocator as memory_allocator
 from latfix.runners.fixes.memory import huge_pages as memory_huge_pages
-from latfix.runners.fixes.memory import memory_jemalloc
+from latfix.runners.fixes.memory import jemalloc as memory_jemalloc
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.runners.host.process_setup import KEEP_FREED, process_environment, tunables_text
 from latfix.settings import RunnerSettings

@@ -91,7 +91,11 @@ def test_on_a_gpu_eight_bits_come_compiled(
 
 
 def test_what_is_left_out_comes_compiled_too(on_gpu: Callable[..., Context], make_context: MakeContext) -> None:
-    now = make_context(on_gpu().record, RunnerSettings(keep_precision=("a",)), sensitivity={"head": 0.2})
+    now = make_context(
+        on_gpu().record,
+        RunnerSettings(keep_precision=("a",)),
+        found={"quantize.int8_excluded": {"keep": {"head": 0.2}}},
+    )
     assert BY_ID["quantize.int8_excluded"].change(now) == {
         "precision": "int8_dynamic",
         "compile": "dynamic",

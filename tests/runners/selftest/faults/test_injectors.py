@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from latfix.runners.selftest.faults import injectors, memory, stopwatch
-from latfix.runners.selftest.faults.fault_log import FaultLog, read_faults
+from latfix.runners.selftest.faults import fault_log, injectors, memory
+from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, read_faults
 from latfix.runners.selftest.faults.growth import GROWTHS, Growth
 from latfix.runners.selftest.faults.injectors import Injectors, cause_of, supported
-from latfix.runners.selftest.faults.stopwatch import Done, Stopwatch
 from latfix.spans import SpanRecord, collect_spans
 
 glibc = pytest.mark.skipif(bool(supported("trim")), reason="needs the GNU C library")
@@ -185,7 +184,7 @@ def test_a_held_lock_waits_without_a_core() -> None:
 
 def test_waiting_for_a_core_is_not_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     delays = iter([1_000, 3_001_000])
-    monkeypatch.setattr(stopwatch, "run_delay_ns", lambda: next(delays))
+    monkeypatch.setattr(fault_log, "run_delay_ns", lambda: next(delays))
     watch = Stopwatch()
     time.sleep(0.005)
     done = watch.stop()

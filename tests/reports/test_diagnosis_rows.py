@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from latfix.reports.cause_rows import OTHERS, cause_rows, cause_total_ms
+from latfix.reports.diagnosis_rows import cause_rows, cause_total
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 
@@ -19,7 +19,7 @@ def test_rows_sum_to_what_all_entries_sum_to(session: Session, limit: int) -> No
     _, diagnosis = session
     rows = cause_rows(diagnosis, limit=limit)
     expected = sum(entry.tail_ms for entry in diagnosis.causes) if diagnosis.causes else diagnosis.unexplained_ms
-    assert math.isclose(cause_total_ms(rows), expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(cause_total(rows, diagnosis)[0], expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_unexplained_is_always_the_last_row(session: Session) -> None:
@@ -39,5 +39,5 @@ def test_named_causes_are_listed_beyond_the_limit_and_the_rest_is_one_row(ordina
     _, diagnosis = ordinary
     rows = cause_rows(diagnosis, limit=0)
     named = [entry.cause for entry in diagnosis.causes if entry.named]
-    assert [row.cause for row in rows] == [*named, OTHERS, "unexplained"]
-    assert rows[-2].count == len(diagnosis.causes) - len(named) - 1
+    assert [row.cause for row in rows] == [*named, "", "unexplained"]
+    assert rows[-2].label == f"{len(diagnosis.causes) - len(named) - 1} smaller causes"

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latfix.profilers.allocator_lab.recommend import Choice, choose
 from latfix.profilers.allocator_lab.torch_caching import known_settings
 from latfix.profilers.allocator_lab.torch_snapshot import read_snapshot
 from latfix.profilers.gpu.device_ids import device_index
+from latfix.runners.fixes.fix import Bench
 from latfix.runners.fixes.shared.device_memory_facts import by_device, room_bytes
-from latfix.runners.optimize.journal import SEARCH_FOLDER
-
-if TYPE_CHECKING:
-    from latfix.runners.optimize.measurement import Bench
-    from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.arm import Arm
 
 _SNAPSHOT = "memory-history.pickle"
 
@@ -32,12 +28,12 @@ def recorded_choice(bench: Bench, base: Arm) -> Choice:
     :raises LatfixError: the service failed, or what it wrote cannot be read.
     """
     arm = bench.lone_arm("memory-history", base.settings, base.fixes)
-    file = bench.out / SEARCH_FOLDER / _SNAPSHOT
+    file = bench.search_folder / _SNAPSHOT
     try:
         if why_not := arm.ask("history")["why_not"]:
             return Choice(said=str(why_not))
         for number, window in enumerate(bench.windows):
-            folder = bench.out / SEARCH_FOLDER / f"{bench.replays:03d}-{arm.label}-{number}"
+            folder = bench.search_folder / f"{bench.replays:03d}-{arm.label}-{number}"
             arm.replay(folder, window, bench.watch, seed=bench.seed)
         retries = arm.ask("history", file=str(file)).get("retries")
     finally:

@@ -1,0 +1,207 @@
+"""The rows of a diagnosis that the terminal and the page show: causes, advice, windows of time, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from latfix.cause_catalogue import UNEXPLAINED
+from latfix.formatting import finite, interval_bounds, key_label, sentence, significant
+from latfix.reports.vocabulary import cause_words
+from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
+from latfix.results.worker_summary import WorkerRow
+
+FAILED_STATUSES = ("error", "timeout", "shed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseRow:
+    """One line of the table of causes; the milliseconds are means over tail requests.
+
+    :param cause: the id; empty for the sum of causes too small to list.
+    :param label: the id, or how many causes the row sums.
+    :param requests: how many requests it touched; ``None`` for sums.
+    """
+
+    cause: str
+    label: str
+    tail_ms: float
+    own_ms: float
+    propagated_ms: float
+    share: float | None
+    ci95_ms: tuple[float, float] | None = None
+    named: bool = False
+    evidence_class: str = ""
+    evidence: str = ""
+    requests: int | None = None
+
+    @property
+    def is_unexplained(self) -> bool:
+        """True for the remainder, which every report shows."""
+        return self.cause == UNEXPLAINED
+
+
+def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
+    """Causes by milliseconds, then the sum of the small ones, then ``unexplained``.
+
+    Named causes are always listed. The rows' ``tail_ms`` sum to the excess as the diagnosis' own entries do.
+
+    :param limit: causes listed at most, named ones aside.
+    """
+    entries = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED]
+    entries.sort(key=lambda entry: -_number(entry.tail_ms))
+    floor = 0.005 * abs(_number(diagnosis.excess_ms))
+    listed: list[CauseSummary] = []
+    small: list[CauseSummary] = []
+    for entry in entries:
+        worth = entry.named or (len(listed) < limit and abs(_number(entry.tail_ms)) > floor)
+        (listed if worth else small).append(entry)
+    small = [entry for entry in small if entry.tail_ms or entry.own_ms or entry.propagated_ms]
+    if len(small) == 1:
+        listed += small
+    rows = [_row(entry) for entry in listed]
+    if len(small) > 1:
+        rows.append(_sum_of(small, diagnosis.excess_ms))
+    return [*rows, _unexplained(diagnosis)]
+
+
+def cause_total(rows: list[CauseRow], diagnosis: Diagnosis) -> tuple[float, float | None]:
+    """What the rows sum to, in milliseconds and as a share of the excess (``None`` without an excess)."""
+    total = sum(row.tail_ms for row in rows)
+    return total, _share(total, diagnosis.excess_ms)
+
+
+def _number(value: float) -> float:
+    return finite(value) or 0.0
+
+
+def _share(part_ms: float, excess_ms: float) -> float | None:
+    return part_ms / excess_ms if _number(excess_ms) > 0 else None
+
+
+def _row(entry: CauseSummary) -> CauseRow:
+    return CauseRow(
+        cause=entry.cause,
+        label=entry.cause,
+        tail_ms=_number(entry.tail_ms),
+        own_ms=_number(entry.own_ms),
+        propagated_ms=_number(entry.propagated_ms),
+        share=finite(entry.tail_share),
+        ci95_ms=entry.ci95_ms,
+        named=entry.named,
+        evidence_class=entry.evidence_class,
+        evidence=sentence(entry.evidence),
+        requests=entry.requests,
+    )
+
+
+def _sum_of(entries: list[CauseSummary], excess_ms: float) -> CauseRow:
+    total = sum(_number(entry.tail_ms) for entry in entries)
+    return CauseRow(
+        cause="",
+        label=f"{len(entries)} smaller causes",
+        tail_ms=total,
+        own_ms=sum(_number(entry.own_ms) for entry in entries),
+        propagated_ms=sum(_number(entry.propagated_ms) for entry in entries),
+        share=_share(total, excess_ms),
+    )
+
+
+def _unexplained(diagnosis: Diagnosis) -> CauseRow:
+    for entry in diagnosis.causes:
+        if entry.cause == UNEXPLAINED:
+            return _row(entry)
+    remainder = _number(diagnosis.unexplained_ms)
+    return CauseRow(
+        cause=UNEXPLAINED,
+        label=UNEXPLAINED,
+        tail_ms=remainder,
+        own_ms=remainder,
+        propagated_ms=0.0,
+        share=_share(remainder, diagnosis.excess_ms),
+        evidence_class="remainder",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseAdvice:
+    """What to do about a named cause.
+
+    :param focus: label of the objective's percentile; ``now`` and ``predicted`` are that percentile in
+        milliseconds, as it is and without the cause; ``predicted`` is empty where nothing was predicted.
+    """
+
+    cause: str
+    words: str
+    evidence: str
+    focus: str
+    now: str
+    predicted: str
+    fixes: tuple[str, ...]
+    share: float
+    tail_ms: float
+
+
+def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
+    """The named causes; none where no request ended ok."""
+    if not diagnosis.requests.get("ok"):
+        return []
+    key = focus_key(diagnosis)
+    return [
+        CauseAdvice(
+            cause=entry.cause,
+            words=cause_words(entry.cause),
+            evidence=sentence(entry.evidence),
+            focus=key_label(key),
+            now=significant(diagnosis.latency_ms.get(key)),
+            predicted="" if finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms.get(key)),
+            fixes=tuple(entry.fixes),
+            share=_number(entry.tail_share),
+            tail_ms=entry.tail_ms,
+        )
+        for entry in diagnosis.causes
+        if entry.named and entry.cause != UNEXPLAINED
+    ]
+
+
+def closing_advice(diagnosis: Diagnosis) -> str:
+    """What to do where no cause says it; empty where named causes say all."""
+    if not any(diagnosis.requests.values()):
+        return "No request was recorded: there is nothing to act on. Replay the traffic again."
+    if not diagnosis.requests.get("ok"):
+        return "No request ended ok: mend the errors first, then diagnose again."
+    if diagnosis.verdict == "inconclusive":
+        return "Too much of the tail is unexplained to name its cause: record a longer run."
+    return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+
+
+def focus_key(diagnosis: Diagnosis) -> str:
+    """The key of the objective's percentile in ``latency_ms``: ``p99_9``."""
+    return f"p{diagnosis.percentile:g}".replace(".", "_")
+
+
+def active_causes(diagnosis: Diagnosis) -> list[tuple[str, Activity]]:
+    """Named causes that were active in part of the run or in a rhythm, in the order of the diagnosis."""
+    return [
+        (entry.cause, entry.active)
+        for entry in diagnosis.causes
+        if entry.named and entry.active is not None and entry.active.text not in ("", "throughout", "never")
+    ]
+
+
+def largest_window_causes(windows: Sequence[Window], limit: int) -> list[str]:
+    """The causes with the most milliseconds over all windows."""
+    totals: dict[str, float] = {}
+    for window in windows:
+        for cause, value in window.causes_ms.items():
+            totals[cause] = totals.get(cause, 0.0) + abs(value) * window.requests
+    return sorted(totals, key=lambda cause: -totals[cause])[:limit]
+
+
+def weight_words(row: WorkerRow) -> str:
+    """Between what a worker's routing weight lay; empty where requests were not routed by weight."""
+    bounds = interval_bounds(row.weight)
+    if bounds is None:
+        return ""
+    low, high = bounds
+    return significant(low) if high - low < 0.005 else f"{significant(low)} to {significant(high)}"

@@ -1,1 +1,0 @@
-"""Page template and style sheet."""

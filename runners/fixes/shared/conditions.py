@@ -1,0 +1,86 @@
+"""Preconditions of many fixes: a setting that nobody changed, where the model runs, what the tail is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Condition, Context
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
+
+#: Below this share of the tail's excess a cause is not worth a setting that has a price.
+LITTLE = 0.01
+#: Waiting for a batch below this part of the p95 latency leaves nothing to gain.
+_WAITING = 0.05
+_DEFAULTS = RunnerSettings()
+
+
+def at_default(name: str, otherwise: str) -> Condition:
+    """A setting must have its default.
+
+    :param otherwise: the reason where it has not, with ``{}`` for its value.
+    """
+
+    def condition(context: Context) -> str:
+        value = getattr(context.settings, name)
+        return "" if value == getattr(_DEFAULTS, name) else otherwise.format(value)
+
+    return condition
+
+
+def batches_shared(otherwise: str) -> Condition:
+    """Requests must not run one by one."""
+    return lambda context: otherwise if context.settings.max_batch_size == 1 else ""
+
+
+def on_host(context: Context) -> str:
+    """The model must run on the CPU."""
+    return "" if context.on_cpu else "the model runs on a GPU"
+
+
+def on_gpu(otherwise: str) -> Condition:
+    """The model must run on a GPU."""
+    return lambda context: otherwise if context.on_cpu else ""
+
+
+def tail_share(diagnosis: Diagnosis, causes: Iterable[str]) -> float:
+    """The share of the tail's excess that ``causes`` own together; evidence is often split among several of them."""
+    wanted = set(causes)
+    return sum(cause.tail_share for cause in diagnosis.causes if cause.cause in wanted)
+
+
+def in_tail(*causes: str, least: float = LITTLE) -> Condition:
+    """The causes must make up a share of the tail, where any cause is known at all."""
+
+    def condition(context: Context) -> str:
+        share = tail_share(context.diagnosis, causes)
+        if not context.diagnosis.causes or share >= least:
+            return ""
+        # A share that is negative by chance reads as none.
+        return f"{' and '.join(causes)} made up {max(share, 0.0):.1%} of the tail"
+
+    return condition
+
+
+def wait_for_batch(context: Context) -> str:
+    """Requests must wait for a batch long enough to be worth a fix."""
+    rows = context.record.requests
+    served = (rows["status"] == Status.OK) & (rows["batch_id"] >= 0)
+    if not served.any():
+        return "no request reached a batch"
+    waited, latency = (
+        float(np.percentile(values[served], 95)) / 1e6
+        for values in (rows["queue_ns"] + rows["batch_ns"], rows["latency_ns"])
+    )
+    if waited < _WAITING * latency:
+        return f"hardly anybody waits for a batch: {waited:.3g} ms at p95, of a latency of {latency:.3g} ms"
+    return ""
+
+
+def refusals(record: RunRecord, *settings: str) -> list[str]:
+    """What the system refused of these settings in that run, one line each."""
+    return [note for note in record.meta.get("setup_notes", []) if note.startswith(settings)]

@@ -1,0 +1,61 @@
+"""Figures of a run that several fixes are verified by: faults, losses, sampled series, how long batches stay open."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes.fix import Applied
+from latfix.stages import STATUS_NAMES, Status
+
+
+def faults_per_request(record: RunRecord) -> float:
+    """Minor page faults of prepare, collate, compute and finish, the mean over the measured requests."""
+    rows, batches = record.requests, record.batches
+    measured, counted = record.measured, batches["warmup"] == 0
+    requests = int(np.count_nonzero(measured))
+    if not requests:
+        return 0.0
+    shared = float(batches["collate_minflt"][counted].sum() + batches["compute_minflt"][counted].sum())
+    own = float(rows["prepare_minflt"][measured].sum() + rows["finish_minflt"][measured].sum())
+    return (shared + own) / requests
+
+
+def fewer_faults(applied: Applied) -> tuple[bool, str]:
+    """True if page faults are less than half of those without the fix; and both figures in words."""
+    now, before = applied.both(faults_per_request)
+    return now < 0.5 * before, f"{now:.0f} page faults a request, {before:.0f} without"
+
+
+def open_ms(record: RunRecord) -> float:
+    """How long a batch stayed open for more requests, on average; 0 where no batch ran."""
+    held = record.batches["close_ns"] - record.batches["open_ns"]
+    return float(held.mean()) / 1e6 if len(held) else 0.0
+
+
+def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:
+    """Requests that did not end ok, all requests, and the count of each status."""
+    counts = record.counts()
+    total = sum(counts.values())
+    return total - counts[STATUS_NAMES[Status.OK]], total, counts
+
+
+def losses_text(applied: Applied) -> str:
+    """Shares of requests that were shed and lost otherwise, with and without the fix."""
+
+    def text(record: RunRecord) -> str:
+        lost, total, counts = losses(record)
+        every, shed = max(total, 1), counts["shed"]
+        return f"{shed} of {total} requests ({shed / every:.1%}) shed, {lost / every:.1%} lost in all"
+
+    now, before = applied.both(text)
+    return f"{now}; without: {before}"
+
+
+def series_range(record: RunRecord, name: str) -> tuple[float, float, float] | None:
+    """Lowest, highest and last value of a sampled series; ``None`` where it was not sampled."""
+    samples = record.samples
+    if not len(samples["series"]):
+        return None
+    values = samples["value"][samples["series"] == name]
+    return (float(values.min()), float(values.max()), float(values[-1])) if len(values) else None

@@ -1,0 +1,546 @@
+"""The GPU benchmarks as far as they work without one: limits of time, results item by item, what counts as shown."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import ceilings, commands, faults, fragmentation, stages
+from benchmarks.gpu import test_parts as parts
+from benchmarks.gpu.commands import TIMED_OUT, Ended, run
+from benchmarks.gpu.nvml_recording import recorded_nvml
+from benchmarks.gpu.parts import Part, lacks, merged, no_time
+from latfix.config.workload_toml import load_spec
+from latfix.profilers.gpu.nvml_api import NvmlRefused
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+
+Found = dict[str, Any]
+Change = Callable[[Found], object]
+
+# commands
+
+_SLEEPS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(120)"
+#: Starts one that sleeps, in a session of its own where that is asked for, and says so when it is under way.
+_STARTS = """
+import pathlib, subprocess, sys, time
+file = pathlib.Path(sys.argv[1])
+subprocess.Popen([sys.executable, "-c", sys.argv[3], str(file)], start_new_session=sys.argv[2] == "apart")
+while not (file.exists() and file.read_text()):
+    time.sleep(0.01)
+print("it is under way")
+"""
+
+
+def _starting(file: Path, where: str, then: str) -> list[str]:
+    return [sys.executable, "-c", _STARTS + then, str(file), where, _SLEEPS]
+
+
+def _is_gone(pid: int) -> bool:
+    """It has ended, whether or not anyone has taken note of it."""
+    stat = Path(f"/proc/{pid}/stat")
+    for _ in range(200):
+        try:
+            state = stat.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_command_is_run_in_this_tree_and_says_how_it_ended() -> None:
+    code = "import os, sys, latfix; print(os.getcwd(), latfix.__file__); print('and', file=sys.stderr); sys.exit(3)"
+    ended = run([sys.executable, "-c", code], 30)
+    assert ended.exit_code == 3 and ended.why == "exit code 3: and"
+    assert ended.output.splitlines()[0] == f"{commands.ROOT} {commands.ROOT / 'latfix' / '__init__.py'}"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
+@pytest.mark.parametrize(
+    ("where", "then", "code"),
+    [("along", "time.sleep(120)", TIMED_OUT), ("apart", "time.sleep(120)", TIMED_OUT), ("along", "", 0)],
+)
+def test_a_command_that_ends_or_is_stopped_leaves_nobody_behind(
+    tmp_path: Path, where: str, then: str, code: int
+) -> None:
+    ended = run(_starting(tmp_path / "pid", where, then), 3 if code else 30)
+    assert ended.exit_code == code and ended.seconds < 30
+    assert "it is under way" in ended.output and ("stopped" in ended.why) == bool(code)
+    assert _is_gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
+def test_an_interruption_ends_the_command_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, file = subprocess.Popen.wait, tmp_path / "pid"
+
+    def interrupted(*_: Any) -> int:
+        monkeypatch.setattr(subprocess.Popen, "wait", wait)
+        while not (file.exists() and file.read_text()):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run([sys.executable, "-c", _SLEEPS, str(file)], 60)
+    assert _is_gone(int(file.read_text()))
+
+
+# results
+
+
+def test_items_are_on_disk_before_the_next_is_measured_and_one_that_fails_costs_no_other(tmp_path: Path) -> None:
+    part = Part(tmp_path / "some.json")
+    part.put("first", {"value": 1})
+    part.attempt("second", lambda: dict[str, Any]()["nowhere"])
+    code = (
+        "import os, sys; from pathlib import Path; from benchmarks.gpu.parts import Part; "
+        "part = Part(Path(sys.argv[1])); part.put('third', {'value': 3}); "
+        "part.attempt('fourth', lambda: os.kill(os.getpid(), 9))"
+    )
+    assert run([sys.executable, "-c", code, str(part.file)], 30).exit_code == -9
+    assert list(part.found) == ["first", "second", "third"] and part.found["third"] == {"value": 3}
+    assert part.found["second"]["failed"] == "KeyError: 'nowhere'" and "test_gpu" in part.found["second"]["trace"]
+
+
+def test_what_a_part_that_was_stopped_had_found_is_kept_and_it_has_not_passed(tmp_path: Path) -> None:
+    (tmp_path / "slow_part.py").write_text(
+        "import time; from benchmarks.gpu.parts import measure_here\n"
+        "measure_here(lambda part, _: (part.put('first', {'value': 1}), time.sleep(60)))\n"
+    )
+    part = Part(tmp_path / "slow.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        assert part.measure("slow_part", 3)["first"] == {"value": 1}
+    with pytest.raises(AssertionError, match="its process: stopped after"):
+        part.check([])
+    assert not part.read()["complete"] and "stopped" in part.read()["problems"][""][0]
+
+
+def test_parts_of_several_calls_are_one_document(tmp_path: Path) -> None:
+    def write(folder: str, name: str, date: str, *, complete: bool) -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        Part(tmp_path / folder / f"{name}.json").update(date=date, complete=complete)
+
+    write("a", "doctor", "2026-01-01", complete=True)
+    write("b", "doctor", "2026-01-02", complete=False)
+    write("a", "stages", "2026-01-01", complete=True)
+    write("b", "stages", "2026-01-02", complete=True)
+    (tmp_path / "a" / "other.json").write_text("[1]")
+    found = merged([tmp_path / "b", tmp_path / "a"])["parts"]
+    assert {name: part["date"] for name, part in found.items()} == {"doctor": "2026-01-01", "stages": "2026-01-02"}
+
+
+@pytest.mark.slow
+def test_without_a_device_nothing_is_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "benchmarks/gpu", "--out", str(tmp_path), "-k", "doctor"]
+    ended = run(command, 100)
+    if ended.exit_code != 0:
+        assert ended.exit_code == 3 and "there is no CUDA device here" in ended.output, ended.output
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"value": 1}, ""),
+        ({}, "nothing"),
+        (None, "nothing"),
+        ({"failed": "KeyError"}, "failed: KeyError"),
+        (no_time(3, 20), "skipped: no time: 3 s were left, it needs 20 s at least"),
+    ],
+)
+def test_a_result_that_holds_nothing_says_why(value: Any, said: str) -> None:
+    assert lacks(value).startswith(said) and bool(lacks(value)) == bool(said)
+
+
+# what counts as shown
+
+_STAGE = {"batches": 40, "told_ns": 5e6, "difference_ns": 40e3}
+_SESSIONS = {"asked": 40, "found": 40, "least_kernels": 32, "most_kernels": 32}
+_STAGED = {"stages": dict.fromkeys(("copy_in", "compute", "copy_out"), _STAGE), "sessions": _SESSIONS}
+_PATH = {"profiles": {"asked": 3, "found": 3}, "busy_over_floor": 1.4}
+_RUN: Found = {"right": True, "expected": "transfer.copy", "named": ["transfer.copy"], "evidence_missing": []}
+_DONE = Ended(exit_code=0, output="", seconds=1.0)
+_DIED = Ended(exit_code=4, output="boom", seconds=1.0)
+
+#: By part: what judges it, and a result that shows what it is to show.
+_GOOD: dict[str, tuple[Callable[[Any], list[str]], Found]] = {
+    "doctor": (lambda found: parts.problems_of_doctor(_DONE, found), {"findings": []}),
+    "tests": (lambda found: parts.problems_of_tests(_DONE, found), {"passed": 40, "not_passed": []}),
+    "ceilings": (ceilings.problems, {"rates": {"flops": {}}, "recommender": _PATH, "vision": _PATH}),
+    "stages": (stages.problems, {"recommender": _STAGED, "copies": _STAGED}),
+    "faults": (lambda found: faults.problems("Quiet", found), _RUN),
+    "fragmentation": (
+        fragmentation.problems,
+        {
+            **{name: {"retries": 3} for name in fragmentation.RUNS},
+            "shown": dict.fromkeys(("a", "b", "c", "d", "e"), True),
+        },
+    ),
+    "probes": (
+        lambda found: parts.problems_of_probes(_DONE, found),
+        {"measured": {"device": "cuda:0", "requests": 900, "ratio": {"p50": {"value": 1.0}}}},
+    ),
+    "samples": (
+        lambda found: parts.problems_of_samples(_DONE, found),
+        {"verdict": "no_gain", "steps": [{"status": "skipped"}, {"status": "no_gain"}]},
+    ),
+}
+
+
+def _set(*path: Any, value: Any) -> Change:
+    """Another value in the place that the path leads to."""
+
+    def change(found: Found) -> None:
+        inner: Any = found
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize("part", _GOOD)
+def test_a_part_that_shows_all_of_it_passes(part: str) -> None:
+    judge, good = _GOOD[part]
+    assert judge(good) == []
+
+
+@pytest.mark.parametrize("part", ["ceilings", "stages", "fragmentation"])
+def test_every_item_counts(part: str) -> None:
+    judge, good = _GOOD[part]
+    for item in (name for name in good if name != "shown"):
+        rest = {name: value for name, value in good.items() if name != item}
+        assert judge(rest) == [f"{item}: nothing was found"]
+        assert judge({**rest, item: {"failed": "RuntimeError: CUDA"}}) == [f"{item}: failed: RuntimeError: CUDA"]
+        assert judge({**rest, item: {"skipped": "no time"}}) == [f"{item}: skipped: no time"]
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("doctor", lambda found: found.pop("findings"), "no findings"),
+        ("tests", _set("not_passed", value=["tests/gpu/test_x.py::test_y"]), "test_y"),
+        ("tests", _set("passed", value=0), "no test has passed"),
+        ("ceilings", _set("vision", "profiles", "found", value=1), "2 of 3 profiles"),
+        ("ceilings", _set("vision", "busy_over_floor", value=None), "no profile"),
+        ("ceilings", _set("vision", "busy_over_floor", value=0.5), "which therefore is none"),
+        ("stages", _set("copies", "stages", "copy_in", "difference_ns", value=-150e3), "copies, copy_in"),
+        ("stages", _set("copies", "stages", "compute", "batches", value=4), "only 4 batches"),
+        ("stages", _set("copies", "sessions", "found", value=37), "3 of 40 profiles show no kernel"),
+        ("stages", _set("copies", "sessions", "least_kernels", value=28), "28 to 32 kernels"),
+        ("faults", _set("right", value=False), "expected transfer.copy, named transfer.copy"),
+        ("faults", _set("evidence_missing", value=["cpu"]), "no evidence: cpu"),
+        ("fragmentation", _set("shown", "a", value=False), "not shown: a"),
+        ("fragmentation", lambda found: found["shown"].pop("a"), "4 of 5"),
+        ("fragmentation", _set("skipped", value="no CUDA device here"), "skipped: no CUDA"),
+        ("probes", lambda found: found.pop("measured"), "nothing was measured"),
+        ("probes", _set("measured", "device", value="cpu"), "measured on cpu"),
+        ("samples", lambda found: found.pop("verdict"), "no verdict"),
+        ("samples", _set("steps", value=[{"status": "skipped"}] * 3), "none of 3 fixes was tried"),
+    ],
+)
+def test_what_speaks_against_a_part_is_said(part: str, change: Change, said: str) -> None:
+    judge, good = _GOOD[part]
+    found = json.loads(json.dumps(good))
+    change(found)
+    assert any(said in line for line in judge(found)), judge(found)
+
+
+def test_a_command_that_fails_speaks_against_its_part() -> None:
+    assert parts.problems_of_doctor(_DIED, {"findings": []}) == ["exit code 4: boom"]
+    assert parts.problems_of_samples(_DIED, {})[0] == "exit code 4: boom"
+
+
+def test_short_copies_may_differ_by_the_hosts_way_to_them() -> None:
+    """Of 100 µs two per cent are less than the host takes from the event to the copy."""
+    found: Found = json.loads(json.dumps({"recommender": _STAGED, "copies": _STAGED}))
+    short = found["recommender"]["stages"]
+    short["copy_in"] = {"batches": 40, "told_ns": 100e3, "difference_ns": 45e3}
+    short["copy_out"] = {"batches": 40, "told_ns": 4e3, "difference_ns": 8e3}
+    assert stages.problems(found) == []
+    short["copy_out"]["difference_ns"] = 12e3
+    assert len(stages.problems(found)) == 1
+
+
+def test_a_neighbor_that_nobody_can_see_is_no_wrong_answer() -> None:
+    unseen = {**_RUN, "right": None, "named": [], "cannot_be_told": "no series"}
+    assert faults.problems("Neighbor", unseen) == []
+
+
+def test_outcomes_are_read_from_what_pytest_printed_until_it_was_stopped() -> None:
+    found = parts.outcomes(
+        "tests/gpu/test_some.py::test_passes[a b] PASSED        [ 20%]\n"
+        "tests/gpu/test_some.py::test_fails FAILED  [ 40%]\n"
+        "tests/gpu/test_some.py::test_skipped SKIPPED (no such device)\n"
+        "tests/gpu/test_some.py::test_breaks PASSED\ntests/gpu/test_some.py::test_breaks ERROR [ 80%]\n"
+        "tests/gpu/test_some.py::test_hangs \n"
+    )
+    assert (found["passed"], found["skipped_tests"]) == (1, 1)
+    assert found["not_passed"] == [f"tests/gpu/test_some.py::test_{name}" for name in ("fails", "breaks")]
+    assert found["under_way"] == ["tests/gpu/test_some.py::test_hangs"]
+
+
+@pytest.mark.parametrize("error", [ImportError("no pynvml"), NvmlRefused(9, "Driver Not Loaded")])
+def test_a_sample_runs_where_nvml_cannot_be_recorded(tmp_path: Path, error: Exception) -> None:
+    def refuses() -> Any:
+        raise error
+
+    with recorded_nvml(tmp_path / "nvml.jsonl", refuses) as why:
+        assert why == str(error)
+
+
+def test_nvml_is_recorded_meanwhile(tmp_path: Path) -> None:
+    def refuses(*_: Any) -> Any:
+        raise NvmlRefused(3, "Not Supported")
+
+    calls = SimpleNamespace(ask=refuses, close=lambda: None)
+    with recorded_nvml(tmp_path / "nvml.jsonl", lambda: calls) as why:
+        assert why == ""
+        time.sleep(1.2)
+    assert len((tmp_path / "nvml.jsonl").read_text().splitlines()) > 10
+
+
+# fragmentation
+
+
+def _service(folder: Path) -> Path:
+    trace = fragmentation.traffic_of_allocations(turns=4, in_use=1 << 20)
+    return fragmentation.write_workload(folder, trace, turns=4, device="cpu", share=0.5)
+
+
+def _run(**values: Any) -> dict[str, Any]:
+    run: dict[str, Any] = {
+        "memory_causes": {"memory.fragmentation": {"named": True}},
+        "retries": 10,
+        "verdict": "memory.fragmentation",
+        "latency_ms": {"p99": 40.0},
+        "reserve_mb": 512,
+    }
+    return run | values
+
+
+def test_a_workload_that_has_run_is_copied_without_what_the_run_left(tmp_path: Path) -> None:
+    folder = _service(tmp_path / "defaults")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "adapter.cpython-311.pyc").write_bytes(b"compiled")
+    other = fragmentation.with_settings(folder, "reserved", reserve_mb=512)
+    assert {file.name for file in other.iterdir()} == {file.name for file in folder.iterdir()} - {"__pycache__"}
+    assert load_spec(str(other)).settings.reserve_mb == 512 and load_spec(str(folder)).settings.reserve_mb == 0
+
+
+def test_a_run_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diagnose(workload: Path, _: float) -> dict[str, Any]:
+        if workload.name == "reserved":
+            raise OSError("disk full")
+        return _run(retries=0 if workload.name == "expandable" else 10)
+
+    monkeypatch.setattr(fragmentation, "diagnose", diagnose)
+    part = Part(tmp_path / "fragmentation.json")
+    fragmentation.replays(part, _service(tmp_path / "defaults"), time.monotonic() + 100)
+    assert part.found["memory.pool"]["failed"] == "OSError: disk full"
+    assert part.found["defaults"]["retries"] == 10 and part.found["memory.device_allocator"]["retries"] == 0
+    shown = fragmentation.shown(part.found)
+    assert all(shown.values()) and len(shown) == 2
+    monkeypatch.setattr(fragmentation, "diagnose", lambda *_: {"failed": "stopped"})
+    alone = Part(tmp_path / "alone.json")
+    fragmentation.replays(alone, _service(tmp_path / "others"), time.monotonic() + 100)
+    assert set(alone.found) == set(fragmentation.RUNS) and "skipped" in alone.found["memory.pool"]
+    assert fragmentation.shown(alone.found) == {}
+
+
+def test_what_is_looked_at_is_what_is_judged() -> None:
+    gone = _run(memory_causes={}, retries=0, verdict="none", latency_ms={"p99": 20.0})
+    shown = fragmentation.shown({"defaults": _run(), "memory.pool": gone})
+    assert len(shown) == fragmentation.SHOWN and all(shown.values())
+    assert not all(fragmentation.shown({"defaults": _run(), "memory.pool": _run()}).values())
+
+
+# faults
+
+_EVIDENCE: dict[str, Any] = {
+    "scheduled": 960,
+    "device": "cuda:0",
+    "device_profile": [{"launches": 17}] * 10,
+    "calibration": {"copy_in_ns": 3000.0, "copy_out_ns": 3000.0},
+    "probes": {"nvml": "NVML: Test 9000"},
+}
+_QUIET: dict[str, Any] = {"causes": [{"cause": "traffic.burst", "named": True}]}
+
+
+def test_a_run_with_all_evidence_lacks_none() -> None:
+    assert faults.missing_evidence(_EVIDENCE, {"ok": 955}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "ok", "said"),
+    [
+        ({}, 940, "940 of 960 requests ended ok"),
+        ({"scheduled": 0}, 0, "0 of 0 requests"),
+        ({"device": "cpu"}, 960, "the device was cpu"),
+        ({"device_profile": [{}] * 7}, 960, "7 batches were profiled"),
+        ({"device_profile_failure": "RuntimeError: CUPTI"}, 960, "CUPTI"),
+        ({"calibration": {"copy_in_ns": 1.0}}, 960, "copy_out_ns was not measured"),
+        ({"probes": {"nvml": "NVML: not read, the package nvidia-ml-py is not installed"}}, 960, "not read"),
+        ({"probes": {}}, 960, "not read"),
+    ],
+)
+def test_what_a_run_lacks_is_said_and_then_nothing_is_right(change: dict[str, Any], ok: int, said: str) -> None:
+    lacking = faults.missing_evidence(_EVIDENCE | change, {"ok": ok})
+    assert len(lacking) == 1 and said in lacking[0]
+    quiet = faults.judged("Quiet", _QUIET, lacking, others_told=True)
+    assert quiet["right"] is False and quiet["evidence_missing"] == lacking
+
+
+def test_a_run_without_any_record_proves_nothing() -> None:
+    assert len(faults.missing_evidence({}, {})) == 6
+
+
+@pytest.mark.parametrize("fault", faults.EXPECTED)
+def test_a_fault_is_told_by_its_cause(fault: str) -> None:
+    named = {"causes": [{"cause": faults.EXPECTED[fault] or "batch.size", "named": True}]}
+    other = {"causes": [{"cause": "transfer.other", "named": True}]}
+    assert faults.judged(fault, named, [], others_told=True)["right"] is True
+    assert faults.judged(fault, other, [], others_told=True)["right"] is False
+
+
+def test_a_neighbor_whose_work_nobody_tells_is_neither_right_nor_wrong() -> None:
+    unseen = faults.judged("Neighbor", _QUIET, [], others_told=False)
+    assert unseen["right"] is None and "others_sm_util" in unseen["cannot_be_told"]
+    assert faults.judged("Neighbor", _QUIET, ["the device was cpu"], others_told=False)["right"] is False
+    found = {"causes": [{"cause": "gpu.contention", "named": True}]}
+    assert faults.judged("Neighbor", found, [], others_told=False)["right"] is True
+
+
+def test_the_neighbor_is_waited_for_and_ended() -> None:
+    begun = time.monotonic()
+    program = "import time; time.sleep(0.3); print('ready', flush=True); time.sleep(60)"
+    with faults.neighbor(program, 30) as process:
+        assert time.monotonic() - begun >= 0.3 and process.poll() is None
+    assert process.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds"),
+    [("raise SystemExit(3)", 30), ("import time; time.sleep(60)", 0.2)],
+    ids=["dies", "silent"],
+)
+def test_a_neighbor_that_does_not_begin_is_an_error(program: str, seconds: float) -> None:
+    with pytest.raises(RuntimeError, match="was not at work"), faults.neighbor(program, seconds):
+        pass
+
+
+def test_a_neighbor_that_died_meanwhile_proves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(faults, "_LOAD", "print('ready', flush=True)")
+
+    def diagnosed(*_: Any) -> dict[str, Any]:
+        time.sleep(0.5)
+        return {"right": True, "evidence_missing": []}
+
+    monkeypatch.setattr(faults, "_diagnosed", diagnosed)
+    result = faults.planted("Neighbor", tmp_path, 30)
+    assert result["right"] is False and "had ended with 0" in result["evidence_missing"][0]
+
+
+def test_a_run_without_a_diagnosis_says_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(faults, "run", lambda *_: _DIED)
+    assert faults.planted("Quiet", tmp_path, 60)["failed"] == "latfix diagnose: exit code 4: boom"
+
+
+# stages and ceilings
+
+
+def _event(category: str, name: str, begin_us: float, length_us: float) -> dict[str, Any]:
+    return {"cat": category, "name": name, "ts": begin_us, "dur": length_us}
+
+
+def test_a_stage_is_from_its_first_operator_to_its_last() -> None:
+    events = [
+        _event("cpu_op", "aten::mm", 0, 900),
+        _event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 10, 5),
+        _event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 5),
+        _event("kernel", "sgemm", 30, 100),
+        _event("kernel", "relu", 150, 10),
+        {"cat": "ac2g", "name": "no length", "ts": 0},
+    ]
+    assert stages.spans(events) == {"copy_in": 15e3, "compute": 130e3}
+
+
+def test_stages_are_compared_by_differences_and_ratios() -> None:
+    compared = stages.compared([(110e3, 100e3), (120e3, 100e3), (90e3, 100e3)])
+    assert compared["difference_ns"] == 10e3 and compared["ratio"] == pytest.approx(1.1)
+    assert (compared["least_difference_ns"], compared["largest_difference_ns"]) == (-10e3, 20e3)
+    assert stages.compared([]) == {"batches": 0}
+
+
+def test_profiles_that_lost_kernels_are_counted() -> None:
+    found = stages.sessions([32, 0, 32, 30])
+    assert (found["asked"], found["found"], found["least_kernels"], found["most_kernels"]) == (4, 3, 0, 32)
+
+
+def test_the_workload_of_large_copies_copies_64_mib_a_request(tmp_path: Path) -> None:
+    stages.write_copies(tmp_path)
+    spec = load_spec(str(tmp_path))
+    service = Service(spec.folder, spec.entry, RunnerSettings(device="cpu"))
+    service.load()
+    row = service.models.adapter.prepare(None)  # type: ignore[arg-type]
+    assert row.numel() * row.element_size() == 64 << 20
+    model = service.models.instances[0].model
+    with torch.no_grad():
+        assert model(row[None, :8]).shape == (1, 8)
+
+
+_RATES = {"fp32": 50.0, "tf32": 380.0, "bf16": 750.0, "fp16": 740.0}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "weights", "expected"),
+    [
+        ({"ampere_sgemm_128x64_tn": 4}, "float32", "fp32"),
+        (
+            {"sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128": 3},
+            "float32",
+            "tf32",
+        ),
+        ({"ampere_sgemm_128x64_tn": 4, "cutlass_80_tensorop_s1688gemm_128x128_tn_align4": 1}, "float32", "tf32"),
+        ({"ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn": 2}, "bfloat16", "bf16"),
+        ({"some_gemm_without_a_format": 2}, "float32", "tf32"),
+        ({"ampere_sgemm_128x64_tn": 4, "some_gemm_without_a_format": 2}, "float32", "tf32"),
+        ({}, "float32", "tf32"),
+        ({}, "float16", "fp16"),
+    ],
+)
+def test_a_floor_is_told_by_the_fastest_format_that_may_have_run(
+    kernels: dict[str, int], weights: str, expected: str
+) -> None:
+    assert ceilings.floor_rate(kernels, _RATES, weights) == (expected, _RATES[expected])
+
+
+def test_without_rates_there_is_no_floor_and_one_sample_that_fails_leaves_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def hot_path(name: str, *_: Any) -> dict[str, Any]:
+        if name == "recommender":
+            raise RuntimeError("CUDA error")
+        return {"batch": 10}
+
+    monkeypatch.setattr(ceilings, "rates", lambda: {"flops": _RATES})
+    monkeypatch.setattr(ceilings, "hot_path", hot_path)
+    part = Part(tmp_path / "ceilings.json")
+    ceilings.measure(part, time.monotonic() + 60)
+    assert part.found["vision"] == {"batch": 10} and part.found["rates"] == {"flops": _RATES}
+    assert part.found["recommender"]["failed"] == "RuntimeError: CUDA error"
+    monkeypatch.setattr(ceilings, "rates", lambda: dict[str, Any]()["no memory"])
+    ceilings.measure(part, time.monotonic() + 60)
+    assert "KeyError" in part.found["rates"]["failed"] and "skipped" in part.found["vision"]
