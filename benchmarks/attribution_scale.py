@@ -31,7 +31,7 @@ from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.start_derivatives import serve
 from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 _MS = 1_000_000

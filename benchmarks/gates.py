@@ -37,7 +37,7 @@ from real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
 from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.runners.optimize.final_replay import MOST_ROUNDS
 from latfix.runners.replay.run_session import versions
-from latfix.statistics.bootstrap_ratio import paired_ratio
+from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.statistics.decision import FINAL, Rule
 from latfix.statistics.distributions import wilson_interval
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
@@ -74,7 +74,7 @@ def verdict(base: list[Floats], new: list[Floats], each: Floats, q: float | None
     if few and found == "other" and q is not None and _side(decision_bounds(scored, None, rule)) != "other":
         # A percentile whose slow requests lie in few stretches leans on the decided mean and its own interval.
         key = next(key for key, fraction in KEYS.items() if fraction == q)
-        return _side(paired_ratio(base, new, key, seed=0, replicates=REPLICATES, rule=rule).bounds)
+        return _side(arm_ratios(base, new, seed=0, replicates=REPLICATES, keys=[key], rule=rule)[key].bounds)
     return found
 
 

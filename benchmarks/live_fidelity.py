@@ -34,7 +34,7 @@ from latfix.runners.replay.open_loop import replay
 from latfix.runners.replay.runner_main import machine
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
-from latfix.statistics.bootstrap_ratio import paired_ratios
+from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
@@ -132,7 +132,7 @@ def compare(
                 one = replayed(service, traffic) if arm == "replay" else live(runner, traffic)
                 arms[arm].append(one)
     ratios = {
-        what: paired_ratios(
+        what: arm_ratios(
             [getattr(one, what) for one in arms["replay"]],
             [getattr(one, what) for one in arms["live"]],
             seed=seed,

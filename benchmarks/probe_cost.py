@@ -41,7 +41,7 @@ from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.replay.run_session import Replay, prepare_folder
 from latfix.runners.replay.runner_main import machine
 from latfix.runners.service.loaded_service import Service
-from latfix.statistics.bootstrap_ratio import paired_ratios
+from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.synthesize import FeatureSpec, Synthesis, synthesize
@@ -250,7 +250,7 @@ def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int,
             latency[probes].append(latencies)
             used[probes].append(core)
         print(f"stretch {k + 1} of {blocks}", end="\r", flush=True)
-    ratios = paired_ratios(latency[False], latency[True], seed=0, keys=_KEYS)
+    ratios = arm_ratios(latency[False], latency[True], seed=0, keys=_KEYS)
     extra = np.array(used[True]) - np.array(used[False])
     half = 1.96 * float(extra.std(ddof=1)) / len(extra) ** 0.5
     return {

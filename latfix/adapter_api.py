@@ -61,7 +61,7 @@ class Workload:
 
     @classmethod
     def has_evaluate(cls) -> bool:
-        """Whether the adapter measures accuracy itself."""
+        """True if the adapter measures accuracy itself."""
         return cls.evaluate is not Workload.evaluate
 
 

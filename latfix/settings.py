@@ -104,7 +104,7 @@ ENVIRONMENT = Rule('a table of texts by variable name, as in { OMP_WAIT_POLICY =
 
 @cache
 def rules_of(kind: type) -> Mapping[str, Rule]:
-    """The rule of each field of a dataclass of settings: the annotated one, or what its type says."""
+    """The rule of each field of a dataclass of settings: the annotated one, or the one of its type."""
     rules = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated:
@@ -174,7 +174,7 @@ class RunnerSettings:
 
     @property
     def captures(self) -> bool:
-        """Whether batches on a device are to run as captured graphs."""
+        """True if batches on a device run as captured graphs."""
         return self.cuda_graphs or self.compile == "reduce-overhead"
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunnerSettings:

@@ -32,8 +32,9 @@ def compare(
     """Compare recorded runs, complete or not: percentiles, their ratios with intervals, and gates."""
     from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import check_gates, evaluate, exit_code, parse_gate
+    from latfix.gates.evaluate import check_gates, evaluate, exit_code
     from latfix.gates.subject import with_percentile_ratios
+    from latfix.gates.syntax import parse_gate
     from latfix.reports.html.pages import write_comparison_report
     from latfix.reports.terminal.diagnosis import render_comparison
     from latfix.results.comparison import compare_rounds

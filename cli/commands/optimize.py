@@ -77,7 +77,8 @@ def optimize(
     from latfix.cli.shared.optimize_flow import optimize_into
     from latfix.config.plan import PlannedFix, read_plan
     from latfix.config.workload_toml import check_runs, load_spec
-    from latfix.gates.evaluate import check_gates, parse_gate
+    from latfix.gates.evaluate import check_gates
+    from latfix.gates.syntax import parse_gate
     from latfix.runners.optimize.optimizer import Options
     from latfix.runners.replay.run_session import default_folder, open_folder
 

@@ -14,8 +14,10 @@ from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 if TYPE_CHECKING:
     from latfix.cli.shared.output_options import Outputs
     from latfix.cli.shared.request_options import DrillDown
-    from latfix.gates.evaluate import Gate, GateResult, GateSubject
+    from latfix.gates.evaluate import GateResult
     from latfix.gates.reference_level import Past
+    from latfix.gates.subject import GateSubject
+    from latfix.gates.syntax import Gate
     from latfix.history.rows import HistoryRow
     from latfix.results.diagnosis import Diagnosis
     from latfix.run_record.chunked_record import RecordFile
@@ -86,7 +88,8 @@ def parse_gates(
     :param record: whether the run is recorded in it.
     :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
     """
-    from latfix.gates.evaluate import check_gates, parse_gate
+    from latfix.gates.evaluate import check_gates
+    from latfix.gates.syntax import parse_gate
     from latfix.run_record.chunked_record import open_record
     from latfix.run_record.run_record import RunRecord
 
@@ -102,7 +105,7 @@ def parse_gates(
 
 def subject_of(run: RunRecord | RecordFile) -> GateSubject:
     """A recorded run as the baseline of gates."""
-    from latfix.gates.evaluate import GateSubject
+    from latfix.gates.subject import GateSubject
 
     return GateSubject.from_diagnosis(diagnosed(run).to_json())
 
@@ -219,7 +222,7 @@ def _judged(
     record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
 ) -> tuple[list[GateResult], HistoryRow | None]:
     """The gates' results, and the run's row where it is to be recorded."""
-    from latfix.gates.evaluate import GateSubject
+    from latfix.gates.subject import GateSubject
     from latfix.history.rows import row_of, run_name, series_of
     from latfix.statistics.percentiles import latencies_of, percentile_grid
 

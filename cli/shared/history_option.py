@@ -14,8 +14,8 @@ import typer
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
-    from latfix.gates.evaluate import Gate
     from latfix.gates.reference_level import Past
+    from latfix.gates.syntax import Gate
     from latfix.history.rows import HistoryRow, Series
     from latfix.history.store import History
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from latfix.cli.shared.output_options import Outputs
     from latfix.config.plan import PlannedFix
     from latfix.config.workload_toml import WorkloadSpec
-    from latfix.gates.evaluate import GateResult, GateSubject
+    from latfix.gates.evaluate import GateResult
+    from latfix.gates.subject import GateSubject
     from latfix.history.rows import HistoryRow
     from latfix.results.comparison import Summary
     from latfix.results.diagnosis import Diagnosis
@@ -101,14 +102,15 @@ def _conclude(
     from latfix.reports.terminal.diagnosis import render_optimization
 
     results, row = _judge(folder, gates, outcome, plan)
-    document = _optimization(spec, outcome, results).to_json()
+    found = _optimization(spec, outcome, results)
+    document = found.to_json()
     try:
         _write_baseline_diagnosis(outcome)
         _write_plan(folder / "plan.toml", spec, outcome, started_from)
         write_json(folder / "optimization.json", document)
         write_optimization_report(
             folder / "report.html",
-            document,
+            found,
             diagnosis=outcome.diagnosis,
             before=outcome.before or outcome.baseline,
             after=outcome.after,
@@ -120,7 +122,7 @@ def _conclude(
     console = outputs.console()
     if not outputs.to_stdout:
         console.print(
-            render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
+            render_optimization(found, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
         )
     else:
         show_gates(console, results)
@@ -191,8 +193,7 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
 def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, GateSubject]:
     """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
     round alone."""
-    from latfix.gates.evaluate import GateSubject
-    from latfix.gates.subject import with_percentile_ratios
+    from latfix.gates.subject import GateSubject, with_percentile_ratios
 
     if outcome.final is None:
         same = GateSubject.from_diagnosis({**outcome.diagnosis.to_json(), "accuracy": outcome.accuracy})
@@ -206,7 +207,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
 
 
 def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubject:
-    from latfix.gates.evaluate import GateSubject
+    from latfix.gates.subject import GateSubject
 
     if diagnosis is None:
         return subject

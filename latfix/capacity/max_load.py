@@ -187,7 +187,7 @@ def _drawn(cell: Cell, rng: np.random.Generator) -> Floats:
 class FrontPoint:
     """A cell on the front of throughput against the percentile, or possibly on it.
 
-    :param certain: no other cell is as good in both as far as the intervals tell, and some is worse in one.
+    :param certain: no other cell is as good in both, given the intervals, and some is worse in one.
     """
 
     setting: int
@@ -222,7 +222,7 @@ def _beats(one: Cell, other: Cell) -> bool:
 
 
 def at_least(largest: Sequence[LargestLoad], rps: float) -> bool | None:
-    """Whether some setting bears so many requests a second; ``None`` where the data cannot tell."""
+    """True if some setting bears so many requests a second; ``None`` where undecided."""
     if any(one.lo is not None and one.lo >= rps * (1 - 1e-3) for one in largest):
         return True
     below = [one.hi is not None and one.hi <= rps * (1 + 1e-3) for one in largest]

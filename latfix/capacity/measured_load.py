@@ -106,7 +106,7 @@ class LoadPoint:
 
 
 def backlog_grew(arrival: Ints, end: Ints, *, at_once: int) -> bool:
-    """Whether the number of requests inside grew for good over a replay.
+    """True if the number of requests inside grew for good over a replay.
 
     All three: its minimum is higher in the third and in the last quarter of the time than in the second, and in the
     last not a tenth lower than in the third; in the last it never falls to two full batches a worker; and at the last
@@ -322,7 +322,7 @@ def _followed(points: Sequence[LoadPoint], target: Target) -> Percentile:
 def run_spread(cells: Sequence[Cell]) -> Spread:
     """Variance of the logarithm between replays of a cell, pooled, less what their requests explain.
 
-    Saturated cells are left out: how far a backlog got says nothing of a steady service.
+    Saturated cells are left out: how far a backlog got is no measure of a steady service.
     """
     total, explained, freedom, largest = 0.0, 0.0, 0, None
     z = normal_quantile(0.95)

@@ -1,4 +1,4 @@
-"""Why a measured load departs from what queueing models say of it: one sentence with figures for each reason."""
+"""Why a measured load departs from what queueing models predict: one sentence with figures for each reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reason:
 def reasons(
     point: LoadPoint, load: float, service: ServiceModel, low: LoadPoint, modelled: Modelled, settings: RunnerSettings
 ) -> list[Reason]:
-    """Why a point departs from what textbooks say of its rate, each reason with what it amounts to.
+    """Why a point departs from what queueing models predict at its rate.
 
     :param service: measured at low load, where ``low`` is the point of the lowest.
     """
@@ -53,14 +53,14 @@ def reasons(
         _lag(point),
         _lost(point),
     ]
-    told = [reason for reason in found if reason is not None]
-    if not any(reason.id not in _MODELLED for reason in told):
-        told += _unexplained(point, modelled)
-    return told
+    known = [reason for reason in found if reason is not None]
+    if not any(reason.id not in _MODELLED for reason in known):
+        known += _unexplained(point, modelled)
+    return known
 
 
 def _unexplained(point: LoadPoint, modelled: Modelled) -> list[Reason]:
-    """Nothing that is looked for shows, and still the model is far off: that is said, too."""
+    """A model that is far off for none of the known reasons is reported as such."""
     predicted = modelled.predictions["kingman"].wait
     measured = float(point.wait.mean()) if len(point.wait) else 0.0
     if not predicted or measured <= 0 or max(measured / predicted, predicted / measured) < _FAR_OFF:

@@ -1,7 +1,6 @@
-"""What queueing models say of a measured service at each load, and why reality departs from them.
+"""What queueing models predict for a measured service at each load.
 
-The models are given what was measured at a low load: moments of the service, batches' time by their size. What they
-then miss at a higher load is shown with its reasons, in figures.
+The models are given what was measured at a low load: moments of the service, and batches' time by their size.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class ServiceModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a model says of a load, in seconds; all ``None`` where it says that the service cannot keep up.
+    """A model's prediction for a load, in seconds; all ``None`` where the service cannot keep up.
 
     :param wait: mean before service, in both queues and an open batch.
     :param latency: mean, and ``percentile`` the objective's.
     :param fitted: the model was given what was measured at this very load.
-    :param why_not: why it says nothing.
+    :param why_not: why there is no prediction.
     """
 
     wait: float | None = None
@@ -85,7 +84,7 @@ def service_model(points: Sequence[tuple[float, LoadPoint]], settings: RunnerSet
     """The service as measured at the lowest loads; ``None`` where no batch ran.
 
     One load where batches of one are served. Where the batch size varies, loads are added from below until half of
-    the largest size was seen: a service whose larger batches were never measured cannot be told what they take.
+    the largest size was seen: nothing is known of batches that were never measured.
 
     :param points: load and replay.
     """

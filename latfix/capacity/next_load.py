@@ -35,7 +35,7 @@ class Proposal:
 
 
 def is_far(cell: Cell, target: Target) -> bool:
-    """Whether a load is past what can be of interest: saturated, or surely several times beyond the limit."""
+    """True if a load is saturated, or surely several times beyond the limit."""
     return cell.saturated or (target.limit is not None and cell.percentile.lo > FAR * target.limit)
 
 

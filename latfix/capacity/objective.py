@@ -39,7 +39,7 @@ class Target:
         return 1.0 - self.percentile / 100.0
 
     def enough(self, n: int) -> bool:
-        """Whether ``n`` requests hold enough slow ones for the percentile."""
+        """True if ``n`` requests hold enough slow ones for the percentile."""
         return n * self.allowed >= TAIL_REQUESTS - 1e-9
 
 
@@ -56,7 +56,7 @@ class Percentile:
 class Decision:
     """Whether a load meets the objective.
 
-    :param meets: ``None`` where the data cannot tell.
+    :param meets: ``None`` where undecided.
     :param share: of requests slower than the limit or lost, ``lo`` and ``hi`` its 95 % interval.
     """
 
@@ -95,9 +95,8 @@ def decide(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> D
     successes. The objective is met, too, where the percentile's interval ends far enough below the limit.
 
     Simulated on M/M/1 (``benchmarks/sweep_decisions.py``: 500 to 4,000 requests; p90, p95 and p99; 150 replays each)
-    with the limit at the true percentile: it was said to be met in 0 to 7 % at loads of 0.3 and 0.5, in 0 to 15 % at
-    0.8, and to be missed in 0 to 7 %. With six times that limit, 2,000 requests were enough to say that it is met in
-    93 to 100 %.
+    with the limit at the true percentile: the verdict was "met" in 0 to 7 % at loads of 0.3 and 0.5, in 0 to 15 % at
+    0.8, and "missed" in 0 to 7 %. With six times that limit and 2,000 requests it was "met" in 93 to 100 %.
 
     :param series: latencies of each replay, infinite for lost requests and those in flight at an early end.
     :param age: how long each was followed; a request in flight counts as slow only where that exceeds the limit.

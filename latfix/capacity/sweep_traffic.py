@@ -65,7 +65,7 @@ class Part:
 
     :param traffic: its schedule at the recorded pace; the first request comes at once.
     :param rate: its own requests a second; ``recorded`` those of the whole.
-    :param bursts: how arrivals vary in all of the recorded traffic, whose longer windows tell more.
+    :param bursts: how arrivals vary in all of the recorded traffic, which has longer windows.
     :param dispersion: index of dispersion of counts over a thirtieth of the part's length, ``whole`` over windows
         of as long in all of the recorded traffic.
     """

@@ -1,4 +1,4 @@
-"""What a model file holds, told by its suffix and by its bytes. Nothing in it is run or unpickled here."""
+"""The kind of a model file, by its suffix and its bytes. Nothing in it is run or unpickled here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _Found:
 
 
 def is_model_file(name: str | Path) -> bool:
-    """Whether a name ends as a model file's does."""
+    """True if the suffix is one of a model file."""
     return Path(name).suffix.lower() in KINDS
 
 
@@ -209,7 +209,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _pickled(data: bytes) -> _Found:
-    """What ``torch.save`` wrote, told by the calls that loading it would make; none of them is made."""
+    """The kind of a ``torch.save`` file, from the calls that loading it would make; none of them is made."""
     try:
         other = next((call for call in _calls(data) if not call.startswith(_TENSOR_CALLS)), None)
     except ValueError:

@@ -1,4 +1,4 @@
-"""``[inputs]`` of ``workload.toml``: what a model file's inputs are made of where its signature does not say."""
+"""``[inputs]`` of ``workload.toml``: how a model file's inputs are made where its signature leaves that open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXAMPLE = 'a list like ["batch", "length", 64]: whole numbers, features or expr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRule:
-    """What ``[inputs]`` says of one input; ``None`` leaves it to the model's signature.
+    """How one input is made; ``None`` leaves it to the model's signature.
 
     :param shape: for each dimension its size, or an expression over a request's features; ``"batch"`` once at
         most.
@@ -50,7 +50,7 @@ class InputRule:
 
 
 def is_batch(size: int | Expression) -> bool:
-    """Whether a dimension of a rule is the one of the batch."""
+    """True if a dimension is the batch."""
     return isinstance(size, Expression) and size.source.strip() == BATCH
 
 

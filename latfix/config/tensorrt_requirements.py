@@ -1,4 +1,4 @@
-"""What running on an NVIDIA GPU with TensorRT needs, seen without loading any of it."""
+"""Whether TensorRT can run here, checked without loading any of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TENSORRT = re.compile(r"tensorrt *\(?([<>=!~][^;)]*)")
 
 
 def installed(module: str) -> bool:
-    """Whether a package can be found; whether it imports is another matter."""
+    """True if a package is installed; it may still fail to import."""
     try:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # it is loaded, and was made by hand
@@ -44,7 +44,7 @@ def torch_tensorrt_line() -> str:
 
 
 def tensorrt_line() -> str:
-    """The line that installs TensorRT: what the torch-tensorrt that is here asks for, which is not the newest."""
+    """The line that installs TensorRT: the version that the installed torch-tensorrt requires."""
     try:
         asked = metadata.requires("torch-tensorrt") or []
     except metadata.PackageNotFoundError:
@@ -63,7 +63,7 @@ def engine_obstacle() -> str:
 
 
 def check_engine_runs(file: Path) -> None:
-    """See that a TensorRT engine can be run here, before anything heavy is loaded.
+    """Validates that a TensorRT engine can run here, before anything heavy is loaded.
 
     :raises InputError: the package or the driver is missing, in one line with what to do.
     """

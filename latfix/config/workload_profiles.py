@@ -1,7 +1,7 @@
 """Profiles of a workload: the same service in another size or on another device, as changes of its tables.
 
 ``[profile.NAME.TABLE]`` in ``workload.toml`` holds keys of ``[TABLE]`` that replace the workload's own where
-``--profile NAME`` asks for it. ``[profile.NAME.traffic]`` also takes ``speed`` and ``repeat``.
+``--profile NAME`` is given. ``[profile.NAME.traffic]`` also takes ``speed`` and ``repeat``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Replayed:
 def overlaid(document: Mapping[str, Any], profile: str, file: TomlFile) -> tuple[dict[str, Any], Replayed]:
     """The document as the profile has it, without its profiles; ``profile`` may be empty for none.
 
-    All profiles are checked, asked for or not.
+    All profiles are validated, not only this one.
 
     :raises InputError: there is no such profile, or one of them is wrong.
     """

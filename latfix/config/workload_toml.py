@@ -87,7 +87,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
 
 
 def check_runs(spec: WorkloadSpec) -> None:
-    """See that a workload's model file can be run on this machine, before anything heavy is loaded.
+    """Validates that a workload's model file can run on this machine, before anything heavy is loaded.
 
     :raises InputError: a package or a driver is missing, with what to do.
     """
@@ -131,7 +131,7 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
 
 
 def _is_there(path: Path) -> bool:
-    """Whether the path exists; a name that no file can have is not there either."""
+    """True if the path exists; false, too, for a name that no file can have."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -196,7 +196,7 @@ def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
 
 
 def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[str]:
-    """What has to be typed beside the workload's name for the same traffic: what it does not say of itself.
+    """The options that give the same traffic again: those that differ from the workload's own file.
 
     :param mapping: all features that were derived, by name.
     """
@@ -220,7 +220,7 @@ def model_inputs(folder: Path, entry: str) -> dict[str, InputRule]:
 
 
 def _named_beside(folder: Path, model: Path) -> bool:
-    """Whether ``workload.toml`` in the folder has this file as its model."""
+    """True if ``workload.toml`` in the folder names this file as its model."""
     if not _is_there(folder / SPEC_FILE):
         return False
     document, _ = read_toml(folder / SPEC_FILE)

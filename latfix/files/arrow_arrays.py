@@ -51,7 +51,7 @@ def texts(values: Sequence[str | None]) -> Any:
 
 
 def read_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The values of an Arrow column of numbers of that type; what a null holds is not said."""
+    """The values of an Arrow column of numbers of that type; undefined where it is null."""
     parts = [np.zeros(0, dtype)]
     for chunk in column.chunks:
         data = chunk.buffers()[1]

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_o
 from latfix.errors import InputError
 from latfix.files.regular_file import check_regular
 from latfix.files.strict_json import read_json
+from latfix.formatting import shown
 
 T = TypeVar("T")
 
 _HOW = "latfix.json"
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +226,7 @@ def _absent(hint: Any, at: str) -> Any:
 
 
 def _wrong(at: str, value: Any, expected: str) -> InputError:
-    shown = repr(value)
-    cut = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-    return InputError(f"found {at.strip('.') or 'a document'} = {cut}; expected {expected}")
+    return InputError(f"found {at.strip('.') or 'a document'} = {shown(value)}; expected {expected}")
 
 
 def read_document(path: Path) -> Any:

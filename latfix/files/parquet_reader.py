@@ -120,6 +120,6 @@ class ParquetRows:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """What to say of a Parquet file that cannot be read."""
+    """The error for a Parquet file that cannot be read."""
     reason = " ".join(str(error).split())[:160]
     return InputError(f"{path}: found an unreadable file ({reason}); expected {PARQUET}")

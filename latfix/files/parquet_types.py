@@ -47,7 +47,7 @@ def read_column(path: Path, table: Any, name: str) -> npt.NDArray[Any]:
 
 
 def check_type(path: Path, name: str, kind: Any, *, rows: int = 1) -> None:
-    """See that a column's Arrow type is one that its values can be read from; without rows, any is.
+    """Validates that a column's Arrow type is readable as the column's kind; without rows, any type is.
 
     :raises InputError: it is not.
     """

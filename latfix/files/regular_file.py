@@ -1,4 +1,4 @@
-"""Refusing pipes and devices before they are read: they may wait, or go on, for ever."""
+"""Refusing to read pipes and devices: they may block or never end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from latfix.errors import input_error
 
 
 def check_regular(path: Path, expected: str, *, folders: bool = True) -> None:
-    """See that reading a path comes to an end. What is missing is let through: opening it says so.
+    """Validates that a path is a regular file. A missing one passes: opening it reports that.
 
     :param expected: what the file should be, for the message.
-    :param folders: a folder is let through, too, for who opens it to tell.
-    :raises InputError: it is a pipe, a socket or a device; or a folder, where that is not let through.
+    :param folders: a folder passes, too: the caller reports it.
+    :raises InputError: it is a pipe, a socket or a device; or a folder, unless ``folders``.
     """
     with contextlib.suppress(OSError):
         mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""JSON without the numbers that JSON does not have, and that break who computes with them."""
+"""Reading JSON strictly: no ``NaN``, no infinity, no number beyond a float."""
 
 from __future__ import annotations
 

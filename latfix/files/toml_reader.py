@@ -147,7 +147,7 @@ def _within(path: tuple[str, ...], depth: int, value: object) -> Iterator[tuple[
 
 
 def _line_of(path: tuple[str, ...], text: str) -> int | None:
-    """The line of a number beyond 64 bits: by its own length first, which tells apart tables of one name."""
+    """The line of a number beyond 64 bits: found by its length first, because several tables may have one name."""
     written = re.compile(rf"""\s*["']?{re.escape(path[-1])}["']?\s*=\s*[+-]?[0-9][0-9A-Fa-f_box]{{15,}}""")
     for number, line in enumerate(text.split("\n"), start=1):
         if written.match(line):

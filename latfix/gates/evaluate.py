@@ -1,9 +1,10 @@
 """Gates: conditions on a run that become an exit code.
 
 A gate is a figure, a comparison and a limit: ``p99<200ms``, ``p99<=baseline*1.05``, ``p99<history*1.1``,
-``error_rate<1%``. It passes or fails only where the data can tell, that is where the figure's 95 % interval
-(against a baseline, the decision bounds of the ratio) lies on one side of the limit; otherwise it is
-undecided, and says about how much more would decide it.
+``error_rate<1%``. It passes or fails only where the figure's 95 % interval (against a baseline, the decision bounds
+of the ratio) lies on one side of the limit; otherwise it is undecided, with an estimate of how much more data would
+decide it. In order: :mod:`syntax` parses, :mod:`subject` gives figures, :mod:`bounds` their intervals, and here is
+the verdict.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from latfix.formatting import key_label
 from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
 from latfix.gates.subject import Bounds, GateSubject
-from latfix.gates.syntax import EXAMPLES, Gate, parse_gate
+from latfix.gates.syntax import Gate
 from latfix.statistics.decision import FINAL
-
-__all__ = ["EXAMPLES", "Gate", "GateResult", "GateSubject", "check_gates", "evaluate", "exit_code", "parse_gate"]
 
 #: A fall of the share of requests that end ``ok`` beyond which percentiles are not of the same requests.
 MOST_LOST = 0.01
@@ -36,11 +35,11 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult(Document):
-    """What became of a gate.
+    """The outcome of a gate.
 
     :param value: the figure, in milliseconds, requests a second, or a share.
     :param limit: what it was held against, in the same unit; ``None`` where there was nothing to hold it against.
-    :param passed: ``None`` where the data cannot tell.
+    :param passed: ``None`` where undecided.
     :param reason: one sentence with the figures.
     :param more_requests: about how many more would decide it; ``None`` where decided or past telling.
     :param more_minutes: how long those take at this traffic's rate.
@@ -124,9 +123,9 @@ def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
     if gate.is_latency and held.subject.lost:
         shown += f"; {held.subject.lost} of {held.subject.total} requests did not end ok and are not in it"
     around = bounds or (held.figure, held.figure)
-    lower, upper = (_COMPARE[gate.operator](end, limit) for end in around)
-    if lower == upper:
-        return _result(held, lower, shown)
+    at_lower, at_upper = (_COMPARE[gate.operator](end, limit) for end in around)
+    if at_lower == at_upper:
+        return _result(held, at_lower, shown)
     more = more_needed(held, around)
     undecided = _result(held, None, f"{shown}: {more.advice}", runs=more.runs)
     return replace(undecided, more_requests=more.requests, more_minutes=more.minutes)

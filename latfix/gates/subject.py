@@ -42,7 +42,7 @@ class GateSubject:
     """One run, or one side of a comparison.
 
     :param latency_ms: by :data:`latency_summary.LATENCY_KEYS`, and by the key of any other percentile that
-        was asked for (:meth:`with_percentiles`); over requests that ended ``ok``.
+        a gate needs (:meth:`with_percentiles`); over requests that ended ``ok``.
     :param latency_ci95_ms: their intervals; a figure without one is taken as exact.
     :param ratio: over the baseline, where both replayed the same traffic; narrower than two intervals.
     :param requests: how many ended in each status.

@@ -64,17 +64,17 @@ class Gate:
 
     @property
     def needs_baseline(self) -> bool:
-        """Whether the limit depends on a baseline."""
+        """True if the limit depends on a baseline."""
         return self.against == "baseline"
 
     @property
     def needs_history(self) -> bool:
-        """Whether the limit depends on earlier runs."""
+        """True if the limit depends on earlier runs."""
         return self.against == "history"
 
     @property
     def is_latency(self) -> bool:
-        """Whether the figure is a latency."""
+        """True if the figure is a latency."""
         return is_latency(self.metric)
 
     @property
@@ -88,7 +88,7 @@ class Gate:
 
 
 def is_latency(metric: str) -> bool:
-    """Whether a metric is a latency."""
+    """True if a metric is a latency."""
     return metric in LATENCY_KEYS or percentile_of(metric) is not None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from latfix.formatting import finite
 from latfix.gates.subject import GateSubject
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
@@ -41,7 +42,7 @@ class Series:
 class HistoryRow:
     """One run.
 
-    :param run: what tells it from every other run: its folder and when it started.
+    :param run: unique name of the run: when it started, and its folder.
     :param started: ISO 8601, UTC.
     :param subject: its figures, with the percentiles of :data:`latfix.statistics.percentiles.GRID`.
     :param gates: entries of ``gates`` in its document.
@@ -98,7 +99,7 @@ def series_of(meta: Mapping[str, Any], *, command: str, plan: str = "") -> Serie
 
 
 def run_name(meta: Mapping[str, Any], folder: Path) -> str:
-    """What tells a run from every other one."""
+    """A unique name of a run: when it started, and its folder."""
     return f"{meta.get('started', '')} {folder.absolute()}"
 
 
@@ -157,9 +158,9 @@ def figures_json(subject: GateSubject) -> dict[str, Any]:
     return {
         "latency_ms": _finite(subject.latency_ms),
         "requests": dict(subject.requests),
-        "throughput_rps": _number(subject.throughput_rps),
-        "accuracy": _number(subject.accuracy),
-        "unexplained_share": _number(subject.unexplained_share),
+        "throughput_rps": finite(subject.throughput_rps),
+        "accuracy": finite(subject.accuracy),
+        "unexplained_share": finite(subject.unexplained_share),
         "cause_shares": None if subject.cause_shares is None else _finite(subject.cause_shares),
         "trustworthy": subject.trustworthy,
     }
@@ -171,9 +172,9 @@ def read_figures(document: Mapping[str, Any]) -> GateSubject:
     return GateSubject(
         latency_ms={str(key): float(value) for key, value in document["latency_ms"].items()},
         requests={str(key): int(value) for key, value in document["requests"].items()},
-        throughput_rps=_number(document.get("throughput_rps")),
-        accuracy=_number(document.get("accuracy")),
-        unexplained_share=_number(document.get("unexplained_share")),
+        throughput_rps=finite(document.get("throughput_rps")),
+        accuracy=finite(document.get("accuracy")),
+        unexplained_share=finite(document.get("unexplained_share")),
         cause_shares=None if shares is None else {str(key): float(value) for key, value in shares.items()},
         trustworthy=bool(document.get("trustworthy", True)),
     )
@@ -181,8 +182,3 @@ def read_figures(document: Mapping[str, Any]) -> GateSubject:
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if math.isfinite(value)}
-
-
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None

@@ -18,7 +18,7 @@ from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
 #: Fewer runs cannot show a change beyond chance.
 FEWEST = 8
-#: A change of a figure that varies by a factor is told from this share on.
+#: The smallest change, as a share, that is reported of a figure that varies by a factor.
 SMALLEST = 0.01
 
 
@@ -104,7 +104,7 @@ def _trend(series: Series, rows: Sequence[HistoryRow], metric: str, last: int | 
 def _changes(points: Sequence[Point], least: float, seed: int) -> list[Change]:
     """Where the level changed: change points of the ranks, so that one run that is far off makes none.
 
-    :param least: the smallest change that is told, as a share of what was before.
+    :param least: the smallest change that is reported, as a share of what was before.
     """
     values = np.array([point.value for point in points], dtype=np.float64)
     if len(values) < FEWEST:
@@ -143,14 +143,14 @@ def _edges(values: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[int
 
 
 def _differs(first: HistoryRow, second: HistoryRow) -> list[str]:
-    told = ["settings"] if first.settings != second.settings else []
+    found = ["settings"] if first.settings != second.settings else []
     keys = dict.fromkeys((*first.versions, *second.versions))
-    told += [
+    found += [
         f"{key} {_version(first.versions, key)} -> {_version(second.versions, key)}"
         for key in keys
         if first.versions.get(key) != second.versions.get(key)
     ]
-    return told
+    return found
 
 
 def _version(versions: Mapping[str, Any], key: str) -> str:

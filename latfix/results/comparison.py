@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import clipped
-from latfix.gates.evaluate import MOST_LOST, GateResult, GateSubject
+from latfix.gates.evaluate import MOST_LOST, GateResult
+from latfix.gates.subject import GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.stages import STATUS_NAMES, Status
-from latfix.statistics.bootstrap_ratio import paired_ratios, unpaired_ratios
+from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule, Verdict, judge
 from latfix.statistics.group_sequential import Need, needed
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
@@ -122,7 +123,7 @@ def compare_rounds(
         raise ValueError("no rounds to compare")
     paired = all(pair.same_traffic for pair in pairs)
     arms = ([pair.base.latency for pair in pairs], [pair.new.latency for pair in pairs])
-    ratio = (paired_ratios if paired else unpaired_ratios)(*arms, seed=seed, keys=RATIO_KEYS, rule=rule)
+    ratio = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired)
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])

@@ -30,7 +30,7 @@ from latfix.run_record.run_record import (
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.validation import RequestCheck, check_batches, damaged
 from latfix.stages import STAGES
-from latfix.traffic.io.writer import ScheduleFile
+from latfix.traffic.io.stored_schedule import ScheduleFile
 
 Ints = npt.NDArray[np.int64]
 

@@ -113,7 +113,7 @@ class RunRecord:
                 f"{folder}: found no requests.parquet and no segments/; expected the folder of a run; "
                 "pass the folder that latfix diagnose wrote"
             )
-        from latfix.traffic.io.writer import load_schedule
+        from latfix.traffic.io.stored_schedule import load_schedule
 
         return cls(
             folder=folder,
@@ -296,7 +296,7 @@ def _batch_tables(batches: Segment) -> Iterator[Any]:
 
 
 def _request_tables(requests: Segment, schedule: Path, errors: Mapping[int, str]) -> Iterator[Any]:
-    from latfix.traffic.io.writer import ScheduleFile
+    from latfix.traffic.io.stored_schedule import ScheduleFile
 
     stored = ScheduleFile(schedule, texts=True)
     scheduled = max(len(stored), 1)

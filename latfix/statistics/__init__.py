@@ -1,1 +1,1 @@
-"""Numbers from samples: percentiles, intervals, resampling, change points, and what a ratio of two arms says."""
+"""Numbers from samples: percentiles, intervals, resampling, change points, and verdicts on the ratio of two arms."""

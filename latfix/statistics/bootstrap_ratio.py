@@ -35,21 +35,7 @@ _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
 _ORDER: tuple[str, ...] = (*RATIO_KEYS, "max")
 
 
-def paired_ratio(
-    base_blocks: Sequence[npt.ArrayLike],
-    new_blocks: Sequence[npt.ArrayLike],
-    statistic: str,
-    *,
-    seed: int,
-    replicates: int = 400,
-    rule: Rule = FINAL,
-) -> RatioEstimate:
-    """:func:`paired_ratios` for one statistic of ``RATIO_KEYS``."""
-    estimates = paired_ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=(statistic,), rule=rule)
-    return estimates[statistic]
-
-
-def paired_ratios(
+def arm_ratios(
     base_blocks: Sequence[npt.ArrayLike],
     new_blocks: Sequence[npt.ArrayLike],
     *,
@@ -57,8 +43,9 @@ def paired_ratios(
     replicates: int = 400,
     keys: Sequence[str] = RATIO_KEYS,
     rule: Rule = FINAL,
+    paired: bool = True,
 ) -> dict[str, RatioEstimate]:
-    """Ratio new/base of statistics over interleaved replays of the same traffic.
+    """Ratio new/base of statistics over interleaved replays.
 
     The value is the ratio of the statistics of all rounds together. Two sources of chance are measured:
 
@@ -69,7 +56,7 @@ def paired_ratios(
 
     For the 95 % interval the wider of the two counts. With two rounds, the spread between them is added as far
     as it exceeds what the blocks explain (Welch and Satterthwaite). **With one round, an effect that sat on one
-    arm for the whole replay cannot be told from a difference**: the interval then says what the requests of
+    arm for the whole replay looks like a difference**: the interval then covers what the requests of
     these two replays show, not what the next restart will; the decision bounds allow for it.
 
     :param base_blocks: for each round the latencies, any unit, in order of the schedule; NaN where the
@@ -77,22 +64,23 @@ def paired_ratios(
         round's positions are drawn for each arm on its own.
     :param new_blocks: the same for the other arm; as many rounds.
     :param rule: how sure a decision must be.
+    :param paired: the same traffic in both arms; otherwise each arm's blocks are drawn on their own.
     :raises ValueError: no rounds, or not equally many.
     """
-    return _ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=keys, paired=True, rule=rule)
-
-
-def unpaired_ratios(
-    base_blocks: Sequence[npt.ArrayLike],
-    new_blocks: Sequence[npt.ArrayLike],
-    *,
-    seed: int,
-    replicates: int = 400,
-    keys: Sequence[str] = RATIO_KEYS,
-    rule: Rule = FINAL,
-) -> dict[str, RatioEstimate]:
-    """As :func:`paired_ratios`, for replays of different traffic: each arm's blocks are drawn on their own."""
-    return _ratios(base_blocks, new_blocks, seed=seed, replicates=replicates, keys=keys, paired=False, rule=rule)
+    rounds = _rounds(base_blocks, new_blocks)
+    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
+    value = _log_ratio(rounds)
+    rng = np.random.default_rng(seed)
+    drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
+    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
+    estimates: dict[str, RatioEstimate] = {}
+    upper = _decided(decision_bounds(scored, None, rule))
+    for key in keys:
+        k = _ORDER.index(key)
+        half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
+        lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
+        estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
+    return estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +102,8 @@ class _Round:
         return block_counts(n, next(iter_block_starts(n, block=block, replicates=1, rng=rng)), block)
 
 
-def _ratios(
-    base_blocks: Sequence[npt.ArrayLike],
-    new_blocks: Sequence[npt.ArrayLike],
-    *,
-    seed: int,
-    replicates: int,
-    keys: Sequence[str],
-    paired: bool,
-    rule: Rule,
-) -> dict[str, RatioEstimate]:
-    rounds = _rounds(base_blocks, new_blocks)
-    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
-    value = _log_ratio(rounds)
-    rng = np.random.default_rng(seed)
-    drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
-    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
-    estimates: dict[str, RatioEstimate] = {}
-    upper = _decided(decision_bounds(scored, None, rule))
-    for key in keys:
-        k = _ORDER.index(key)
-        half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
-        lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
-        estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
-    return estimates
-
-
 def _decided(bounds: tuple[float, float]) -> bool | None:
-    """Whether the new arm is better; ``None`` where it is not decided."""
+    """True if the new arm is better, false if worse; ``None`` where undecided."""
     return True if bounds[1] < 1.0 else False if bounds[0] > 1.0 else None
 
 
@@ -218,7 +180,7 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
     """Degrees of freedom of the variance within rounds, from what each block adds to the ratio.
 
     A block adds to the mean what it holds above the average, to a percentile how many requests it holds
-    beyond the limit, each in the new arm less the base: what both arms share says nothing about the ratio.
+    beyond the limit, each in the new arm less the base: what both arms share has no part in the ratio.
     """
     base_limit = limit_of(key, np.concatenate([r.base for r in rounds]))
     new_limit = limit_of(key, np.concatenate([r.new for r in rounds]))
@@ -230,7 +192,7 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
 
 
 def _half_width(drawn: FloatArray, left_out: FloatArray, freedom: float) -> float:
-    """Half the 95 % interval's width on the logarithm; infinite where nothing can be said."""
+    """Half the 95 % interval's width on the logarithm; infinite where unknown."""
     finite = drawn[np.isfinite(drawn)]
     if len(finite) < max(2, len(drawn) // 2):
         return math.inf

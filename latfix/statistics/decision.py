@@ -1,9 +1,9 @@
-"""What a ratio of two arms says: one rule for `optimize`, `compare` and gates against a baseline.
+"""Verdicts on the ratio of two arms: one rule for `optimize`, `compare` and gates against a baseline.
 
 An estimate carries two intervals. The one that is shown, ``ci95``, holds the true ratio in 95 of 100
 comparisons; five of a hundred that compare a service with itself would be called different by it. Verdicts
 and gates look at a second, wider one, the *decision bounds*, made so that at most one in a hundred is
-(docs/statistics.md says how, and what was measured).
+(docs/statistics.md has the method and measurements).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVEL = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How sure a comparison must be before it says anything.
+    """How sure a comparison must be before it decides.
 
     :param level: error rate of the decision bounds, both sides together.
     :param restart_sd: standard deviation of the logarithm of a round's ratio that is taken for what restarts
@@ -122,7 +122,7 @@ class RatioEstimate(Interval):
 
 
 def judge(estimate: RatioEstimate, *, smallest: float = 0.05) -> Verdict:
-    """What a ratio of latencies says; lower is better.
+    """The verdict on a ratio of latencies; lower is better.
 
     :param smallest: the smallest difference worth a name: bounds inside ``1 ± smallest`` that hold 1 are
         ``no_difference``.

@@ -118,7 +118,7 @@ def independent_draws(beyond: FloatArray, share: float, block: int) -> tuple[flo
     """How many independent draws a series is worth, and by how much each block exceeds the expected share.
 
     Slow requests come in clusters: the variance of the counts in ``block`` neighbors over that of independent draws
-    says by how much fewer draws there are than requests.
+    is the factor by which draws are fewer than requests.
 
     :param beyond: ``(n,)`` in order of arrival; 1 where a request lies beyond the limit, else 0.
     :param share: of the requests that is expected there.

@@ -1,6 +1,6 @@
 """Percentiles of values that pass by once or twice and are not kept.
 
-A histogram with bins of equal ratio tells any percentile to a twentieth of a percent. Where the values pass by a
+A histogram with bins of equal ratio gives any percentile to a twentieth of a percent. Where the values pass by a
 second time, those in the bins that hold the wanted ranks are counted one by one, which makes percentiles exact.
 """
 

@@ -40,7 +40,7 @@ FREE_OF_ALLOWANCE = 5
 _AMPLIFIED = 7.0
 #: Degrees of freedom that what is allowed for restarts is worth beside the rounds' own.
 _KNOWN = 4
-#: From so many rounds on, what they vary by is looked at by itself, too.
+#: From so many rounds on, their own spread sets a lower limit, too.
 VARIES_FROM = 3
 #: Fewer requests do not show how they depend on one another.
 _LEAST_SEEN = 100
@@ -148,7 +148,7 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
 
     :param q: the percentile as a fraction; ``None`` for the mean.
     :param lean: of a percentile, where the mean is decided.
-    :returns: the ratio's bounds, 0 and infinity where an end is open, NaN where nothing can be said.
+    :returns: the ratio's bounds, 0 and infinity where an end is open, NaN where unknown.
     """
     center, each = rounds.log_ratio(q), rounds.log_ratios(q)
     if not (math.isfinite(center) and np.isfinite(each).all()):

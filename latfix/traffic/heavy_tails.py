@@ -12,7 +12,7 @@ Gaps = npt.NDArray[np.float64]
 
 #: Gaps beyond this number add nothing to the decision but time.
 _MOST_GAPS = 20_000
-#: Fewer than this say nothing of a tail.
+#: With fewer gaps no tail is estimated.
 MIN_GAPS = 50
 
 

@@ -1,4 +1,4 @@
-"""What a traffic file says, column by column, before it is sorted and becomes :class:`Traffic`."""
+"""A traffic file's columns after parsing, before they are sorted and become :class:`Traffic`."""
 
 from __future__ import annotations
 

@@ -77,6 +77,13 @@ class Traffic:
         first = float(self.arrival_ns[0]) / 1e9 if len(self) else 0.0
         return first if first > LONGEST_LEAD_S else 0.0
 
+    def feature_values(self) -> dict[str, list[Any]]:
+        """The features as Python values, ``None`` where absent."""
+        return {
+            name: [None if value != value else value for value in column.tolist()]
+            for name, column in self.features.items()
+        }
+
     def request(self, index: int) -> Request:
         """Request ``index`` as the adapter sees it."""
         features: dict[str, FeatureValue] = {}

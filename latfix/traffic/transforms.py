@@ -177,11 +177,7 @@ def apply_mapping(traffic: Traffic, mapping: Mapping[str, str]) -> Traffic:
     def refuse(row: int, found: str, expected: str) -> None:
         raise InputError(f"request {traffic.ids[row]}: found {found}; expected {expected}")
 
-    columns = {
-        name: [None if value != value else value for value in column.tolist()]
-        for name, column in traffic.features.items()
-    }
-    mapped = map_columns(columns, len(traffic), mapping, refuse)
+    mapped = map_columns(traffic.feature_values(), len(traffic), mapping, refuse)
     features = {
         name: feature_array(column) if name in mapping else traffic.features[name] for name, column in mapped.items()
     }

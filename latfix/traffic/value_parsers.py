@@ -18,7 +18,7 @@ from latfix.formatting import shown
 NS_PER_S = 10**9
 #: Longest schedule that can be replayed: about 31 years. A larger number is a date, or a slip.
 MAX_SECONDS = 10**9
-#: Below this many units a float still tells apart what nanoseconds tell apart; above, its text is read again.
+#: Below this many units a float resolves nanoseconds; above, its text is read again.
 EXACT_FLOAT_LIMIT = 2**20
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -33,7 +33,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Unreadable(Exception):
-    """A value is not what its place asks for.
+    """A value that is not what was expected.
 
     :param found: what was there, for a message.
     :param expected: what should have been.
@@ -215,7 +215,7 @@ def cell_feature(cell: str) -> int | float | None:
 
 
 def is_not_finite(cell: str) -> bool:
-    """Whether a CSV cell spells NaN or infinity."""
+    """True if a CSV cell spells NaN or infinity."""
     return cell.strip().lower() in _NOT_FINITE
 
 

@@ -24,7 +24,7 @@ from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, Runn
 from latfix.files.atomic_write import write_json
 from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
-from latfix.traffic.io.writer import load_schedule, save_schedule
+from latfix.traffic.io.stored_schedule import load_schedule, save_schedule
 from latfix.traffic.schedule import Traffic
 
 SCHEMA = "latfix.backends/1"

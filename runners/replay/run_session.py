@@ -21,7 +21,7 @@ from latfix.runners.measure.compute_pace import typical_batches
 from latfix.runners.replay.folder_lock import claim
 from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 #: How long a profile of a few batches may take.

@@ -36,7 +36,7 @@ from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.service.load import pool_applies
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.traffic.io.writer import load_schedule
+from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.schedule import Traffic
 
 #: Requests that bring a fresh service into use before a replay that is not about its first ones.

@@ -22,7 +22,7 @@ from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.sweep.early_stop import BacklogWatch
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 #: Processes that are kept alive at once: each holds a model, or several.

@@ -21,7 +21,7 @@ from latfix.profilers.diagnose import diagnose as attribute
 from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import batches_of
 

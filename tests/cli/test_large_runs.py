@@ -12,7 +12,7 @@ import pytest
 
 from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 Cli = Callable[..., tuple[int, str, str]]

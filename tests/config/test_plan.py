@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -101,19 +100,6 @@ def test_what_is_written_is_read(plan: Plan) -> None:
     assert started.with_overrides(read.settings()) == started.with_overrides(plan.settings())
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.fixed_dictionaries(VALUES))
-def test_settings_survive_a_plan_whole(values: dict[str, Any]) -> None:
-    """As the runner holds them, tuples included; as a plan has them; and back."""
-    wanted = RunnerSettings(**values)
-    changed = {f.name: getattr(wanted, f.name) for f in fields(wanted)}
-    plan = Plan(workload="w", fixes=(PlannedFix(id="a.b", settings=changed),))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.toml"
-        write_plan(plan, path)
-        assert RunnerSettings().with_overrides(read_plan(path).settings()) == wanted
-
-
 @given(st.lists(st.fixed_dictionaries({}, optional=dict(VALUES)), min_size=2, max_size=4))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_of_two_fixes_the_later_wins(changes: list[dict[str, Any]]) -> None:
@@ -186,18 +172,6 @@ def test_a_list_in_a_plan_is_a_list_of_texts(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(HEAD + FIX + "[fix.settings]\nkeep_precision = [1]\n")
     with pytest.raises(InputError, match=r"plan\.toml:6: found keep_precision = \[1\]; expected a list of module"):
         read_plan(tmp_path / "plan.toml")
-
-
-def test_later_fixes_win_and_environments_are_merged() -> None:
-    assert PLAN.settings() == {
-        "precision": "int8_dynamic",
-        "gc": "freeze",
-        "intra_op_threads": 1,
-        "env": {"OMP_WAIT_POLICY": "PASSIVE", "A": "2"},
-        "buffer_pool": True,
-    }
-    before = RunnerSettings(env={"B": "3"})
-    assert before.with_overrides(PLAN.settings()).env == {"B": "3", "OMP_WAIT_POLICY": "PASSIVE", "A": "2"}
 
 
 def test_a_plan_is_readable() -> None:

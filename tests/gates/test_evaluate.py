@@ -10,8 +10,10 @@ import pytest
 
 from latfix.errors import InputError
 from latfix.formatting import LATENCY_KEYS
-from latfix.gates.evaluate import GateResult, GateSubject, check_gates, evaluate, exit_code, parse_gate
+from latfix.gates.evaluate import GateResult, check_gates, evaluate, exit_code
 from latfix.gates.reference_level import FEWEST_RUNS, Past
+from latfix.gates.subject import GateSubject
+from latfix.gates.syntax import parse_gate
 from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 

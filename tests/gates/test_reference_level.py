@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from latfix.gates.evaluate import evaluate, parse_gate
+from latfix.gates.evaluate import evaluate
 from latfix.gates.reference_level import FEWEST_RUNS, MOST_RUNS, Level, Past
 from latfix.gates.subject import GateSubject
+from latfix.gates.syntax import parse_gate
 
 
 def _run(p99: float) -> GateSubject:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.errors import InputError
-from latfix.gates.evaluate import parse_gate
-from latfix.gates.syntax import parse_metric
+from latfix.gates.syntax import parse_gate, parse_metric
 
 
 @pytest.mark.parametrize(

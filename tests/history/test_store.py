@@ -96,9 +96,7 @@ def test_hostile_names_are_only_names(tmp_path: Path) -> None:
 def test_columns_can_be_asked_with_plain_sql(tmp_path: Path) -> None:
     history = History.open(tmp_path / "h")
     history.add(_row(p99=123.5))
-    with sqlite3.connect(history.path) as connection:
-        found = connection.execute("SELECT workload, p99_ms, error_rate, accuracy FROM runs").fetchall()
-    connection.close()
+    found = _sql(history.path, "SELECT workload, p99_ms, error_rate, accuracy FROM runs")
     assert found == [("ranker", 123.5, 0.004, 0.9123)]
 
 
@@ -165,17 +163,16 @@ def test_a_file_that_stays_locked_is_one_line(tmp_path: Path, monkeypatch: pytes
         connection.close()
 
 
-def _foreign(path: Path) -> None:
+def _sql(path: Path, statement: str, arguments: tuple[Any, ...] = ()) -> list[Any]:
     with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE theirs (x)")
+        found = connection.execute(statement, arguments).fetchall()
     connection.close()
+    return found
 
 
-def _newer(path: Path) -> None:
-    History.open(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 999")
-    connection.close()
+def _changed(statement: str) -> Callable[[Path], object]:
+    """A history on which a statement was run."""
+    return lambda path: (History.open(path), _sql(path, statement))
 
 
 def _torn(path: Path) -> None:
@@ -186,27 +183,13 @@ def _torn(path: Path) -> None:
     path.write_bytes(data[:2048] + b"\xff" * (len(data) - 2048))
 
 
-def _columnless(path: Path) -> None:
-    History.open(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE runs RENAME COLUMN verdict TO other")
-    connection.close()
-
-
-def _tableless(path: Path) -> None:
-    History.open(path)
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE runs")
-    connection.close()
-
-
 FILES: dict[str, Callable[[Path], object]] = {
     "text": lambda path: path.write_text("not a database\n" * 100),
     "zeros": lambda path: path.write_bytes(b"\0" * 8192),
-    "foreign": _foreign,
-    "newer": _newer,
-    "columnless": _columnless,
-    "tableless": _tableless,
+    "foreign": lambda path: _sql(path, "CREATE TABLE theirs (x)"),
+    "newer": _changed("PRAGMA user_version = 999"),
+    "columnless": _changed("ALTER TABLE runs RENAME COLUMN verdict TO other"),
+    "tableless": _changed("DROP TABLE runs"),
     "torn": _torn,
     "folder": lambda path: path.mkdir(),
 }
@@ -235,9 +218,7 @@ def test_a_row_that_latfix_did_not_write_is_one_line(tmp_path: Path) -> None:
         '{"latency_ms": 3, "requests": {}}',
         '{"latency_ms": {}, "requests": {"ok": 1e999}}',
     ):
-        with sqlite3.connect(history.path) as connection:
-            connection.execute("UPDATE runs SET figures = ?", (text,))
-        connection.close()
+        _sql(history.path, "UPDATE runs SET figures = ?", (text,))
         with pytest.raises(InputError, match="a row that latfix did not write"):
             history.rows()
 
@@ -251,10 +232,8 @@ def test_an_older_schema_is_brought_up_and_keeps_its_rows(tmp_path: Path, monkey
         History.read(path)
     history = History.open(path)
     assert history.rows() == [_row()]
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-        assert connection.execute("SELECT note FROM runs").fetchall() == [("",)]
-    connection.close()
+    assert _sql(path, "PRAGMA user_version") == [(2,)]
+    assert _sql(path, "SELECT note FROM runs") == [("",)]
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.gates.evaluate import GateSubject, evaluate, parse_gate
+from latfix.gates.evaluate import evaluate
+from latfix.gates.subject import GateSubject
+from latfix.gates.syntax import parse_gate
 from latfix.results.comparison import Comparison, compare_records, compare_rounds
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord

@@ -19,7 +19,7 @@ from latfix.files.parquet_reader import ParquetRows
 from latfix.run_record.chunked_record import RecordFile, open_record
 from latfix.run_record.run_record import RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.traffic.io.writer import ScheduleFile, load_schedule, save_schedule
+from latfix.traffic.io.stored_schedule import ScheduleFile, load_schedule, save_schedule
 from latfix.traffic.schedule import Traffic
 
 N, MS = 1_000, 1_000_000
@@ -198,7 +198,7 @@ def test_a_range_without_statistics_is_found_all_the_same(tmp_path: Path) -> Non
 def test_reading_a_schedule_in_parts_imports_no_pandas(folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from latfix.traffic.io.writer import ScheduleFile\n"
+        "from latfix.traffic.io.stored_schedule import ScheduleFile\n"
         f"ScheduleFile(Path({str(folder / 'traffic.parquet')!r})).part(3, 9)\n"
         "sys.exit('pandas' in sys.modules)"
     )

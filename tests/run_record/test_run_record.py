@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord, feature_column, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 N = 12

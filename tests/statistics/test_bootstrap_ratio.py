@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.statistics.bootstrap_ratio import RATIO_KEYS, paired_ratio, paired_ratios, unpaired_ratios
+from latfix.statistics.bootstrap_ratio import RATIO_KEYS, arm_ratios
 from latfix.statistics.decision import SCREENING, RatioEstimate, Rule, judge
 from latfix.statistics.latency_summary import summarize_ms
 from latfix.statistics.score_bounds import Rounds, allowance, between, decision_bounds
@@ -46,6 +48,10 @@ def _decided(arms: Arms, q: float | None, rule: Rule) -> bool:
     return _called(decision_bounds(Rounds.of(*arms, paired=True), q, rule))
 
 
+def ratio_of(base: Sequence[npt.ArrayLike], new: Sequence[npt.ArrayLike], key: str, **options: Any) -> RatioEstimate:
+    return arm_ratios(base, new, keys=[key], **options)[key]
+
+
 FREE = Rule(restart_sd=0.0)
 
 
@@ -55,7 +61,7 @@ FREE = Rule(restart_sd=0.0)
 def test_the_value_is_the_ratio_of_the_pooled_statistics() -> None:
     base, new = _arms(np.random.default_rng(6), 200, 3, scale=0.7)
 
-    estimates = paired_ratios(base, new, seed=0, replicates=50)
+    estimates = arm_ratios(base, new, seed=0, replicates=50)
 
     before, after = summarize_ms(np.concatenate(base)), summarize_ms(np.concatenate(new))
     assert tuple(estimates) == RATIO_KEYS
@@ -67,7 +73,7 @@ def test_the_value_is_the_ratio_of_the_pooled_statistics() -> None:
 def test_decisions_are_never_surer_than_what_is_shown() -> None:
     for rounds in (1, 2, 3, 5):
         base, new = _arms(np.random.default_rng(rounds), 300, rounds, scale=0.7)
-        for estimate in paired_ratios(base, new, seed=0, replicates=50).values():
+        for estimate in arm_ratios(base, new, seed=0, replicates=50).values():
             assert estimate.decision is not None
             assert estimate.decision[0] <= estimate.lo <= estimate.value <= estimate.hi <= estimate.decision[1]
             assert estimate.rounds == rounds and estimate.spread > 0
@@ -76,9 +82,9 @@ def test_decisions_are_never_surer_than_what_is_shown() -> None:
 def test_same_seed_same_interval() -> None:
     base, new = _arms(np.random.default_rng(7), 100, 2)
 
-    first = paired_ratio(base, new, "p95", seed=3, replicates=60)
-    assert first == paired_ratio(base, new, "p95", seed=3, replicates=60)
-    other = paired_ratio(base, new, "p95", seed=4, replicates=60)
+    first = ratio_of(base, new, "p95", seed=3, replicates=60)
+    assert first == ratio_of(base, new, "p95", seed=3, replicates=60)
+    other = ratio_of(base, new, "p95", seed=4, replicates=60)
     assert (first.lo, first.hi) != (other.lo, other.hi)
 
 
@@ -94,8 +100,8 @@ def test_arms_that_change_places_give_the_inverse() -> None:
 def test_pairing_cancels_what_the_arms_share() -> None:
     base, new = _arms(np.random.default_rng(8), 1000, 1, pauses=0.0)
 
-    paired = paired_ratio(base, new, "mean", seed=0, rule=FREE)
-    unpaired = unpaired_ratios(base, new, seed=0, rule=FREE)["mean"]
+    paired = ratio_of(base, new, "mean", seed=0, rule=FREE)
+    unpaired = arm_ratios(base, new, seed=0, rule=FREE, paired=False)["mean"]
 
     assert paired.value == unpaired.value
     assert math.log(unpaired.hi / unpaired.lo) > 3 * math.log(paired.hi / paired.lo)
@@ -104,8 +110,8 @@ def test_pairing_cancels_what_the_arms_share() -> None:
 
 def test_two_rounds_that_disagree_widen_the_interval_and_the_bounds() -> None:
     series = np.random.default_rng(9).lognormal(size=400)
-    agree = paired_ratio([series, series], [series * 1.4, series * 1.4], "mean", seed=0)
-    disagree = paired_ratio([series, series], [series * 0.9, series * 1.9], "mean", seed=0)
+    agree = ratio_of([series, series], [series * 1.4, series * 1.4], "mean", seed=0)
+    disagree = ratio_of([series, series], [series * 0.9, series * 1.9], "mean", seed=0)
 
     assert judge(agree) == "worse"
     assert judge(disagree) == "undecided"
@@ -118,7 +124,7 @@ def test_lost_requests_are_not_counted_as_fast() -> None:
     series = np.random.default_rng(10).lognormal(size=300)
     lost = np.where(np.arange(300) % 10 == 0, math.nan, series)
 
-    estimate = paired_ratio([series], [lost], "p50", seed=0)
+    estimate = ratio_of([series], [lost], "p50", seed=0)
 
     assert estimate.value == pytest.approx(np.nanmedian(lost) / np.median(series))
     assert math.isfinite(estimate.lo) and math.isfinite(estimate.hi)
@@ -126,7 +132,7 @@ def test_lost_requests_are_not_counted_as_fast() -> None:
 
 
 def test_an_arm_without_any_latency_decides_nothing() -> None:
-    estimate = paired_ratio([np.ones(20)], [np.full(20, math.nan)], "p99", seed=0, replicates=20)
+    estimate = ratio_of([np.ones(20)], [np.full(20, math.nan)], "p99", seed=0, replicates=20)
 
     assert judge(estimate) == "undecided"
     assert estimate.to_json() == {"value": None, "ci95": None}
@@ -136,14 +142,14 @@ def test_a_round_without_any_latency_decides_nothing() -> None:
     base, new = _arms(np.random.default_rng(3), 300, 4, scale=0.3)
     new[2] = np.full(300, math.nan)
 
-    assert judge(paired_ratio(base, new, "p95", seed=0, replicates=40)) == "undecided"
+    assert judge(ratio_of(base, new, "p95", seed=0, replicates=40)) == "undecided"
 
 
 def test_rounds_must_come_in_pairs() -> None:
     with pytest.raises(ValueError, match="1 rounds of the base and 2 of the new"):
-        paired_ratios([[1.0]], [[1.0], [2.0]], seed=0)
+        arm_ratios([[1.0]], [[1.0], [2.0]], seed=0)
     with pytest.raises(ValueError, match="0 rounds"):
-        paired_ratios([], [], seed=0)
+        arm_ratios([], [], seed=0)
 
 
 # --- what restarts may do ----------------------------------------------------------------------------------
@@ -153,12 +159,12 @@ def test_one_round_cannot_tell_a_small_difference_from_a_restart() -> None:
     """Every request is a tenth slower, without any noise: a restart may have done that, not a factor of two."""
     series = np.random.default_rng(12).lognormal(size=600)
 
-    tenth, half = (paired_ratio([series], [series * factor], "p95", seed=0) for factor in (1.1, 0.5))
+    tenth, half = (ratio_of([series], [series * factor], "p95", seed=0) for factor in (1.1, 0.5))
 
     assert tenth.lo > 1.0
     assert judge(tenth) == "undecided"
     assert judge(half) == "better"
-    assert judge(paired_ratio([series], [series * 1.1], "p95", seed=0, rule=SCREENING)) == "worse"
+    assert judge(ratio_of([series], [series * 1.1], "p95", seed=0, rule=SCREENING)) == "worse"
 
 
 def test_what_is_allowed_for_restarts_falls_with_rounds_and_grows_with_what_they_vary_by() -> None:
@@ -175,8 +181,8 @@ def test_five_rounds_find_a_tenth_that_one_cannot() -> None:
     rng = np.random.default_rng(14)
     new = [series * 1.1 * math.exp(rng.normal(0, 0.005)) for _ in range(5)]
 
-    assert judge(paired_ratio([series] * 5, new, "p95", seed=0)) == "worse"
-    assert judge(paired_ratio([series] * 3, new[:3], "p95", seed=0)) == "undecided"
+    assert judge(ratio_of([series] * 5, new, "p95", seed=0)) == "worse"
+    assert judge(ratio_of([series] * 3, new[:3], "p95", seed=0)) == "undecided"
 
 
 def test_the_spread_of_rounds_is_what_the_bounds_rest_on() -> None:
@@ -184,8 +190,8 @@ def test_the_spread_of_rounds_is_what_the_bounds_rest_on() -> None:
     series = np.random.default_rng(15).lognormal(size=600)
     near, far = ([series * 0.8 * math.exp(step * k) for k in (-2, -1, 0, 1, 2)] for step in (0.01, 0.1))
 
-    assert judge(paired_ratio([series] * 5, near, "mean", seed=0)) == "better"
-    assert judge(paired_ratio([series] * 5, far, "mean", seed=0)) == "undecided"
+    assert judge(ratio_of([series] * 5, near, "mean", seed=0)) == "better"
+    assert judge(ratio_of([series] * 5, far, "mean", seed=0)) == "undecided"
     mean, half = between(np.log([0.8 * math.exp(0.1 * k) for k in (-2, -1, 0, 1, 2)]), 0.05)
     assert math.exp(mean) == pytest.approx(0.8)
     assert half == pytest.approx(2.77645 * 0.1 * math.sqrt(2.5) / math.sqrt(5), rel=1e-4)
@@ -195,8 +201,8 @@ def test_no_difference_needs_rounds_that_agree() -> None:
     rng = np.random.default_rng(16)
     base, new = _arms(rng, 1500, 6, pauses=0.0)
 
-    assert judge(paired_ratio(base, new, "p50", seed=0)) == "no_difference"
-    assert judge(paired_ratio(base[:1], new[:1], "p50", seed=0)) == "undecided"
+    assert judge(ratio_of(base, new, "p50", seed=0)) == "no_difference"
+    assert judge(ratio_of(base[:1], new[:1], "p50", seed=0)) == "undecided"
 
 
 # --- chance within a replay --------------------------------------------------------------------------------
@@ -215,7 +221,7 @@ def test_three_pauses_in_one_arm_are_three_events_and_not_sixty_requests() -> No
     three = _with_pauses(series, (100, 400, 800))
     twelve = _with_pauses(series, tuple(range(50, 1000, 80)))
 
-    few, many = (paired_ratio([series], [arm], "p99", seed=0, rule=FREE) for arm in (three, twelve))
+    few, many = (ratio_of([series], [arm], "p99", seed=0, rule=FREE) for arm in (three, twelve))
 
     assert few.value > 4 and few.lo > 2 and judge(few) == "undecided"
     assert judge(many) == "worse"
@@ -247,7 +253,7 @@ def test_backlogs_are_one_stretch_each_and_five_rounds_of_them_decide() -> None:
         return _served(arrivals, rng.gamma(4.0, load / 4, 400) * np.where(arrivals < 250, 0.6, 1.4))
 
     base, new = [replay(1.0) for _ in range(5)], [replay(0.5) for _ in range(5)]
-    found = paired_ratio(base, new, "p99", seed=0)
+    found = ratio_of(base, new, "p99", seed=0)
     assert found.value < 0.2 and judge(found) == "better"
     assert math.isinf(decision_bounds(Rounds.of(base[:2], new[:2], paired=True), 0.99, FREE)[1])
 
@@ -264,7 +270,7 @@ def test_where_work_piles_up_two_rounds_tell_a_gain_of_ten_times_and_no_doubling
     assert Rounds.of(base, base, paired=True).backlog
     for load, verdict in ((1.3, "undecided"), (1.4, "undecided"), (0.4, "better")):
         for statistic in ("mean", "p99"):
-            found = paired_ratio(base, replays(load), statistic, seed=0)
+            found = ratio_of(base, replays(load), statistic, seed=0)
             assert judge(found) == verdict, (load, statistic, found)
 
 
@@ -277,18 +283,18 @@ def test_a_tail_in_few_stretches_is_decided_where_the_mean_is_and_both_agree() -
         return [np.where(bursts, 8.0 * tail, 1.0) * rng.gamma(30.0, scale / 30, 500) for _ in range(2)]
 
     base = rounds(1.0)
-    faster = paired_ratios(base, rounds(0.3), seed=0)
+    faster = arm_ratios(base, rounds(0.3), seed=0)
     assert judge(faster["mean"]) == "better" and judge(faster["p99"]) == "better"
-    slower = paired_ratios(base, rounds(3.0), seed=0)
+    slower = arm_ratios(base, rounds(3.0), seed=0)
     assert judge(slower["p99"]) == "worse"
     alone = decision_bounds(Rounds.of(base, rounds(0.3), paired=True), 0.99, FREE)
     assert math.isinf(alone[1]), "the percentile's own scores bound nothing"
     # A mean that is decided says nothing of a tail that stayed
-    same_tail = paired_ratios(base, rounds(0.3, tail=1 / 0.3), seed=0)
+    same_tail = arm_ratios(base, rounds(0.3, tail=1 / 0.3), seed=0)
     assert judge(same_tail["mean"]) == "better" and judge(same_tail["p99"]) == "undecided"
     # nor does a tail by itself where the mean is not decided
     only_tail = [np.where(np.arange(500) // 25 == 9, 0.3, 1.0) * series for series in base]
-    assert judge(paired_ratios(base, only_tail, seed=0)["p99"]) == "undecided"
+    assert judge(arm_ratios(base, only_tail, seed=0)["p99"]) == "undecided"
 
 
 # --- rates of error and of success -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The bytes of a traffic file: opened, unpacked where compressed, and told apart by content."""
+"""The bytes of a traffic file: opened, unpacked where compressed, and classified by content."""
 
 from __future__ import annotations
 

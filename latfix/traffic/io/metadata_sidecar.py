@@ -14,6 +14,8 @@ from latfix.files.strict_json import read_json
 from latfix.formatting import shown
 
 SCHEMA = "latfix.traffic/1"
+#: The key of the Parquet schema metadata that holds what a sidecar would.
+PARQUET_KEY = b"latfix"
 _EXPECTED = f"a sidecar that latfix wrote ({SCHEMA})"
 _KINDS = ("int", "float", "text")
 

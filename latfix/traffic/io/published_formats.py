@@ -1,6 +1,6 @@
 """Traffic as its owners published it: Azure LLM inference, BurstGPT, Mooncake.
 
-Each format is told by its columns, in whatever container they come. Arrivals become relative to the first.
+Each format is recognized by its columns, in any container. Arrivals become relative to the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading recorded traffic: which format a file has, told by its content, and what it says."""
+"""Reading recorded traffic of any known format, recognized by its content."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ import numpy as np
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.traffic.derived_features import map_columns, parse_mapping
-from latfix.traffic.io.containers import read_table
 from latfix.traffic.io.file_source import Source, read_source
-from latfix.traffic.io.metadata_sidecar import Sidecar, parse_sidecar, read_sidecar
+from latfix.traffic.io.metadata_sidecar import PARQUET_KEY, Sidecar, parse_sidecar, read_sidecar
 from latfix.traffic.io.native_format import read_native
 from latfix.traffic.io.published_formats import PUBLISHED, PublishedFormat
 from latfix.traffic.io.raw_table import RawTable
+from latfix.traffic.io.row_parsers import read_table
 from latfix.traffic.parsed_fields import Fields, feature_array, fill_ids
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
-#: The key of the Parquet schema metadata that holds what a sidecar would.
-PARQUET_KEY = b"latfix"
-
 
 def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_bad_lines: bool = False) -> Traffic:
-    """Recorded traffic from a file of any format that latfix knows, told by its content.
+    """Recorded traffic from a file of any format that latfix knows, recognized by its content.
 
     Native JSON Lines, CSV and Parquet; Azure LLM inference, BurstGPT and Mooncake files as published; each of
     them gzipped or not. Arrivals keep their full resolution in nanoseconds. Published arrivals become relative

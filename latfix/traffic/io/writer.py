@@ -1,39 +1,29 @@
-"""Traffic to files and back, exact to the nanosecond; a file is there whole or not at all."""
+"""Writing traffic as JSON Lines, CSV or Parquet, exact to the nanosecond; a file is written whole or not at all."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from latfix.errors import InputError, input_error
-from latfix.files.atomic_write import write_bytes
-from latfix.files.parquet_reader import ParquetRows
-from latfix.files.parquet_types import LARGEST
-from latfix.files.regular_file import check_regular
-from latfix.files.strict_json import MALFORMED
 from latfix.formatting import shown
 from latfix.request import PRIORITIES
-from latfix.traffic.io.metadata_sidecar import Sidecar, parse_sidecar, sidecar_path
-from latfix.traffic.io.reader import PARQUET_KEY
+from latfix.traffic.io.metadata_sidecar import sidecar_path
+from latfix.traffic.io.stored_schedule import json_text, parquet_bytes, sidecar_bytes, write_file
 from latfix.traffic.parsed_fields import NORMAL
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import NS_PER_S
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-_FEATURE_PREFIX = "feature."
-_SCHEDULE = "a schedule that latfix stored"
 
 
 def check_output(path: Path) -> None:
-    """Whether :func:`write_traffic` could write to ``path``, before any work is done.
+    """Validates that :func:`write_traffic` could write to ``path``, before any work is done.
 
     :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder.
     """
@@ -59,21 +49,14 @@ def write_traffic(traffic: Traffic, path: Path) -> None:
     check_output(path)
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        _write(path, _parquet_bytes(traffic))
+        write_file(path, parquet_bytes(traffic))
         return
     text = "".join(_json_lines(traffic)) if suffix == ".jsonl" else _csv_text(traffic)
     data = _encoded(text, path)
     digest = hashlib.sha256(data).hexdigest()
-    sidecar = _sidecar(traffic, digest)  # before the first write: one file without the other is no output
-    _write(path, data)
-    _write(sidecar_path(path), sidecar)
-
-
-def _sidecar(traffic: Traffic, sha256: str | None = None) -> bytes:
-    try:
-        return Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata, sha256=sha256).to_json().encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"traffic: found metadata that JSON cannot hold ({error}); expected JSON values") from error
+    sidecar = sidecar_bytes(traffic, digest)  # before the first write: one file without the other is no output
+    write_file(path, data)
+    write_file(sidecar_path(path), sidecar)
 
 
 def _encoded(text: str, path: Path) -> bytes:
@@ -83,34 +66,13 @@ def _encoded(text: str, path: Path) -> bytes:
         raise input_error(path, None, "half of a surrogate pair in a text", "text that UTF-8 can hold") from error
 
 
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_bytes(path, data)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"{path}: cannot be written ({reason}); expected a writable place with room") from error
-
-
-def _kinds(traffic: Traffic) -> dict[str, str]:
-    names = {"i": "int", "f": "float", "O": "text"}
-    return {name: names[column.dtype.kind] for name, column in traffic.features.items()}
-
-
 def _seconds_text(arrival_ns: int) -> str:
     seconds, nanoseconds = divmod(arrival_ns, NS_PER_S)
     return f"{seconds}.{nanoseconds:09d}"
 
 
-def _plain_columns(traffic: Traffic) -> dict[str, list[Any]]:
-    """The features as Python values, ``None`` where absent."""
-    return {
-        name: [None if value != value else value for value in column.tolist()]
-        for name, column in traffic.features.items()
-    }
-
-
 def _json_lines(traffic: Traffic) -> Iterator[str]:
-    features = _plain_columns(traffic)
+    features = traffic.feature_values()
     for index, arrival in enumerate(traffic.arrival_ns.tolist()):
         row: dict[str, Any] = {"id": traffic.ids[index]}
         if traffic.priority[index] != NORMAL:
@@ -126,18 +88,11 @@ def _json_lines(traffic: Traffic) -> Iterator[str]:
         if traffic.payloads[index] is not None:
             row["payload"] = traffic.payloads[index]
         # The number is written as text: a float would lose nanoseconds of long traffic.
-        yield f'{{"arrival_s": {_seconds_text(arrival)}, {_json(row)[1:]}\n'
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"traffic: found a value that JSON cannot hold ({error}); expected JSON values") from error
+        yield f'{{"arrival_s": {_seconds_text(arrival)}, {json_text(row)[1:]}\n'
 
 
 def _csv_text(traffic: Traffic) -> str:
-    features = _plain_columns(traffic)
+    features = traffic.feature_values()
     for name in features:
         if name != name.strip():  # readers of CSV, latfix among them, take blanks off a header's names
             raise InputError(
@@ -163,200 +118,7 @@ def _csv_text(traffic: Traffic) -> str:
             PRIORITIES[traffic.priority[index]],
             traffic.sessions[index],
             deadline if deadline == deadline else None,
-            None if payload is None else _json(payload),
+            None if payload is None else json_text(payload),
         ]
         writer.writerow([*row, *(column[index] for column in features.values())])
     return stream.getvalue()
-
-
-# --- Parquet ----------------------------------------------------------------------------------------------
-
-
-def _parquet_bytes(traffic: Traffic) -> bytes:
-    from latfix.files import arrow_arrays as arrow
-
-    columns = {"arrival_s": arrow.seconds(traffic.arrival_ns), **_request_columns(traffic)}
-    return arrow.parquet_bytes({**columns, **_feature_columns(traffic, "")}, _embedded(traffic))
-
-
-def _embedded(traffic: Traffic) -> dict[bytes, bytes]:
-    return {PARQUET_KEY: _sidecar(traffic)}
-
-
-def _request_columns(traffic: Traffic) -> dict[str, Any]:
-    from latfix.files import arrow_arrays as arrow
-
-    payloads = [None if payload is None else _json(payload) for payload in traffic.payloads]
-    try:
-        return {
-            "id": arrow.texts(traffic.ids),
-            "priority": arrow.texts([PRIORITIES[index] for index in traffic.priority.tolist()]),
-            "session": arrow.texts(traffic.sessions),
-            "deadline_ms": arrow.numbers(traffic.deadline_ms),
-            "payload": arrow.texts(payloads),
-        }
-    except UnicodeEncodeError as error:
-        raise InputError("parquet: found half of a surrogate pair; expected text that UTF-8 can hold") from error
-
-
-def _feature_columns(traffic: Traffic, prefix: str) -> dict[str, Any]:
-    from latfix.files import arrow_arrays as arrow
-
-    makers: dict[str, Callable[[Any], Any]] = {"i": arrow.whole_numbers, "f": arrow.numbers, "O": arrow.texts}
-    try:
-        return {prefix + name: makers[column.dtype.kind](column) for name, column in traffic.features.items()}
-    except UnicodeEncodeError as error:
-        raise InputError("parquet: found half of a surrogate pair; expected text that UTF-8 can hold") from error
-
-
-def save_schedule(traffic: Traffic, path: Path) -> None:
-    """Store ``traffic`` exactly as it is, metadata included, for :func:`load_schedule`; without pandas.
-
-    :raises InputError: the file cannot be written.
-    """
-    from latfix.files import arrow_arrays as arrow
-
-    columns = {
-        "arrival_ns": arrow.whole_numbers(traffic.arrival_ns),
-        **_request_columns(traffic),
-        **_feature_columns(traffic, _FEATURE_PREFIX),
-    }
-    _write(path, arrow.parquet_bytes(columns, _embedded(traffic)))
-
-
-def load_schedule(path: Path) -> Traffic:
-    """The traffic that :func:`save_schedule` stored: the same columns, types and metadata.
-
-    :raises InputError: the file is missing, damaged, or no schedule.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    check_regular(path, _SCHEDULE, folders=False)
-    try:
-        table = pq.ParquetFile(path).read(use_threads=False)
-        sidecar = _stored(path, table.schema.metadata, table.column_names)
-        return _traffic(table, sidecar, list(sidecar.kinds), payloads=True)
-    except FileNotFoundError as error:
-        raise input_error(path, None, "no such file", _SCHEDULE) from error
-    except (pa.ArrowException, OSError, *MALFORMED) as error:
-        raise _damaged(path, error) from error
-
-
-class ScheduleFile:
-    """A stored schedule, read in parts.
-
-    :param texts: whether features that are texts are read too.
-    :raises InputError: the file is missing, damaged, or no schedule.
-    """
-
-    def __init__(self, path: Path, *, texts: bool = False) -> None:
-        self._rows = ParquetRows(path, ("arrival_ns", "id", "priority", "session"))
-        self._sidecar = _stored(path, self._rows.metadata, self._rows.names)
-        self._features = [name for name, kind in self._sidecar.kinds.items() if texts or kind != "text"]
-        features = (_FEATURE_PREFIX + name for name in self._features)
-        self._rows.read_only(("arrival_ns", "id", "priority", "session", *features))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def part(self, first: int, last: int) -> Traffic:
-        """Requests ``first`` up to ``last``, without payloads and deadlines."""
-        table = self._rows.rows(first, last)
-        try:
-            return _traffic(table, self._sidecar, self._features, payloads=False)
-        except MALFORMED as error:
-            raise _damaged(self._rows.path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    reason = " ".join(str(error).split())[:120]
-    return input_error(path, None, f"a damaged file ({type(error).__name__}: {reason})", _SCHEDULE)
-
-
-def _stored(path: Path, metadata: Mapping[bytes, bytes] | None, names: Sequence[str]) -> Sidecar:
-    embedded = (metadata or {}).get(PARQUET_KEY)
-    if embedded is None or "arrival_ns" not in names:
-        raise input_error(path, None, f"the columns {', '.join(names)}", _SCHEDULE)
-    return parse_sidecar(embedded.decode(errors="replace"), path)
-
-
-def _traffic(table: Any, sidecar: Sidecar, names: Sequence[str], *, payloads: bool) -> Traffic:
-    count = table.num_rows
-    columns = {name: table[name] for name in table.column_names}
-    _check(columns)
-    features = {name: _feature(columns[_FEATURE_PREFIX + name], sidecar.kinds[name]) for name in names}
-    texts = columns["payload"].to_pylist() if payloads else []
-    return Traffic(
-        arrival_ns=_whole(columns["arrival_ns"]),
-        ids=columns["id"].to_pylist(),
-        priority=_priorities(columns["priority"]),
-        sessions=columns["session"].to_pylist() if columns["session"].null_count < count else [None] * count,
-        deadline_ms=_floats(columns["deadline_ms"]) if payloads else np.full(count, np.nan),
-        features=features,
-        payloads=[None if text is None else json.loads(text) for text in texts] if payloads else [None] * count,
-        metadata=sidecar.metadata,
-    )
-
-
-def _check(columns: Mapping[str, Any]) -> None:
-    """See that what is read as it lies in memory, or as text, is that.
-
-    :raises ValueError: a column has another type, a null, or an arrival out of order.
-    """
-    import pyarrow as pa
-
-    arrival = _whole(columns["arrival_ns"])
-    if len(arrival) and not (arrival[0] >= 0 and arrival[-1] <= LARGEST and (np.diff(arrival) >= 0).all()):
-        raise ValueError("arrivals out of order")
-    if columns["id"].null_count:
-        raise ValueError("a request without an id")
-    for name in ("id", "session", "payload"):
-        if name in columns and len(arrival) and not (_is_text(kind := columns[name].type) or pa.types.is_null(kind)):
-            raise ValueError(f"{kind} in column {name!r}")
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _priorities(column: Any) -> np.ndarray[Any, np.dtype[np.int8]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from latfix.files import arrow_arrays as arrow
-
-    codes = pc.index_in(column.cast(pa.large_string()), value_set=arrow.texts(PRIORITIES))
-    if codes.null_count:
-        raise ValueError(f"a priority that is none of {', '.join(PRIORITIES)}")
-    return arrow.read_numbers(codes, np.int32).astype(np.int8)
-
-
-def _whole(column: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    from latfix.files import arrow_arrays as arrow
-
-    if len(column) and (str(column.type) != "int64" or column.null_count):
-        raise ValueError(f"{column.type}, or a null, where whole numbers belong")
-    return np.asarray(arrow.read_numbers(column, np.int64), dtype=np.int64)
-
-
-def _floats(column: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    from latfix.files import arrow_arrays as arrow
-
-    if len(column) and str(column.type) != "double":
-        raise ValueError(f"{column.type} where numbers belong")
-    return np.where(arrow.read_validity(column), arrow.read_numbers(column, np.float64), np.nan)
-
-
-def _feature(column: Any, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
-    if kind == "int":
-        return _whole(column)
-    if kind == "float":
-        return _floats(column)
-    if len(column) and not _is_text(column.type):
-        raise ValueError(f"{column.type} where texts belong")
-    texts = np.empty(len(column), dtype=object)
-    texts[:] = column.to_pylist()
-    return texts

@@ -17,7 +17,7 @@ from latfix.cli.commands.compare import compare
 from latfix.errors import InputError
 from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 N = 2000

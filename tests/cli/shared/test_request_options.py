@@ -14,7 +14,7 @@ from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.stages import STAGES
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 Cli = Callable[..., tuple[int, str, str]]

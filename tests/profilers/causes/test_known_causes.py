@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
-from latfix.profilers.causes import CAUSES
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
@@ -275,9 +273,3 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "python.gc"
     assert diagnosis.trustworthy
-
-
-def test_every_cause_of_the_catalogue_has_a_claim() -> None:
-    assert {cause.id for cause in CAUSES} == set(CATALOGUE)
-    assert len(CAUSES) == len(CATALOGUE)
-    assert CAUSES[-1].id == UNEXPLAINED

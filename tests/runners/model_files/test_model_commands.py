@@ -16,7 +16,7 @@ from latfix.runners.measure.layer_sensitivity import Sensitivity
 from latfix.runners.replay.runner_main import Child
 from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.settings import RunnerSettings
-from latfix.traffic.io.writer import save_schedule
+from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 WriteWorkload = Callable[..., Path]

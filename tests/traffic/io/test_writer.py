@@ -19,7 +19,8 @@ from latfix.formatting import shown
 from latfix.request import PRIORITIES
 from latfix.traffic.io.metadata_sidecar import sidecar_path
 from latfix.traffic.io.reader import read_traffic
-from latfix.traffic.io.writer import SUFFIXES, load_schedule, save_schedule, write_traffic
+from latfix.traffic.io.stored_schedule import load_schedule, save_schedule
+from latfix.traffic.io.writer import SUFFIXES, write_traffic
 from latfix.traffic.schedule import Traffic
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=8)
@@ -120,7 +121,7 @@ def small() -> Traffic:
 def test_saving_and_loading_a_schedule_imports_no_pandas(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from latfix.traffic.io.writer import save_schedule, load_schedule\n"
+        "from latfix.traffic.io.stored_schedule import save_schedule, load_schedule\n"
         "from latfix.traffic.synthesize import Synthesis, synthesize\n"
         "path = Path(sys.argv[1])\n"
         "save_schedule(synthesize(Synthesis(kind='poisson', rate=9, duration_s=9)), path)\n"

@@ -47,14 +47,14 @@ def _decode(source: Source, skip_bad_lines: bool) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         if skip_bad_lines:
-            return data.decode(errors="surrogateescape")  # the lines are told apart where rows are read
+            return data.decode(errors="surrogateescape")  # each row is checked where it is read
         line = data.count(b"\n", 0, error.start) + 1
         byte = data[error.start]
         raise input_error(source.path, line, f"byte 0x{byte:02x}, which is not UTF-8", "UTF-8 text") from error
 
 
 def _looks_like_json(text: str) -> bool:
-    """Whether the first line begins an object or array, or most of the first lines do (the rest are bad)."""
+    """True if the first line begins an object or array, or most of the first lines do (the rest are bad)."""
     head = [line.strip() for line in text[:65536].split("\n", 40)[:40]]
     lines = [line for line in head if line]
     begun = sum(line.startswith("{") for line in lines)

@@ -1,0 +1,12 @@
+"""One list of causes: what is searched for, what a gate may name, and what a report has words for."""
+
+from __future__ import annotations
+
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
+from latfix.profilers.causes import CAUSES
+
+
+def test_every_cause_that_is_searched_for_is_in_the_catalogue() -> None:
+    assert {cause.id for cause in CAUSES} == set(CATALOGUE)
+    assert len(CAUSES) == len(CATALOGUE)
+    assert CAUSES[-1].id == UNEXPLAINED
