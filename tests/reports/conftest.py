@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.results.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
+from latfix.cause_catalogue import EvidenceClass
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization import Optimization
 from latfix.run_record.run_record import RUN_SCHEMA, RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
