@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.queueing.differentiable_simulator import Policy, serve
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.start_derivatives import serve
 from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.traffic.io.stored_schedule import save_schedule

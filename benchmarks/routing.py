@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.simulated_routing import SimulatedRouting
 from latfix.adapter_api import Workload
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
-from latfix.queueing.simulator import Offered
+from latfix.queueing.queue_simulator import Offered
 from latfix.request import Request
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.scheduling.batch_queue import BatchQueue
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import RoutedQueue
-from latfix.runners.scheduling.simulated_routing import SimulatedRouting
 from latfix.settings import RunnerSettings
 
 Floats = npt.NDArray[np.float64]

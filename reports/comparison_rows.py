@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from latfix.formatting import (
     LATENCY_KEYS,
@@ -18,8 +17,12 @@ from latfix.formatting import (
     ratio,
     significant,
 )
+from latfix.gates.evaluate import GateResult
 from latfix.reports.vocabulary import STEP_STATUS, Severity, verdict_words
 from latfix.results.comparison import Comparison, Summary
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Contribution, Optimization, TriedFix
+from latfix.statistics.decision import RatioEstimate
 
 STATUSES: tuple[str, ...] = ("ok", "error", "timeout", "shed")
 
@@ -236,70 +239,50 @@ class GateRow:
         return OUTCOME_WORDS[self.outcome][1]
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    """The value where it is an object of a document, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: object) -> Sequence[Any]:
-    """The value where it is a list of a document, else an empty one."""
-    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
-
-
-def read_ratio(value: object) -> Ratio:
-    """A ``{"value": …, "ci95": [lo, hi]}`` entry; empty entries give an empty ratio."""
-    entry = mapping(value)
-    ends = items(entry.get("decision"))
-    decision = None
-    if len(ends) == 2:
-        least, most = (finite(end) for end in ends)
-        decision = (0.0 if least is None else least, math.inf if most is None else most)
-    return Ratio(value=finite(entry.get("value")), ci95=interval_bounds(entry.get("ci95")), decision=decision)
-
-
-def read_arm(label: str, value: object) -> Arm:
-    """An arm of ``optimization.json`` (``before`` or ``after``), or a single run's figures."""
-    entry = mapping(value)
-    return _arm(label, mapping(entry.get("latency_ms")), mapping(entry.get("requests")), entry)
-
-
-def read_change(document: Mapping[str, Any]) -> Change:
-    """The before and after of ``optimization.json``."""
-    ratios = {str(key): read_ratio(value) for key, value in mapping(document.get("ratio")).items()}
-    return Change(
-        before=read_arm("before", document.get("before")),
-        after=read_arm("after", document.get("after")),
-        ratios={key: value for key, value in ratios.items() if value.value is not None},
-        accuracy_limit=finite(document.get("accuracy_limit")),
+def ratio_of(estimate: RatioEstimate | None) -> Ratio:
+    """An estimate without figures that are not finite; an empty ratio for ``None``."""
+    if estimate is None:
+        return Ratio(value=None, ci95=None)
+    return Ratio(
+        value=finite(estimate.value), ci95=interval_bounds((estimate.lo, estimate.hi)), decision=estimate.decision
     )
 
 
-def comparison_change(comparison: Comparison) -> Change:
+def optimization_change(found: Optimization) -> Change:
+    """The before and after of an optimization."""
+    return _change(("before", "after"), found, accuracy_limit=finite(found.accuracy_limit))
+
+
+def comparison_change(found: Comparison) -> Change:
     """The before and after of a comparison of two runs, which are called base and new."""
-    ratios = {
-        key: Ratio(value=finite(entry.value), ci95=interval_bounds((entry.lo, entry.hi)), decision=entry.decision)
-        for key, entry in comparison.ratio.items()
-    }
+    return _change(("base", "new"), found, judged=found.judged)
+
+
+def _change(
+    labels: tuple[str, str],
+    found: Comparison | Optimization,
+    *,
+    accuracy_limit: float | None = None,
+    judged: str = "p99",
+) -> Change:
+    ratios = {key: ratio_of(estimate) for key, estimate in found.ratio.items()}
     return Change(
-        before=_summary_arm("base", comparison.before),
-        after=_summary_arm("new", comparison.after),
+        before=arm_of(labels[0], found.before),
+        after=arm_of(labels[1], found.after),
         ratios={key: value for key, value in ratios.items() if value.value is not None},
-        judged=comparison.judged,
+        accuracy_limit=accuracy_limit,
+        judged=judged,
     )
 
 
-def _summary_arm(label: str, summary: Summary) -> Arm:
-    figures = {"throughput_rps": summary.throughput_rps, "accuracy": summary.accuracy}
-    return _arm(label, summary.latency_ms, summary.requests, figures)
-
-
-def _arm(label: str, latency: Mapping[str, Any], requests: Mapping[str, Any], figures: Mapping[str, Any]) -> Arm:
+def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
+    """One arm of a change, or a single run."""
     return Arm(
         label=label,
-        latency_ms={key: finite(latency.get(key)) for key in LATENCY_KEYS},
-        throughput_rps=finite(figures.get("throughput_rps")),
-        requests={name: int(finite(requests.get(name)) or 0) for name in STATUSES},
-        accuracy=finite(figures.get("accuracy")),
+        latency_ms={key: finite(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
+        throughput_rps=finite(figures.throughput_rps),
+        requests={name: figures.requests.get(name, 0) for name in STATUSES},
+        accuracy=finite(figures.accuracy) if isinstance(figures, Summary) else None,
     )
 
 
@@ -311,57 +294,46 @@ def pairing_words(comparison: Comparison) -> str:
     return f"Paired request by request on the same traffic over {rounds}."
 
 
-def read_steps(document: Mapping[str, Any]) -> list[StepRow]:
-    """``steps`` of ``optimization.json``, in order."""
+def step_rows(steps: Sequence[TriedFix]) -> list[StepRow]:
+    """The fixes that were considered, in order."""
     rows = []
-    last: tuple[object, object] = (None, None)
-    for entry in map(mapping, items(document.get("steps"))):
-        shared = (entry.get("together"), entry.get("reason"))
-        rows.append(_step(entry, together=bool(shared[0]) and shared == last))
-        if shared[0]:
+    last: tuple[tuple[str, ...], str] = ((), "")
+    for step in steps:
+        shared = (step.together, step.reason)
+        words, severity = STEP_STATUS.get(step.status, (step.status, "warn"))
+        rows.append(
+            StepRow(
+                fix=step.fix,
+                status=step.status,
+                words=words,
+                severity=severity,
+                reason=step.reason,
+                verified=step.verified,
+                together=bool(step.together) and shared == last,
+                mean=ratio_of(step.ratio.get("mean")),
+                p99=ratio_of(step.ratio.get("p99")),
+                adds=ratio_of((step.adds or {}).get("p99")),
+                p99_ms=finite(step.p99_ms),
+                predicted_p99_ms=finite(step.predicted_p99_ms),
+                accuracy=finite(step.accuracy),
+            )
+        )
+        if step.together:
             last = shared
     return rows
 
 
-def _step(entry: Mapping[str, Any], *, together: bool) -> StepRow:
-    status = str(entry.get("status") or "")
-    words, severity = STEP_STATUS.get(status, (status, "warn"))
-    ratios = mapping(entry.get("ratio"))
-    return StepRow(
-        fix=str(entry.get("fix") or ""),
-        status=status,
-        words=words,
-        severity=severity,
-        reason=str(entry.get("reason") or ""),
-        verified=str(entry.get("verified") or ""),
-        together=together,
-        mean=read_ratio(ratios.get("mean")),
-        p99=read_ratio(ratios.get("p99")),
-        adds=read_ratio(mapping(entry.get("adds")).get("p99")),
-        p99_ms=finite(entry.get("p99_ms")),
-        predicted_p99_ms=finite(entry.get("predicted_p99_ms")),
-        accuracy=finite(entry.get("accuracy")),
+def gate_rows(gates: Sequence[GateResult]) -> tuple[GateRow, ...]:
+    """Gates with their outcomes."""
+    return tuple(
+        GateRow(gate=gate.gate.text, outcome=outcome_of(gate.passed), reason=gate.reason, value=finite(gate.value))
+        for gate in gates
     )
 
 
-def read_gates(document: Mapping[str, Any]) -> tuple[GateRow, ...]:
-    """``gates`` of a document."""
-    return tuple(read_gate(gate) for gate in items(document.get("gates")))
-
-
-def read_gate(value: object) -> GateRow:
-    """An entry of ``gates``; one whose ``passed`` is no boolean is undecided."""
-    entry = mapping(value)
-    passed = entry.get("passed")
-    outcome: Outcome = "undecided"
-    if isinstance(passed, bool):
-        outcome = "passed" if passed else "failed"
-    return GateRow(
-        gate=str(entry.get("gate") or ""),
-        outcome=outcome,
-        reason=str(entry.get("reason") or ""),
-        value=finite(entry.get("value")),
-    )
+def outcome_of(passed: bool | None) -> Outcome:
+    """``None`` is undecided."""
+    return "undecided" if passed is None else "passed" if passed else "failed"
 
 
 REST = "interaction, and the rest of the traffic"
@@ -395,39 +367,33 @@ class Share:
         ]
 
 
-def read_shares(document: Mapping[str, Any], key: str) -> list[Share]:
-    """The entries of ``ablation`` in ``optimization.json`` for a statistic; damaged ones are left out."""
-    shares = []
-    for entry in map(mapping, items(document.get("ablation"))):
-        before, after = (finite(mapping(entry.get(side)).get(key)) for side in ("before_ms", "after_ms"))
-        if before is None or after is None:
-            continue
-        found = mapping(entry.get("ratio")).get(key)
-        shares.append(
-            Share(
-                name=" + ".join(str(fix) for fix in items(entry.get("fixes"))) or REST,
-                before_ms=before,
-                after_ms=after,
-                ratio=None if found is None else read_ratio(found),
-                adds={fix: read_ratio(mapping(each).get(key)) for fix, each in mapping(entry.get("adds")).items()},
-                predicted=finite(mapping(entry.get("predicted")).get(key)),
-            )
+def shares_of(contributions: Sequence[Contribution], key: str) -> list[Share]:
+    """What each kept fix gave of a statistic, and what is left over."""
+    return [
+        Share(
+            name=" + ".join(entry.fixes) or REST,
+            before_ms=entry.before_ms[key],
+            after_ms=entry.after_ms[key],
+            ratio=None if entry.ratio is None else ratio_of(entry.ratio.get(key)),
+            adds={fix: ratio_of(each.get(key)) for fix, each in (entry.adds or {}).items()},
+            predicted=finite((entry.predicted or {}).get(key)),
         )
-    return shares
+        for entry in contributions
+    ]
 
 
-def prediction_words(document: Mapping[str, Any]) -> str:
+def prediction_words(found: Optimization) -> str:
     """How good the predictions were, in a sentence or two; empty where there were none."""
-    errors, ratios = mapping(document.get("prediction_error")), mapping(document.get("ratio"))
+    errors = found.prediction_error
     each, together = [], []
-    for key in ("p99", "mean"):
-        entry = mapping(errors.get(key))
-        median = finite(entry.get("median"))
-        if median is not None:
-            each.append(f"{key} off by {100 * median:.2g} % in the median of {int(finite(entry.get('steps')) or 0)}")
-        final, measured = finite(entry.get("final")), read_ratio(ratios.get(key))
-        if final is not None and measured.value is not None:
-            together.append(f"{key} {ratio(final)} foretold, {ratio(measured.value)} measured")
+    for key, error in () if errors is None else (("p99", errors.p99), ("mean", errors.mean)):
+        if error is None:
+            continue
+        if finite(error.median) is not None:
+            each.append(f"{key} off by {100 * (error.median or 0.0):.2g} % in the median of {error.steps}")
+        measured = ratio_of(found.ratio.get(key)).value
+        if finite(error.final) is not None and measured is not None:
+            together.append(f"{key} {ratio(error.final)} foretold, {ratio(measured)} measured")
     words = [
         f"Predictions against replays of the windows: {'; '.join(each)}." if each else "",
         f"All kept fixes together, on the whole traffic: {'; '.join(together)}." if together else "",

@@ -17,7 +17,7 @@ from latfix.formatting import (
     rate,
     significant,
 )
-from latfix.reports.comparison_rows import GateRow, items, mapping, read_gate
+from latfix.reports.comparison_rows import GateRow, outcome_of
 from latfix.reports.vocabulary import Severity
 
 #: The label of settings that nothing was set for.
@@ -278,6 +278,16 @@ class SweepRows:
         return best.severity
 
 
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value where it is an object of a document, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: object) -> Sequence[Any]:
+    """The value where it is a list of a document, else an empty one."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
+
+
 def read_sweep(document: Mapping[str, Any]) -> SweepRows:
     """The rows of ``sweep.json``."""
     objective, traffic, models = (mapping(document.get(key)) for key in ("objective", "traffic", "models"))
@@ -297,7 +307,13 @@ def read_sweep(document: Mapping[str, Any]) -> SweepRows:
             (labels.get(_whole(entry.get("setting")), ""), finite(entry.get("load")), str(entry.get("reason", "")))
             for entry in map(mapping, items(document.get("skipped")))
         ),
-        gate=read_gate({**gate, "gate": f"at least {rate(gate.get('at_least_rps'))}"}) if gate else None,
+        gate=GateRow(
+            gate=f"at least {rate(gate.get('at_least_rps'))}",
+            outcome=outcome_of(gate.get("passed")),
+            reason=str(gate.get("reason") or ""),
+        )
+        if gate
+        else None,
         notes=tuple(str(note) for note in items(document.get("notes"))),
     )
 

@@ -102,14 +102,15 @@ def _conclude(
     from latfix.reports.terminal.diagnosis import render_optimization
 
     results, row = _judge(folder, gates, outcome, plan)
-    document = _optimization(spec, outcome, results).to_json()
+    found = _optimization(spec, outcome, results)
+    document = found.to_json()
     try:
         _write_baseline_diagnosis(outcome)
         _write_plan(folder / "plan.toml", spec, outcome, started_from)
         write_json(folder / "optimization.json", document)
         write_optimization_report(
             folder / "report.html",
-            document,
+            found,
             diagnosis=outcome.diagnosis,
             before=outcome.before or outcome.baseline,
             after=outcome.after,
@@ -121,7 +122,7 @@ def _conclude(
     console = outputs.console()
     if not outputs.to_stdout:
         console.print(
-            render_optimization(document, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
+            render_optimization(found, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
         )
     else:
         show_gates(console, results)

@@ -84,20 +84,21 @@ class Backlog:
         of them.
     :param memory_limit: bytes that a batch may be predicted to need; 0 for no limit. A request that needs more
         leaves alone.
+    :ivar heap: who waits, behind what it is sorted by: a key and its sequence.
     """
 
-    __slots__ = ("_by_length", "_heap", "_limit", "_ordering", "_plain", "_sequence")
+    __slots__ = ("_by_length", "_limit", "_plain", "_sequence", "heap", "ordering")
 
     def __init__(self, *, ordering: Ordering | None = None, by_length: bool = False, memory_limit: int = 0) -> None:
-        self._ordering = ordering or Ordering()
+        self.ordering = ordering or Ordering()
         self._by_length = by_length
         self._limit = memory_limit
-        self._plain = self._ordering == Ordering()
-        self._heap: list[tuple[float, int, Waiting]] = []
+        self._plain = self.ordering == Ordering()
+        self.heap: list[tuple[float, int, Waiting]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
     def push(
         self,
@@ -118,16 +119,16 @@ class Backlog:
         sequence = self._sequence
         self._sequence = sequence + 1
         item = Waiting(rank, sequence, slot, enqueued_ns, expires_ns, length, inputs, memory)
-        key = rank if self._plain else self._ordering.key(rank, enqueued_ns, share)
-        heapq.heappush(self._heap, (key, sequence, item))
+        key = rank if self._plain else self.ordering.key(rank, enqueued_ns, share)
+        heapq.heappush(self.heap, (key, sequence, item))
 
     def oldest_ns(self) -> int:
         """When the one who waits longest was enqueued; looks at all."""
-        return min(entry[2].enqueued_ns for entry in self._heap)
+        return min(entry[2].enqueued_ns for entry in self.heap)
 
     def head_ns(self) -> int:
         """When the one who leaves first was enqueued."""
-        return self._heap[0][2].enqueued_ns
+        return self.heap[0][2].enqueued_ns
 
     def pop(self, most: int, doomed: Callable[[Waiting], bool] | None = None) -> tuple[list[Waiting], list[Waiting]]:
         """Take the next batch of at most ``most`` requests.
@@ -135,7 +136,7 @@ class Backlog:
         :param doomed: says of a request whose turn has come whether there is no point in serving it any more.
         :returns: the members, head first, and those that were dropped on the way; there may be no members.
         """
-        heap = self._heap
+        heap = self.heap
         if doomed is None and not self._limit and not (self._by_length and most > 1):
             return [heapq.heappop(heap)[2] for _ in range(min(most, len(heap)))], []
         dropped: list[Waiting] = []
@@ -150,20 +151,20 @@ class Backlog:
         self, skip: int, most: int, doomed: Callable[[Waiting], bool] | None = None
     ) -> tuple[list[Waiting], list[Waiting]]:
         """As :meth:`pop`, of those behind the first ``skip``, which keep their places."""
-        ahead = [heapq.heappop(self._heap) for _ in range(min(skip, len(self._heap)))]
+        ahead = [heapq.heappop(self.heap) for _ in range(min(skip, len(self.heap)))]
         try:
-            return self.pop(most, doomed) if self._heap else ([], [])
+            return self.pop(most, doomed) if self.heap else ([], [])
         finally:
             for entry in ahead:
-                heapq.heappush(self._heap, entry)
+                heapq.heappush(self.heap, entry)
 
     def last(self) -> Waiting:
         """The one who leaves last; looks at all."""
-        return max(self._heap, key=lambda entry: entry[:2])[2]
+        return max(self.heap, key=lambda entry: entry[:2])[2]
 
     def _next(self, doomed: Callable[[Waiting], bool] | None, dropped: list[Waiting]) -> Waiting | None:
-        while self._heap:
-            item = heapq.heappop(self._heap)[2]
+        while self.heap:
+            item = heapq.heappop(self.heap)[2]
             if doomed is None or not doomed(item):
                 return item
             dropped.append(item)
@@ -174,8 +175,8 @@ class Backlog:
     ) -> list[Waiting]:
         """The head and those after it that fit; one that does not fit keeps its place and heads a batch soon."""
         members, misfits, largest = [head], list[tuple[float, int, Waiting]](), head.memory
-        while self._heap and len(members) < most and len(misfits) < most:
-            entry = heapq.heappop(self._heap)
+        while self.heap and len(members) < most and len(misfits) < most:
+            entry = heapq.heappop(self.heap)
             item = entry[2]
             if doomed is not None and doomed(item):
                 dropped.append(item)
@@ -185,16 +186,16 @@ class Backlog:
             else:
                 misfits.append(entry)
         for entry in misfits:
-            heapq.heappush(self._heap, entry)
+            heapq.heappush(self.heap, entry)
         return members
 
     def _alike(self, head: Waiting, most: int, doomed: Callable[[Waiting], bool] | None) -> list[Waiting]:
         """Those nearest to the head in length, within the bounds of :func:`latfix.queueing.length_buckets.alike`."""
-        strict = not self._ordering.ageing_ns
+        strict = not self.ordering.ageing_ns
         near = sorted(
             (
                 entry[2]
-                for entry in self._heap
+                for entry in self.heap
                 if alike(entry[2].length, head.length) and not (doomed is not None and doomed(entry[2]))
             ),
             key=lambda item: (item.rank if strict else 0, abs(item.length - head.length), item.sequence),
@@ -206,8 +207,8 @@ class Backlog:
                 largest = max(largest, item.memory)
         taken = {item.sequence for item in members}
         if taken:
-            self._heap = [entry for entry in self._heap if entry[1] not in taken]
-            heapq.heapify(self._heap)
+            self.heap[:] = [entry for entry in self.heap if entry[1] not in taken]
+            heapq.heapify(self.heap)
         return members
 
     def _fits(self, size: int, largest: int) -> bool:

@@ -1,8 +1,8 @@
 """The queue's waits with each cause's part of service scaled: one replay for each row of factors.
 
-Behind policies that lanes can follow (:mod:`queueing.vectorized_simulator`), or in batches as they were recorded
-(:mod:`latfix.queueing.fixed_batches_simulator`), many replays run side by side; the others run one by one
-(:mod:`latfix.queueing.differentiable_simulator`).
+Behind policies that lanes can follow (:mod:`latfix.queueing.replay_lanes`), or in batches as they were recorded
+(:mod:`latfix.queueing.recorded_batches`), many replays run side by side; the others run one by one
+(:mod:`latfix.queueing.start_derivatives`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from latfix.queueing.differentiable_simulator import Policy, Served, serve
-from latfix.queueing.fixed_batches_simulator import Recorded
-from latfix.queueing.vectorized_simulator import Lanes, taken_up
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.recorded_batches import Recorded
+from latfix.queueing.replay_lanes import Lanes, taken_up
+from latfix.queueing.start_derivatives import Served, serve
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from latfix.results.optimization import TriedFix
 
 #: How reasons begin that speak of time, or of ``--trials``.
 BUDGET = "budget: "
@@ -28,11 +29,9 @@ class Untried:
     inapplicable: tuple[str, ...]
 
 
-def read_untried(steps: Sequence[Mapping[str, Any]]) -> Untried:
-    """The skipped ones of the steps of ``optimization.json``."""
-    reasons = {
-        str(step.get("fix", "")): str(step.get("reason", "")) for step in steps if step.get("status") == "skipped"
-    }
+def untried_of(steps: Sequence[TriedFix]) -> Untried:
+    """The skipped ones of an optimization's steps."""
+    reasons = {step.fix: step.reason for step in steps if step.status == "skipped"}
     for_time = tuple(fix for fix, reason in reasons.items() if reason.startswith(BUDGET))
     to_install = tuple(fix for fix, reason in reasons.items() if _INSTALLATION in reason and fix not in for_time)
     other = tuple(fix for fix in reasons if fix not in for_time and fix not in to_install)

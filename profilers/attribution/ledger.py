@@ -17,8 +17,8 @@ from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
 from latfix.profilers.evidence.reference_latency import Reference, quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.profilers.evidence.work_model import Floats, Ints
-from latfix.queueing.differentiable_simulator import Policy
-from latfix.queueing.fixed_batches_simulator import Recorded
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
 
 _COMPONENTS = ("cpu", "runq", "blocked")

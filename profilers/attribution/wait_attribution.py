@@ -10,7 +10,7 @@ cell. A run of some thousand requests is given hundreds of cells; what two chang
 causes is microseconds where pauses are milliseconds.
 
 A queue whose policy cannot be told afterwards is replayed as it was recorded
-(:mod:`queueing.fixed_batches_simulator`); that is piecewise linear too. What its order did to a wait is then in the
+(:mod:`latfix.queueing.recorded_batches`); that is piecewise linear too. What its order did to a wait is then in the
 part of traffic.
 
 With batches, several workers or priorities the wait also jumps, where membership or order changes, and no

@@ -9,7 +9,6 @@ that ran, and :attr:`Forecast.error` says how far that is from what was measured
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,8 @@ from latfix.profilers.attribution.ledger import Books, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
-from latfix.queueing.length_buckets import alike, padded_elements
+from latfix.queueing.length_buckets import padded_elements
+from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
@@ -139,7 +139,7 @@ class Forecast:
         exposed = np.array([cause.startswith("host.") for cause in work.causes] + [True])
         disturbed = kept * np.where(exposed, serving.compute[1], 1.0)
         prepare = np.maximum(work.prepare[some] - (1.0 - kept) @ work.prepare_extra[:, some], 0.0)
-        ready = _prepared(work.handed[some], prepare, serving.prepare_threads)
+        ready = begun_in_order(work.handed[some], prepare, serving.prepare_threads) + prepare
         ended = _batched(
             serving,
             self._model,
@@ -147,8 +147,8 @@ class Forecast:
             work.inputs[some],
             disturbed @ work.extra[:, some],
             work.finish[some],
-            work.priority[some].tolist(),
-            work.length[some].tolist(),
+            work.priority[some],
+            work.length[some],
         )
         return ended - work.arrival[some]
 
@@ -243,17 +243,6 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     )
 
 
-def _prepared(handed: Floats, work: Floats, threads: int) -> Floats:
-    """When each request leaves a pool that serves in order."""
-    free = [float("-inf")] * threads
-    ready = np.empty(len(handed))
-    for k, (when, took) in enumerate(zip(handed.tolist(), work.tolist(), strict=True)):
-        end = max(heapq.heappop(free), when) + took
-        heapq.heappush(free, end)
-        ready[k] = end
-    return ready
-
-
 def _batched(
     serving: Serving,
     model: _BatchTime,
@@ -261,55 +250,30 @@ def _batched(
     inputs: Floats,
     extra: Floats,
     finish: Floats,
-    priority: list[int],
-    length: list[int],
+    priority: Ints,
+    length: Ints,
 ) -> Floats:
-    """When each request was finished, by the runner's own rules of forming batches."""
-    order = np.argsort(ready, kind="stable").tolist()
-    when = ready.tolist()
+    """When each request was finished."""
+    order = np.argsort(ready, kind="stable")
+    when, inputs, extra, finishing = ready[order], inputs[order], extra[order], finish[order].tolist()
     intercept, slope = serving.compute
-    free = [float("-inf")] * serving.workers
-    waiting: list[tuple[int, int, int]] = []  # class, place in the queue, request
-    ended = np.empty(len(when))
-    place, count, most = 0, len(order), serving.max_batch
+    finished = [0.0] * len(order)
 
-    def admit(until: float, room: int | None = None) -> float:
-        nonlocal place
-        last = until
-        while place < count and when[order[place]] <= until and (room is None or len(waiting) < room):
-            last = when[order[place]]
-            heapq.heappush(waiting, (priority[order[place]], place, order[place]))
-            place += 1
-        return last
-
-    while place < count or waiting:
-        idle = heapq.heappop(free)
-        opened = idle if waiting else max(idle, when[order[place]])
-        admit(opened)
-        close = opened
-        if serving.window_ns > 0 and len(waiting) < most:
-            due = min(when[item[2]] for item in waiting) + serving.window_ns
-            if due > opened:
-                last = admit(due, most)
-                close = last if len(waiting) >= most else due
-        members = _members(waiting, most, serving.by_length, length)
+    def finish_batch(members: Sequence[int], closed: float) -> float:
         compute = intercept + slope * model.compute(inputs[members])
-        clock = close + max(model.fixed + compute + float(extra[members].sum()), 0.0)
+        clock = closed + max(model.fixed + compute + float(extra[members].sum()), 0.0)
         for member in members:
-            clock += finish[member]
-            ended[member] = clock
-        heapq.heappush(free, clock)
+            finished[member] = clock = clock + finishing[member]
+        return clock
+
+    policy = Policy(
+        workers=serving.workers,
+        max_batch=serving.max_batch,
+        window=serving.window_ns,
+        by_length=serving.by_length,
+    )
+    queue = discipline_of(policy, when, priority[order], length[order], finish_batch)
+    form_batches(when.tolist(), queue, serving.workers)
+    ended = np.empty(len(order))
+    ended[order] = finished
     return ended
-
-
-def _members(waiting: list[tuple[int, int, int]], most: int, by_length: bool, length: list[int]) -> list[int]:
-    """Take the next batch out of the queue."""
-    if not by_length or most == 1:
-        return [heapq.heappop(waiting)[2] for _ in range(min(most, len(waiting)))]
-    head = heapq.heappop(waiting)
-    like = [item for item in waiting if alike(length[item[2]], length[head[2]])]
-    near = sorted(like, key=lambda item: (item[0], abs(length[item[2]] - length[head[2]]), item[1]))[: most - 1]
-    taken = {item[1] for item in near}
-    waiting[:] = [item for item in waiting if item[1] not in taken]
-    heapq.heapify(waiting)
-    return [head[2], *(item[2] for item in near)]

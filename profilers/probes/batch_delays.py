@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from latfix.profilers.probes.thread_counters import CgroupThrottle, PoolDelays
+from latfix.profilers.probes.control_groups import CgroupThrottle
+from latfix.profilers.probes.thread_counters import PoolDelays
 
 #: Run-queue delay of the thread from which on the cgroup's throttled time is worth a read.
 _WORTH_NS = 1_000_000

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
-from latfix.profilers.probes.thread_counters import CgroupThrottle
 
 Reading = dict[str, float]
 
@@ -197,23 +196,6 @@ def _page_faults() -> tuple[int, int]:
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt, usage.ru_majflt
-
-
-def cgroup_reader() -> Callable[[], Reading] | None:
-    """Throttling of this process's cgroup; ``None`` where it reports none."""
-    throttle = CgroupThrottle()
-    if not throttle.available:
-        return None
-
-    def read() -> Reading:
-        stat = throttle.read()
-        return {
-            "cgroup.throttled_ns": throttle.of(stat),
-            "cgroup.nr_throttled": stat.get("nr_throttled", 0),
-            "cgroup.cpu_ns": stat.get("usage_usec", 0) * 1000,
-        }
-
-    return read
 
 
 def pressure_reader() -> Callable[[], Reading] | None:

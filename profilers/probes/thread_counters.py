@@ -14,8 +14,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 from latfix.profilers.probes.heap_readers import HostHeap
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
@@ -232,68 +231,6 @@ class PoolDelays:
     def largest_growth(before: dict[int, int], after: dict[int, int]) -> int:
         """The largest growth of any one thread's delay, in nanoseconds."""
         return max((after[tid] - before.get(tid, after[tid]) for tid in after), default=0)
-
-
-class CgroupThrottle:
-    """Time that the cgroup's CPU quota kept this process's threads from running."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-        self._path, self._unit_ns, self._key = _throttle_source()
-
-    @property
-    def available(self) -> bool:
-        """Whether the cgroup reports throttling."""
-        return self._path is not None
-
-    def throttled_ns(self) -> int:
-        """Throttled time so far, in nanoseconds; 0 where it cannot be read."""
-        return self.of(self.read())
-
-    def of(self, stat: Mapping[str, int]) -> int:
-        """Throttled nanoseconds among counters that :meth:`read` returned."""
-        return stat.get(self._key, 0) * self._unit_ns
-
-    def read(self) -> dict[str, int]:
-        """All counters of ``cpu.stat``; empty where it cannot be read."""
-        if self._path is None:
-            return {}
-        try:
-            if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            lines = os.pread(self._fd, 4096, 0).decode().splitlines()
-        except OSError:
-            return {}
-        return {key: int(value) for key, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-
-def _throttle_source() -> tuple[Path | None, int, str]:
-    """``cpu.stat`` of this process's cgroup: version 2 counts microseconds, version 1 nanoseconds."""
-    try:
-        entries = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None, 1, ""
-    groups = {parts[1]: parts[2] for parts in (entry.split(":", 2) for entry in entries) if len(parts) == 3}
-    candidates: list[tuple[Path, int, str]] = []
-    for controllers, group in groups.items():
-        if "cpu" in controllers.split(","):
-            for mount in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"):
-                candidates.append((Path(mount + group) / "cpu.stat", 1, "throttled_time"))
-                candidates.append((Path(mount) / "cpu.stat", 1, "throttled_time"))
-    if "" in groups:
-        candidates.append((Path("/sys/fs/cgroup" + groups[""]) / "cpu.stat", 1000, "throttled_usec"))
-        candidates.append((Path("/sys/fs/cgroup/cpu.stat"), 1000, "throttled_usec"))
-    for path, unit, key in candidates:
-        try:
-            if key in path.read_text():
-                return path, unit, key
-        except OSError:
-            continue
-    return None, 1, ""
 
 
 def snapshot_cost_ns(samples: int = 300) -> int:

@@ -9,32 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from latfix.formatting import LATENCY_KEYS, finite, interval_bounds
+from latfix.formatting import LATENCY_KEYS, interval_bounds
 from latfix.reports.comparison_rows import (
     Arm,
     Change,
     GateRow,
     Outcome,
     StepRow,
-    items,
-    mapping,
-    read_arm,
-    read_change,
-    read_gates,
-    read_steps,
+    arm_of,
+    comparison_change,
+    gate_rows,
+    optimization_change,
+    step_rows,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseLine:
-    """A cause of the tail. Milliseconds a tail request; absent figures are ``None``."""
-
-    cause: str
-    tail_ms: float | None
-    ci95_ms: tuple[float, float] | None
-    share: float | None
-    named: bool
-    fixes: tuple[str, ...]
+from latfix.results.comparison import Comparison
+from latfix.results.diagnosis import CauseSummary, Diagnosis
+from latfix.results.optimization import Optimization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +48,7 @@ class Summary:
     run: Arm | None = None
     intervals_ms: Mapping[str, tuple[float, float]] | None = None
     change: Change | None = None
-    causes: tuple[CauseLine, ...] = ()
+    causes: tuple[CauseSummary, ...] = ()
     steps: tuple[StepRow, ...] = ()
     notes: tuple[str, ...] = ()
     failure: str = ""
@@ -82,37 +72,43 @@ def read_summary(
 ) -> Summary:
     """The summary of a document.
 
+    :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline.
     :param workload: its name where the document has none.
     """
-    two = "before" in document and "after" in document
-    latency = mapping(document.get("latency_ci95_ms"))
-    intervals = {key: interval_bounds(latency.get(key)) for key in LATENCY_KEYS}
-    change = read_change(document) if two else None
-    sentence = change.sentence(arrow="→", sign="×") if change is not None else str(document.get("sentence") or "")
+    common: dict[str, Any] = {"command": command, "failure": failure, "unjudged": tuple(unjudged)}
+    if "before" not in document:
+        run = Diagnosis.from_json(document)
+        bounds = {key: interval_bounds(run.latency_ci95_ms.get(key)) for key in LATENCY_KEYS}
+        return Summary(
+            **common,
+            workload=run.workload or workload,
+            device=run.device,
+            verdict=run.verdict,
+            sentence=run.sentence,
+            gates=gate_rows(run.gates),
+            run=arm_of("run", run),
+            intervals_ms={key: pair for key, pair in bounds.items() if pair is not None},
+            causes=run.causes,
+            notes=run.notes,
+        )
+    found: Comparison | Optimization
+    steps: list[StepRow] = []
+    if document.get("schema") == Comparison.SCHEMA:
+        found = Comparison.from_json(document)
+        change = comparison_change(found)
+    else:
+        found = Optimization.from_json(document)
+        change, steps = optimization_change(found), step_rows(found.steps)
+        workload = found.workload or workload
+        common["device"] = found.device
     return Summary(
-        command=command,
-        workload=str(document.get("workload") or workload),
-        device=str(document.get("device") or ""),
-        verdict=str(document.get("verdict") or ""),
-        sentence=sentence,
-        gates=read_gates(document),
-        run=None if two else read_arm("run", document),
-        intervals_ms=None if two else {key: bounds for key, bounds in intervals.items() if bounds is not None},
+        **common,
+        workload=workload,
+        verdict=found.verdict,
+        sentence=change.sentence(arrow="→", sign="×"),
+        gates=gate_rows(found.gates),
         change=change,
-        causes=tuple(_cause(mapping(cause)) for cause in items(document.get("causes"))),
-        steps=tuple(read_steps(document)),
-        notes=tuple(str(note) for note in items(document.get("notes"))),
-        failure=failure,
-        unjudged=tuple(unjudged),
-    )
-
-
-def _cause(entry: Mapping[str, Any]) -> CauseLine:
-    return CauseLine(
-        cause=str(entry.get("cause") or ""),
-        tail_ms=finite(entry.get("tail_ms")),
-        ci95_ms=interval_bounds(entry.get("ci95_ms")),
-        share=finite(entry.get("tail_share")),
-        named=entry.get("named") is True,
-        fixes=tuple(str(fix) for fix in items(entry.get("fixes"))),
+        causes=tuple(CauseSummary.from_json(entry) for entry in document.get("causes", ())),
+        steps=tuple(steps),
+        notes=found.notes,
     )

@@ -14,6 +14,7 @@ from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
     count,
+    finite,
     interval,
     key_label,
     milliseconds,
@@ -153,7 +154,7 @@ def _change(change: Change) -> list[str]:
 
 
 def _causes(summary: Summary) -> list[str]:
-    worth = [cause for cause in summary.causes if cause.named or abs(cause.share or 0.0) >= _LEAST_SHARE]
+    worth = [cause for cause in summary.causes if cause.named or abs(finite(cause.tail_share) or 0.0) >= _LEAST_SHARE]
     rows = [
         (
             _code(cause.cause),
@@ -161,7 +162,7 @@ def _causes(summary: Summary) -> list[str]:
             "named" if cause.named else "",
             milliseconds(cause.tail_ms),
             interval(cause.ci95_ms),
-            share(cause.share),
+            share(cause.tail_share),
         )
         for cause in worth[:_MOST_ROWS]
     ]

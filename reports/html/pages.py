@@ -32,13 +32,12 @@ from latfix.reports.charts.chart_data import (
 from latfix.reports.comparison_rows import (
     Change,
     comparison_change,
-    items,
+    gate_rows,
+    optimization_change,
     pairing_words,
     prediction_words,
-    read_change,
-    read_gates,
-    read_shares,
-    read_steps,
+    shares_of,
+    step_rows,
 )
 from latfix.reports.diagnosis_rows import (
     FAILED_STATUSES,
@@ -71,6 +70,7 @@ from latfix.reports.vocabulary import (
 )
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Activity, Diagnosis, Window
+from latfix.results.optimization import Optimization
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES
@@ -179,7 +179,7 @@ _STAGE_FIGURES = ("mean", "p50", "p99", "reference")
 
 def write_optimization_report(
     path: Path,
-    document: Mapping[str, Any],
+    found: Optimization,
     *,
     diagnosis: Diagnosis | None,
     before: RunRecord | None,
@@ -187,46 +187,42 @@ def write_optimization_report(
 ) -> None:
     """The page of an optimization: what changed, what each fix did, and where the tail came from.
 
-    :param document: ``optimization.json``.
     :param diagnosis: of the baseline, where it was kept.
     :param before: a replay of the unchanged service, drawn beside ``after``.
     :raises InputError: the file cannot be written.
     """
     recorded = before or after
-    name = str(document.get("workload", ""))
-    plan = str(document.get("plan") or "")
-    workload = name if recorded is None else workload_argument(recorded.meta)
-    gates, shares, steps = read_gates(document), read_shares(document, "p99"), read_steps(document)
-    forest = run_charts.ratio_forest("steps-chart", steps)
+    workload = found.workload if recorded is None else workload_argument(recorded.meta)
+    shares, steps = shares_of(found.ablation, "p99"), step_rows(found.steps)
     _write_change(
         path,
-        read_change(document),
-        verdict=str(document.get("verdict", "")),
+        optimization_change(found),
+        verdict=found.verdict,
         records=(before, after),
-        present={"gates": gates, "ablation": shares, "steps": steps, "plan": plan, "causes": diagnosis},
+        present={"gates": found.gates, "ablation": shares, "steps": steps, "plan": found.plan, "causes": diagnosis},
         kind="latfix optimization",
-        heading=name,
-        facts=_facts(str(document.get("device", "")), after or before),
-        notes=[str(note) for note in items(document.get("notes"))],
+        heading=found.workload,
+        facts=_facts(found.device, after or before),
+        notes=found.notes,
         pairing="",
-        gates=gates,
+        gates=gate_rows(found.gates),
         ablation={
             "chart": run_charts.waterfall("ablation-chart", shares),
             "rows": [
                 (p99.name, [*p99.cells(), *mean.cells()])
-                for p99, mean in zip(shares, read_shares(document, "mean"), strict=True)
+                for p99, mean in zip(shares, shares_of(found.ablation, "mean"), strict=True)
                 if p99.ratio is not None
             ],
-            "predictions": prediction_words(document),
+            "predictions": prediction_words(found),
         }
         if shares
         else None,
         steps={
-            "chart": forest,
+            "chart": run_charts.ratio_forest("steps-chart", steps),
             "tried": [step for step in steps if step.status != "skipped"],
             "skipped": [step for step in steps if step.status == "skipped"],
         },
-        plan={"file": plan, "command": replay_command(workload, plan)},
+        plan={"file": found.plan, "command": replay_command(workload, found.plan)},
         **(_tail(diagnosis) if diagnosis is not None else {}),
     )
 

@@ -16,12 +16,9 @@ from latfix.formatting import (
     significant,
 )
 from latfix.reports.charts import sweep_charts
-from latfix.reports.comparison_rows import (
-    mapping,
-)
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of
-from latfix.reports.sweep_rows import SettingRow, SweepRows, read_sweep
+from latfix.reports.sweep_rows import SettingRow, SweepRows, mapping, read_sweep
 from latfix.reports.vocabulary import (
     SWEEP_DEFINITIONS,
 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,12 +14,11 @@ from latfix.reports.comparison_rows import (
     Ratio,
     StepRow,
     comparison_change,
-    items,
+    gate_rows,
+    optimization_change,
     pairing_words,
     prediction_words,
-    read_change,
-    read_gates,
-    read_steps,
+    step_rows,
 )
 from latfix.reports.next_commands import replay_command
 from latfix.reports.terminal.widgets import (
@@ -37,7 +35,8 @@ from latfix.reports.terminal.widgets import (
 )
 from latfix.reports.vocabulary import change_severity
 from latfix.results.comparison import Comparison
-from latfix.results.skipped_fixes import Untried, read_untried
+from latfix.results.optimization import Optimization
+from latfix.results.skipped_fixes import Untried, untried_of
 
 #: So many fixes that were not tried are shown with a reason each; beyond that they would hide what was.
 _FEW = 8
@@ -60,31 +59,29 @@ def render_comparison(comparison: Comparison) -> RenderableType:
 
 
 def render_optimization(
-    document: Mapping[str, Any], *, folder: Path | None, workload_argument: str | None = None
+    found: Optimization, *, folder: Path | None, workload_argument: str | None = None
 ) -> RenderableType:
-    """``optimization.json`` for a person: verdict, before and after, each fix with its reason, gates, plan.
+    """An optimization: verdict, before and after, each fix with its reason, gates, plan.
 
     :param folder: where plan, records and report were written; ``None`` where nothing was kept.
     :param workload_argument: what to type for the workload; its own name where it is ``None``.
     """
-    change, verdict = read_change(document), str(document.get("verdict", ""))
-    steps = read_steps(document)
-    parts: list[RenderableType] = [
-        title_line(
-            document.get("workload", ""),
-            document.get("device", ""),
-            change.verdict_sentence(verdict),
-            _style(verdict),
-        )
-    ]
-    parts += warnings(str(note) for note in items(document.get("notes")))
+    change, words = optimization_change(found), prediction_words(found)
+    sentence = change.verdict_sentence(found.verdict)
+    parts: list[RenderableType] = [title_line(found.workload, found.device, sentence, _style(found.verdict))]
+    parts += warnings(found.notes)
     parts += [Text(""), _change_table(change)]
-    parts += _tried([step for step in steps if step.status != "skipped"])
-    words = prediction_words(document)
+    parts += _tried([step for step in step_rows(found.steps) if step.status != "skipped"])
     parts += [Text(words, style="dim")] if words else []
-    parts += _untried(read_untried([entry for entry in items(document.get("steps")) if isinstance(entry, Mapping)]))
-    parts += gate_lines(read_gates(document))
-    parts += _next(document, folder, workload_argument)
+    parts += _untried(untried_of(found.steps))
+    parts += gate_lines(gate_rows(found.gates))
+    if found.plan:
+        path = found.plan if folder is None else str(folder / found.plan)
+        command = replay_command(workload_argument or found.workload, path)
+        parts += [heading("Plan"), safe(path, limit=1000)]
+        parts.append(Text.assemble("Replay with it:  ", (visible(command, limit=1200), "bold cyan")))
+    if folder is not None:
+        parts.append(report_line(folder))
     return Portable(Group(*parts))
 
 
@@ -173,15 +170,3 @@ def _step_words(step: StepRow) -> Iterator[Text]:
         yield line
     if step.verified:
         yield Text.assemble(("  verified: ", "dim"), safe(step.verified, "dim"))
-
-
-def _next(document: Mapping[str, Any], folder: Path | None, workload: str | None) -> Iterator[RenderableType]:
-    plan = document.get("plan")
-    if plan:
-        path = str(folder / str(plan)) if folder is not None else str(plan)
-        command = replay_command(workload or str(document.get("workload", "")), path)
-        yield heading("Plan")
-        yield Text.assemble(safe(path, limit=1000))
-        yield Text.assemble("Replay with it:  ", (visible(command, limit=1200), "bold cyan"))
-    if folder is not None:
-        yield report_line(folder)

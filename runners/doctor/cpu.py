@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
 from latfix.runners.host.cpu_topology import Cores, allowed_cores, cores_text
 from latfix.runners.host.kernel_files import System, whole
@@ -70,8 +71,8 @@ def _model(system: System, usable: Cores) -> Finding:
 
 
 def _quota(system: System, usable: Cores) -> Finding:
-    quota = system.cpu_quota()
-    throttled = next((s for path in _throttle_files(system) if (s := system.fields(path)).get("nr_periods")), {})
+    groups = ControlGroups(system.root)
+    quota, throttled = groups.cpu_quota(), groups.cpu_counters()
     share = throttled.get("nr_throttled", 0) / throttled["nr_periods"] if throttled else 0.0
     if quota is None or (usable and quota >= len(usable) and not share):
         told = "no CPU quota" if quota is None else f"CPU quota of {quota:g} cores, as many as are usable"
@@ -85,10 +86,6 @@ def _quota(system: System, usable: Cores) -> Finding:
         change="limit threads to the quota (host.threads), or raise it: docker update --cpus N, resources.limits.cpu",
         causes=("host.throttle",),
     )
-
-
-def _throttle_files(system: System) -> Iterator[str]:
-    return system.group_files("cpu", "cpu.stat", "cpu.stat")
 
 
 def _governor(system: System, usable: Cores) -> Finding:

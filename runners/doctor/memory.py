@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.malloc_libraries import ALLOCATORS, Allocator, loaded_allocator, preload_name
@@ -33,7 +34,8 @@ def _room(system: System) -> Finding:
     if not total:
         return Finding(id="memory.room", state="unknown", found="this system shows no /proc/meminfo")
     found = f"{mib(available)} of {mib(total)} available"
-    limit, used = system.memory_limit(), system.memory_used() or 0
+    groups = ControlGroups(system.root)
+    limit, used = groups.memory_limit(), groups.memory_used() or 0
     left, whole = available, total
     if limit is not None and limit < total:
         found += f"; the control group allows {mib(limit)}, {mib(used)} are used"

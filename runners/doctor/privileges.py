@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from latfix.profilers.probes.thread_counters import CgroupThrottle, ThreadCounters
+from latfix.profilers.probes.control_groups import CgroupThrottle
+from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.results.doctor_finding import Finding
 from latfix.runners.host.privileges import least_nice, lockable_bytes, mib
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.runners.host.kernel_files import System
 
 
@@ -13,5 +14,5 @@ def usable_cores(system: System | None = None) -> int:
     A container with a quota of two cores sees all of the machine's, and is throttled where it uses them.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (system or System()).cpu_quota()
+    quota = ControlGroups((system or System()).root).cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from latfix.profilers.probes.control_groups import ControlGroups
+
 #: Bits of the effective capability set (``capability.h``).
 CAP_IPC_LOCK = 14
 CAP_SYS_NICE = 23
@@ -70,40 +72,8 @@ def available_bytes() -> int:
     except OSError:
         return 0
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
-    known = [left for left in (free or None, cgroup_room()) if left is not None]
+    known = [left for left in (free or None, ControlGroups().memory_left()) if left is not None]
     return max(min(known), 1) if known else 0
-
-
-def cgroup_room(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the memory limits of this process's cgroup and of those above it leave; ``None`` without any limit."""
-    try:
-        lines = groups.read_text().splitlines()
-    except OSError:
-        return None
-    rooms = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            top, names = root, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        inner = top / group.lstrip("/")
-        rooms += [_room(folder, *names) for folder in {top, inner, *inner.parents} if folder.is_relative_to(top)]
-    return min((room for room in rooms if room is not None), default=None)
-
-
-def _room(folder: Path, limit: str, usage: str, droppable: str) -> int | None:
-    """What one cgroup's limit leaves; cached files that the kernel would drop first count as free."""
-    try:
-        most, used = ((folder / name).read_text().strip() for name in (limit, usage))
-        stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    if not most.isdigit():  # "max"
-        return None
-    return max(int(most) - max(int(used) - int(stat.get(droppable, 0)), 0), 0)
 
 
 def mib(size: int) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,30 @@ import numpy.typing as npt
 #: these bounds.
 LEAST_SPIN_NS = 40_000
 MOST_SPIN_NS = 250_000
+#: How long it sleeps at most without a look at whether it is to stop.
+_LONGEST_SLEEP_NS = 100_000_000
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
+
+
+class Clock(Protocol):
+    """What the replayer reads and sleeps by; a test brings simulated time."""
+
+    def ns(self) -> int:
+        """Nanoseconds, monotonic."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Sleep at least so long."""
+
+    def wait(self, event: threading.Event, seconds: float, /) -> bool:
+        """Sleep until the event is set, at most so long; whether it is set."""
+
+
+class MachineClock(Clock):
+    """``time.perf_counter_ns``, by which everything in a record is stamped."""
+
+    ns = staticmethod(time.perf_counter_ns)
+    sleep = staticmethod(time.sleep)
+    wait = staticmethod(threading.Event.wait)
 
 
 @contextlib.contextmanager
@@ -60,18 +84,19 @@ def give_priority_back() -> None:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def wait_until(t_ns: int) -> int:
-    """Return at ``t_ns`` of ``time.perf_counter_ns``: sleep most of the time, spin the rest.
+def wait_until(t_ns: int, clock: Clock) -> int:
+    """Return at ``t_ns`` of the clock: sleep most of the time, spin the rest.
 
     :returns: the clock at the return; never before ``t_ns``.
     """
-    now = time.perf_counter_ns()
+    read = clock.ns
+    now = read()
     spin_ns = min(max((t_ns - now) // 100, LEAST_SPIN_NS), MOST_SPIN_NS)
     while (left := t_ns - now - spin_ns) > 0:
-        time.sleep(left / 1e9)
-        now = time.perf_counter_ns()
+        clock.sleep(left / 1e9)
+        now = read()
     while now < t_ns:
-        now = time.perf_counter_ns()
+        now = read()
     return now
 
 
@@ -79,23 +104,24 @@ def replay(
     scheduled_ns: npt.NDArray[np.int64],
     hand_over: Callable[[int], None],
     stop: threading.Event,
-    *,
-    longest_sleep_ns: int = 100_000_000,
+    clock: Clock | None = None,
 ) -> int:
     """Call ``hand_over(k)`` at ``scheduled_ns[k]`` (absolute) for each k in turn.
 
     A late call is made at once and the schedule is not moved: lateness is the caller's to record.
 
     :param stop: checked while waiting; set, it ends the replay early.
+    :param clock: the machine's by default.
     :returns: how many requests were handed over.
     """
+    clock = clock or MachineClock()
     with sharp_timer():
         for k, due in enumerate(scheduled_ns.tolist()):
-            while due - time.perf_counter_ns() > longest_sleep_ns:
-                if stop.wait(longest_sleep_ns / 2e9):
+            while due - clock.ns() > _LONGEST_SLEEP_NS:
+                if clock.wait(stop, _LONGEST_SLEEP_NS / 2e9):
                     return k
             if stop.is_set():
                 return k
-            wait_until(due)
+            wait_until(due, clock)
             hand_over(k)
     return len(scheduled_ns)

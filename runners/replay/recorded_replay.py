@@ -20,13 +20,13 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
+from latfix.profilers.probes.control_groups import cgroup_reader
 from latfix.profilers.probes.gc_probe import GcPauses
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
 from latfix.profilers.probes.sampler import (
     Probe,
     Sampler,
-    cgroup_reader,
     host_reader,
     pressure_reader,
     process_reader,

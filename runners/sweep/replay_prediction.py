@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.capacity.batch_queue_model import BatchService
-from latfix.queueing.differentiable_simulator import Policy, serve
+from latfix.queueing.queue_simulator import Policy, begun_in_order, replay
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
@@ -99,11 +99,9 @@ def replayed(work: MeasuredWork, traffic: Traffic, settings: RunnerSettings) -> 
     n = len(traffic)
     work = work.times_over(n)
     handed = traffic.arrival_ns.astype(np.float64) + work.lag
-    still, nothing = np.zeros((n, 1)), np.zeros(n, np.int64)
-    pool = Policy(workers=settings.prepare_threads, max_batch=1, window=0.0, reference=np.zeros(2))
-    prepared = serve(pool, handed, still, work.prepare[:, None], -1, nothing, 1.0)
-    ready = prepared.end
-    workers = Policy(
+    prepared = begun_in_order(handed, work.prepare, settings.prepare_threads)
+    ready = prepared + work.prepare
+    policy = Policy(
         workers=settings.workers,
         max_batch=settings.max_batch_size,
         window=settings.batch_window_ms * 1e6,
@@ -111,24 +109,12 @@ def replayed(work: MeasuredWork, traffic: Traffic, settings: RunnerSettings) -> 
         by_length=settings.batch_order == "length",
         ageing=settings.ageing_ms * 1e6,
     )
-    priority = traffic.priority.astype(np.int64)
-    served = serve(workers, ready, still, work.extra[:, None], -1, priority, 1.0, work.length)
-    batch = _batch_of(served.open, served.end)
-    size = np.bincount(batch)
-    service = work.reference[np.minimum(size, len(work.reference) - 1)] + np.bincount(batch, weights=work.extra)
-    closed = served.end - service[batch]
-    wait = (prepared.open - handed) + np.maximum(closed - ready, 0.0)
-    latency = served.end - _finished_later(batch, ready, work.finish) - traffic.arrival_ns
+    served = replay(policy, ready, work.extra, traffic.priority.astype(np.int64), work.length)
+    closed, ended = served.by_request(served.closed), served.by_request(served.end)
+    batch = served.by_request(np.arange(len(served.first)))
+    wait = (prepared - handed) + np.maximum(closed - ready, 0.0)
+    latency = ended - _finished_later(batch, ready, work.finish) - traffic.arrival_ns
     return np.rint(wait) / 1e9, np.rint(latency) / 1e9
-
-
-def _batch_of(opened: Floats, ended: Floats) -> npt.NDArray[np.int64]:
-    """Members of a batch were taken up and finished together."""
-    order = np.lexsort((opened, ended))
-    fresh = np.concatenate([[True], (np.diff(ended[order]) != 0) | (np.diff(opened[order]) != 0)])
-    batch = np.empty(len(order), np.int64)
-    batch[order] = np.cumsum(fresh[: len(order)]) - 1
-    return batch
 
 
 def _finished_later(batch: npt.NDArray[np.int64], ready: Floats, finish: Floats) -> Floats:

@@ -146,7 +146,7 @@ class _Run:
             while waiting and len(members) < plan.max_batch:
                 members.append(heapq.heappop(waiting)[2])
             close = opened
-            due = int(enqueue[members[0]]) + int(plan.window * MS)
+            due = int(enqueue[members].min()) + int(plan.window * MS)
             if len(members) < plan.max_batch and due > opened:
                 while i < len(order) and enqueue[order[i]] <= due and len(members) < plan.max_batch:
                     members.append(order[i])

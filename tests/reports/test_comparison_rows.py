@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from latfix.reports.comparison_rows import REST, Ratio, prediction_words, read_change, read_ratio, read_shares
+from latfix.reports.comparison_rows import (
+    REST,
+    Ratio,
+    optimization_change,
+    prediction_words,
+    ratio_of,
+    shares_of,
+    step_rows,
+)
+from latfix.results.optimization import Optimization, TriedFix
+from latfix.statistics.decision import RatioEstimate
 
 
-def test_the_sentence_gives_both_figures_the_ratio_and_the_limit(improved: Mapping[str, Any]) -> None:
-    assert read_change(improved).sentence() == (
+def test_the_sentence_gives_both_figures_the_ratio_and_the_limit(improved: Optimization) -> None:
+    assert optimization_change(improved).sentence() == (
         "p99 412 -> 98.0 ms (x0.238 [0.210, 0.280]); mean 88.1 -> 31.9 ms (x0.362 [0.351, 0.377]); "
         "accuracy 0.912 -> 0.911 (limit 0.902)"
     )
 
 
-def test_a_ratio_without_an_estimate_is_the_quotient_and_has_no_interval(improved: Mapping[str, Any]) -> None:
-    ratio = read_change(improved).ratio("max")
-    assert ratio.value == 181.0 / 701.0
-    assert ratio.ci95 is None
-    assert not ratio.decisive
+def test_a_ratio_without_an_estimate_is_the_quotient_and_has_no_interval(improved: Optimization) -> None:
+    ratio = optimization_change(improved).ratio("max")
+    assert (ratio.value, ratio.ci95, ratio.decisive) == (181.0 / 701.0, None, False)
 
 
-def test_a_zero_before_gives_no_ratio() -> None:
-    change = read_change({"before": {"latency_ms": {"p99": 0}}, "after": {"latency_ms": {"p99": 3}}})
-    assert change.ratio("p99").value is None
+def test_figures_that_are_not_known_are_dashes(improved: Optimization) -> None:
+    unknown = replace(improved.before, latency_ms={"p99": 0.0}, accuracy=None)
+    change = optimization_change(replace(improved, before=unknown, after=unknown, ratio={}))
+    assert change.sentence() == "p99 0 -> 0 ms (–); mean – -> – ms (–)"
 
 
-def test_an_empty_document_has_no_figures_and_no_accuracy() -> None:
-    assert read_change({}).sentence() == "p99 – -> – ms (–); mean – -> – ms (–)"
+@pytest.mark.parametrize(
+    ("ci95", "decision", "tone"),
+    [
+        ([0.8, 0.99], None, "good"),
+        ([1.1, 1.4], None, "bad"),
+        ([0.8, 1.0], None, None),
+        ([0.85, 0.95], [0.8, 0.97], "good"),
+        ([0.85, 0.95], [0.8, 1.02], None),
+        ([0.85, 0.95], [0.8, None], None),
+        ([0.85, 0.95], [None, 0.97], "good"),
+    ],
+)
+def test_the_bounds_that_decide_exclude_one(
+    ci95: list[float], decision: list[float | None] | None, tone: str | None
+) -> None:
+    entry = {"value": sum(ci95) / 2, "ci95": ci95, **({} if decision is None else {"decision": decision})}
+    found = ratio_of(RatioEstimate.from_json(entry))
+    assert (found.decisive, found.tone) == (tone is not None, tone)
+    assert ratio_of(None) == Ratio(value=None, ci95=None)
 
 
-def test_decisive_means_that_the_interval_excludes_one() -> None:
-    assert Ratio(value=0.9, ci95=(0.8, 0.99)).decisive
-    assert Ratio(value=1.2, ci95=(1.1, 1.4)).decisive
-    assert not Ratio(value=0.9, ci95=(0.8, 1.0)).decisive
+def test_what_several_fixes_share_is_marked() -> None:
+    def tried(fix: str, reason: str, *together: str) -> TriedFix:
+        return TriedFix(fix=fix, status="kept", reason=reason, together=together)
 
-
-def test_what_decides_is_the_decision_bounds_where_a_document_has_them() -> None:
-    entry = {"value": 0.9, "ci95": [0.85, 0.95]}
-    assert read_ratio(entry).decisive
-    assert read_ratio({**entry, "decision": [0.8, 0.97]}).decisive
-    assert not read_ratio({**entry, "decision": [0.8, 1.02]}).decisive
-    assert not read_ratio({**entry, "decision": [0.8, None]}).decisive
-    assert read_ratio({**entry, "decision": [None, 0.97]}).decisive
-    assert read_ratio({**entry, "decision": "odd"}).decisive
+    group = [tried("a", "same", "a", "b"), tried("b", "same", "a", "b"), tried("c", "own", "a", "b")]
+    alone = [tried("d", "own"), tried("e", "own")]
+    assert [row.together for row in step_rows([*group, *alone])] == [False, True, False, False, False]
 
 
 def entry(fixes: list[str], before: float, after: float, **more: Any) -> dict[str, Any]:
@@ -63,42 +82,38 @@ def entry(fixes: list[str], before: float, after: float, **more: Any) -> dict[st
 
 
 @pytest.fixture
-def ablation() -> dict[str, Any]:
+def explained(improved: Optimization) -> Optimization:
     adds = {"batch.size": {key: {"value": 0.8, "ci95": [0.7, 0.9]} for key in ("mean", "p99")}}
-    return {
-        "ablation": [
-            entry(["batch.size"], 160.0, 80.0, adds=adds, predicted={"mean": 0.55, "p99": 0.45}),
-            entry(["gc.freeze", "memory.pool"], 80.0, 60.0),
-            {**entry([], 60.0, 50.0), "ratio": None},
-        ],
-        "ratio": {"mean": {"value": 0.3, "ci95": [0.2, 0.4]}, "p99": {"value": 0.31, "ci95": [0.2, 0.4]}},
-        "prediction_error": {
-            "simulation": 0.01,
-            "mean": {"median": 0.08, "steps": 3, "final": 0.33, "final_error": 0.1},
-            "p95": {"median": None, "steps": 0},
-            "p99": {"median": 0.214, "steps": 3, "final": 0.29, "final_error": 0.06},
-        },
-    }
+    return Optimization.from_json(
+        {
+            **improved.to_json(),
+            "ablation": [
+                entry(["batch.size"], 160.0, 80.0, adds=adds, predicted={"mean": 0.55, "p99": 0.45}),
+                entry(["gc.freeze", "memory.pool"], 80.0, 60.0),
+                {**entry([], 60.0, 50.0), "ratio": None},
+            ],
+            "ratio": {"mean": {"value": 0.3, "ci95": [0.2, 0.4]}, "p99": {"value": 0.31, "ci95": [0.2, 0.4]}},
+            "prediction_error": {
+                "simulation": 0.01,
+                "mean": {"median": 0.08, "steps": 3, "final": 0.33, "final_error": 0.1},
+                "p95": {"median": None, "steps": 0},
+                "p99": {"median": 0.214, "steps": 3, "final": 0.29, "final_error": 0.06},
+            },
+        }
+    )
 
 
-def test_shares_lead_from_the_first_figure_to_the_last(ablation: dict[str, Any]) -> None:
-    shares = read_shares(ablation, "p99")
+def test_shares_lead_from_the_first_figure_to_the_last(explained: Optimization) -> None:
+    shares = shares_of(explained.ablation, "p99")
     assert [share.name for share in shares] == ["batch.size", "gc.freeze + memory.pool", REST]
     assert [share.before_ms for share in shares[1:]] == [share.after_ms for share in shares[:-1]]
     assert shares[0].predicted == 0.45 and shares[0].adds["batch.size"].value == 0.8
     assert shares[2].ratio is None
 
 
-def test_predictions_are_told_step_by_step_and_together(ablation: dict[str, Any]) -> None:
-    assert prediction_words(ablation) == (
+def test_predictions_are_told_step_by_step_and_together(explained: Optimization) -> None:
+    assert prediction_words(explained) == (
         "Predictions against replays of the windows: p99 off by 21 % in the median of 3; mean off by 8 % in the "
         "median of 3. All kept fixes together, on the whole traffic: p99 x0.290 foretold, x0.310 measured; "
         "mean x0.330 foretold, x0.300 measured."
     )
-    assert prediction_words({}) == ""
-
-
-def test_damaged_entries_are_left_out(ablation: dict[str, Any]) -> None:
-    ablation["ablation"] += [{}, "x", {"before_ms": {"p99": 1.0, "mean": 1.0}}]
-    assert len(read_shares(ablation, "p99")) == 3
-    assert read_shares({}, "p99") == read_shares({"ablation": "odd"}, "p99") == []

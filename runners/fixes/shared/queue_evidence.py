@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.queueing.backlog import MOST_SHARES, Backlog, FixedLimits, Ordering
-from latfix.queueing.simulator import Offered, SimulatedQueue
+from latfix.queueing.queue_simulator import Offered, SimulatedQueue
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 from latfix.settings import RunnerSettings, Schedule

@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from latfix.profilers.probes.control_groups import ControlGroups, counters, throttled_ns
 from latfix.runners.selftest.faults.background import Phases
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog
 
 _PERIOD_US = 20_000
-_ROOT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,12 @@ class Group:
 
         :raises OSError: this process may not, or there is no processor controller.
         """
-        parent, unified = _own_group()
+        parent, unified = next(
+            ((folder, unified) for folder, unified in ControlGroups().folders("cpu") if folder.is_dir()),
+            (None, False),
+        )
+        if parent is None:
+            raise OSError("this process is in no control group with a processor controller")
         path = parent / name
         path.mkdir()
         group = cls(path, parent, unified)
@@ -59,10 +64,7 @@ class Group:
 
     def throttled_ns(self) -> int:
         """Time that the quota has taken from its threads so far."""
-        rows = dict(line.split(" ", 1) for line in (self.path / "cpu.stat").read_text().splitlines())
-        if self.unified:
-            return int(rows.get("throttled_usec", 0)) * 1000
-        return int(rows.get("throttled_time", 0))
+        return throttled_ns(counters((self.path / "cpu.stat").read_text()))
 
     def enter(self) -> None:
         """Move this process in; what it starts from now on is in it too."""
@@ -79,20 +81,6 @@ class Group:
                 self.path.rmdir()
                 return
             time.sleep(0.02)
-
-
-def _own_group() -> tuple[Path, bool]:
-    """Folder of this process's group that has the processor controller, and whether it is of version 2."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if "cpu" in controllers.split(","):
-            for mount in ("cpu", "cpu,cpuacct"):
-                if (_ROOT / mount).is_dir():
-                    return _ROOT / mount / group.lstrip("/"), False
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::"):
-            return _ROOT / line[3:].strip().lstrip("/"), True
-    raise OSError("this process is in no control group with a processor controller")
 
 
 @functools.cache

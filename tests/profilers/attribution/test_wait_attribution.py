@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.attribution.wait_attribution import Line, blame_waits, waits_at
-from latfix.queueing.differentiable_simulator import Policy
+from latfix.queueing.queue_simulator import Policy
 
 Floats = npt.NDArray[np.float64]
 POLICIES: list[dict[str, Any]] = [

@@ -17,11 +17,11 @@ from latfix.profilers.calibration.microbenchmarks import minor_fault_ns, timer_f
 from latfix.profilers.gpu.allocator_counters import cuda_reader
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes import heap_readers as allocator
+from latfix.profilers.probes.control_groups import cgroup_reader
 from latfix.profilers.probes.heap_readers import HostHeap, host_heap_reader
 from latfix.profilers.probes.sampler import (
     Probe,
     Sampler,
-    cgroup_reader,
     host_reader,
     pressure_reader,
     process_reader,

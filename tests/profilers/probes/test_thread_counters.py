@@ -17,7 +17,6 @@ import pytest
 from latfix.profilers.probes.thread_counters import (
     NO_ACCOUNT,
     Account,
-    CgroupThrottle,
     PoolDelays,
     ProcessMemory,
     ThreadCounters,
@@ -158,12 +157,6 @@ def test_largest_growth(before: dict[int, int], after: dict[int, int], growth: i
     assert PoolDelays.largest_growth(before, after) == growth
 
 
-def test_throttling_reads_as_a_number_or_not_at_all() -> None:
-    throttle = CgroupThrottle()
-    assert throttle.throttled_ns() >= 0
-    assert throttle.available or throttle.read() == {}
-
-
 MEMORY = PROCESS_ACCOUNT[1:]
 #: An account of a thread that faulted as many pages in as it says.
 FAULTED: Account = (0, 0, 0, 0, 1000, 0)
@@ -197,9 +190,9 @@ def test_a_mapping_of_its_own_is_no_growth_of_the_heap(memory: ProcessMemory) ->
 
 _GROW = """
 import json
-from latfix.profilers import allocator
+from latfix.profilers.probes import heap_readers
 from latfix.profilers.probes.thread_counters import ProcessMemory
-allocator._FEW_CHUNKS = 10_000  # imports alone leave about as many pieces as are few
+heap_readers._FEW_CHUNKS = 10_000  # imports alone leave about as many pieces as are few
 memory = ProcessMemory()
 before = memory.read()
 quick = memory.heap.quick

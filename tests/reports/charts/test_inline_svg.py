@@ -14,7 +14,8 @@ from markupsafe import Markup
 from latfix.reports.charts import run_charts as charts
 from latfix.reports.charts.chart_data import Scatter, Windows
 from latfix.reports.charts.inline_svg import INK
-from latfix.reports.comparison_rows import read_steps
+from latfix.reports.comparison_rows import step_rows
+from latfix.results.optimization import TriedFix
 
 
 def picture(name: str, label: str = "after", *, height: float = 30.0) -> Markup:
@@ -80,9 +81,16 @@ def test_the_callers_settings_are_left_alone() -> None:
 
 def test_the_forest_leaves_out_ratios_without_a_value() -> None:
     ratios = {"kept": (0.5, [0.4, 0.6]), "skipped": (None, None), "odd": (-1.0, None), "bare": (2.0, None)}
-    entries = [{"fix": fix, "ratio": {"p99": {"value": v, "ci95": b}}} for fix, (v, b) in ratios.items()]
-    text = charts.ratio_forest("steps", read_steps({"steps": entries}))
-    assert text is not None and charts.ratio_forest("steps", read_steps({"steps": entries[1:3]})) is None
+    steps = step_rows(
+        [
+            TriedFix.from_json(
+                {"fix": fix, "status": "kept", "reason": "", "ratio": {"p99": {"value": value, "ci95": bounds}}}
+            )
+            for fix, (value, bounds) in ratios.items()
+        ]
+    )
+    text = charts.ratio_forest("steps", steps)
+    assert text is not None and charts.ratio_forest("steps", steps[1:3]) is None
     assert "×0.500" in text
     assert ">kept<" in text
     assert ">bare<" in text

@@ -1,9 +1,8 @@
-"""What CI reads: JUnit XML, Markdown and annotations, from ordinary, broken and hostile documents."""
+"""What CI reads: JUnit XML, Markdown and annotations, from ordinary and hostile documents."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from html import unescape
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +18,7 @@ from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown, text
 from latfix.reports.comparison_rows import GateRow, Outcome
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -194,16 +194,16 @@ def test_markdown_of_a_diagnosis(ordinary: Session) -> None:
     assert f"[{p99[0]:.0f}, {p99[1]:.0f}]" in html
 
 
-def test_markdown_of_an_optimization(improved: Mapping[str, Any]) -> None:
-    html = _html(read_summary(improved, command="optimize"))
+def test_markdown_of_an_optimization(improved: Optimization) -> None:
+    html = _html(read_summary(improved.to_json(), command="optimize"))
     assert html.count("<table>") == 3
     assert "improved" in html and "limit 0.902" in html
     assert "<td>p99, ms</td>" in html and "<strong>×0.238</strong>" in html and "[0.210, 0.280]" in html
     assert "<strong>kept</strong>" in html and "not effective" in html and "needs a CUDA device" in html
 
 
-def test_every_document_gives_every_report(document: Mapping[str, Any]) -> None:
-    summary = read_summary(document, command="optimize", workload="given")
+def test_every_optimization_gives_every_report(optimization: Optimization) -> None:
+    summary = read_summary(optimization.to_json(), command="optimize")
     _check_schema(_junit(summary))
     assert _html(summary).count("<script") == 0
     assert all(line.startswith("::") for line in annotation_lines(summary))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from latfix.reports.comparison_rows import pairing_words
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -98,11 +97,9 @@ def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> N
     assert "unexplained" in page.text
 
 
-def test_every_optimization_makes_a_whole_page(
-    tmp_path: Path, document: Mapping[str, Any], ordinary: Session
-) -> None:
+def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization, ordinary: Session) -> None:
     path = tmp_path / "report.html"
-    write_optimization_report(path, document, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     assert "Before and after" in checked(path).text
 
 
@@ -118,9 +115,9 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
         assert visible(note, limit=2000) in text
 
 
-def test_an_optimization_without_records_is_still_a_page(tmp_path: Path, document: Mapping[str, Any]) -> None:
+def test_an_optimization_without_records_is_still_a_page(tmp_path: Path, optimization: Optimization) -> None:
     path = tmp_path / "report.html"
-    write_optimization_report(path, document, diagnosis=None, before=None, after=None)
+    write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
     assert "No record was kept." in checked(path).text
 
 
@@ -203,17 +200,16 @@ def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
 
 
 def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
-    tmp_path: Path, improved: Mapping[str, Any], ordinary: Session
+    tmp_path: Path, improved: Optimization, ordinary: Session
 ) -> None:
     path = tmp_path / "report.html"
     write_optimization_report(path, improved, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     text = checked(path).text
     assert "Improved: p99 412 → 98.0 ms (×0.238 [0.210, 0.280])" in text
-    for step in improved["steps"]:
-        assert step["fix"] in text
-        assert step["reason"] in text
-    for gate in improved["gates"]:
-        assert gate["gate"] in text
+    for step in improved.steps:
+        assert step.fix in text and step.reason in text
+    for gate in improved.gates:
+        assert gate.gate.text in text
     assert "cannot tell" in text
     assert "latfix diagnose request --plan plan.toml" in text
 
@@ -240,7 +236,7 @@ def test_a_failed_write_leaves_the_old_page_and_no_litter(tmp_path: Path, ordina
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Mapping[str, Any]) -> None:
+def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
     estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
     share = {
         "fixes": ["<script>x</script>", "gc.freeze"],
@@ -252,19 +248,20 @@ def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Mappin
     }
     rest = {"fixes": [], "before_ms": share["after_ms"], "after_ms": share["after_ms"], "ratio": None}
     path = tmp_path / "report.html"
-    write_optimization_report(path, {**improved, "ablation": [share, rest]}, diagnosis=None, before=None, after=None)
+    found = Optimization.from_json({**improved.to_json(), "ablation": [share, rest]})
+    write_optimization_report(path, found, diagnosis=None, before=None, after=None)
     text = checked(path).text
     assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
     assert "interaction, and the rest" in text and "What each fix gave" in text
 
 
-def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path) -> None:
-    tried = {"fix": "gc.freeze", "status": "kept", "reason": "p95 x0.5", "verified": "8 objects frozen"}
-    skipped = {"fix": "batch.window", "status": "skipped", "reason": "there is no batch window"}
+def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
+    tried = TriedFix(fix="gc.freeze", status="kept", reason="p95 x0.5", verified="8 objects frozen")
+    skipped = TriedFix(fix="batch.window", status="skipped", reason="there is no batch window")
 
-    def text(*steps: Mapping[str, Any]) -> str:
+    def text(*steps: TriedFix) -> str:
         path = tmp_path / "report.html"
-        write_optimization_report(path, {"steps": steps}, diagnosis=None, before=None, after=None)
+        write_optimization_report(path, replace(improved, steps=steps), diagnosis=None, before=None, after=None)
         return checked(path).text
 
     first, _, second = text(skipped, tried).partition("Not tried")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -17,6 +15,7 @@ from latfix.formatting import significant
 from latfix.reports.terminal.diagnosis import render_comparison, render_diagnosis, render_optimization
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.decision import Verdict
 
@@ -45,8 +44,8 @@ def test_every_session_fits_every_width(session: Session, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_every_optimization_fits_every_width(document: Mapping[str, Any], width: int) -> None:
-    text = shown(render_optimization(document, folder=Path("runs/1")), width=width)
+def test_every_optimization_fits_every_width(optimization: Optimization, width: int) -> None:
+    text = shown(render_optimization(optimization, folder=Path("runs/1")), width=width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in text)
 
@@ -143,12 +142,12 @@ def test_no_request_says_so(ordinary: Session) -> None:
     assert "mend the errors first" in shown(render_diagnosis(failed, folder=None))
 
 
-def test_an_optimization_leads_with_its_verdict(improved: Mapping[str, Any]) -> None:
+def test_an_optimization_leads_with_its_verdict(improved: Optimization) -> None:
     text = in_one_line(shown(render_optimization(improved, folder=Path("runs/2"))))
     assert text.startswith("ranker on cpu: improved: p99 412 -> 98.0 ms (x0.238 [0.210, 0.280]);")
 
 
-def test_an_optimization_tells_what_each_fix_did_and_why(improved: Mapping[str, Any]) -> None:
+def test_an_optimization_tells_what_each_fix_did_and_why(improved: Optimization) -> None:
     text = in_one_line(shown(render_optimization(improved, folder=Path("runs/2")), width=120))
     assert "quantize.int8_dynamic rejected" in text
     assert "accuracy 0.912 -> 0.871, limit 0.902" in text
@@ -180,7 +179,7 @@ def test_every_session_can_be_compared(session: Session, ordinary: Session) -> N
     assert not any(unicodedata.category(c) in ("Cc", "Cs") and c != "\n" for c in text)
 
 
-def test_gates_and_the_plan_are_shown(improved: Mapping[str, Any]) -> None:
+def test_gates_and_the_plan_are_shown(improved: Optimization) -> None:
     text = in_one_line(shown(render_optimization(improved, folder=Path("runs/2")), width=120))
     assert "passed p99<200ms" in text
     assert "FAILED p99<=baseline*0.2" in text

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from latfix.reports.terminal.diagnosis import render_optimization
+from latfix.results.optimization import Optimization, TriedFix
 
 SHARED = "in the same replays"
 
@@ -29,10 +31,10 @@ def step(fix: str, reason: str, together: tuple[str, ...] = (), **more: Any) -> 
     }
 
 
-def lines_of(document: Mapping[str, Any], *steps: Mapping[str, Any]) -> list[str]:
+def lines_of(found: Optimization, *steps: Mapping[str, Any]) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=160, color_system=None)
-    console.print(render_optimization({**document, "steps": list(steps)}, folder=None))
+    console.print(render_optimization(replace(found, steps=tuple(map(TriedFix.from_json, steps))), folder=None))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -45,7 +47,7 @@ def words_of(fix: str, lines: list[str]) -> str:
 GROUP = ("a.one", "a.two", "a.three")
 
 
-def test_later_members_of_a_group_refer_to_the_first(improved: Mapping[str, Any]) -> None:
+def test_later_members_of_a_group_refer_to_the_first(improved: Optimization) -> None:
     reason = "in a group of 3: p95 x0.70 [0.60, 0.80], mean x0.90 [0.80, 1.00]"
     lines = lines_of(improved, *(step(fix, reason, GROUP) for fix in GROUP))
     assert words_of("a.one", lines) == f"a.one: {reason}; accuracy 0.875"
@@ -56,7 +58,7 @@ def test_later_members_of_a_group_refer_to_the_first(improved: Mapping[str, Any]
         assert f"  verified: seen of {fix}" in lines
 
 
-def test_a_member_with_a_reason_of_its_own_says_it(improved: Mapping[str, Any]) -> None:
+def test_a_member_with_a_reason_of_its_own_says_it(improved: Optimization) -> None:
     reason = "in a group of 3: p95 x0.70"
     own = "it did not take effect: 0 seen"
     steps = [step("a.one", reason, GROUP), step("a.two", own, GROUP), step("a.three", reason, GROUP)]
@@ -67,9 +69,7 @@ def test_a_member_with_a_reason_of_its_own_says_it(improved: Mapping[str, Any]) 
 
 
 @pytest.mark.parametrize("second", [GROUP, ()])
-def test_fixes_tried_alone_or_in_other_groups_share_nothing(
-    improved: Mapping[str, Any], second: tuple[str, ...]
-) -> None:
+def test_fixes_tried_alone_or_in_other_groups_share_nothing(improved: Optimization, second: tuple[str, ...]) -> None:
     """The same words by chance are not the same replays."""
     reason = "budget: it needs about 20 s, 5 s are left before the final replay"
     lines = lines_of(improved, step("a.one", reason), step("a.two", reason, second), step("a.three", reason))
@@ -78,7 +78,7 @@ def test_fixes_tried_alone_or_in_other_groups_share_nothing(
     assert not any(SHARED in line for line in lines)
 
 
-def test_a_prediction_stands_beside_what_was_measured(improved: Mapping[str, Any]) -> None:
+def test_a_prediction_stands_beside_what_was_measured(improved: Optimization) -> None:
     lines = lines_of(improved, step("a.one", "p95 x0.70", predicted_p99_ms=10.0))
     assert "p99 predicted 10.0 ms, measured 12.0 ms" in words_of("a.one", lines)
     assert "predicted" not in words_of("a.two", lines_of(improved, step("a.two", "p95 x0.70")))
@@ -88,7 +88,7 @@ def skipped(fix: str, reason: str) -> dict[str, Any]:
     return {"fix": fix, "status": "skipped", "reason": reason, "ratio": {}, "predicted_p99_ms": None, "p99_ms": None}
 
 
-def test_few_fixes_that_were_not_tried_each_say_why(improved: Mapping[str, Any]) -> None:
+def test_few_fixes_that_were_not_tried_each_say_why(improved: Optimization) -> None:
     lines = lines_of(improved, step("a.one", "p95 x0.70"), skipped("b.two", "there is no batch window"))
     untried = lines[lines.index("Not tried") :]
     assert "b.two: there is no batch window" in untried
@@ -96,7 +96,7 @@ def test_few_fixes_that_were_not_tried_each_say_why(improved: Mapping[str, Any])
     assert "Not tried" not in lines_of(improved, step("a.one", "p95 x0.70"))
 
 
-def test_many_fixes_that_were_not_tried_are_told_by_what_kept_them_from_it(improved: Mapping[str, Any]) -> None:
+def test_many_fixes_that_were_not_tried_are_told_by_what_kept_them_from_it(improved: Optimization) -> None:
     """A catalogue of skipped fixes would hide the few that were tried."""
     budget = "budget: it needs about 20 s, 5 s are left before the final replay"
     late = [skipped(f"late.{k}", budget) for k in range(6)]
@@ -115,7 +115,7 @@ def test_many_fixes_that_were_not_tried_are_told_by_what_kept_them_from_it(impro
 
 
 @pytest.mark.parametrize("count", [8, 9])
-def test_no_fix_is_lost_between_the_lists(improved: Mapping[str, Any], count: int) -> None:
+def test_no_fix_is_lost_between_the_lists(improved: Optimization, count: int) -> None:
     reasons = ["budget: all 3 trials are used", "needs onnx, not installed here; install latfix[onnx]", "no window"]
     steps = [skipped(f"fix.n{k}", reasons[k % 3]) for k in range(count)]
     text = " ".join(lines_of(improved, *steps))
@@ -123,7 +123,7 @@ def test_no_fix_is_lost_between_the_lists(improved: Mapping[str, Any], count: in
     assert "What was tried" not in text
 
 
-def test_every_step_has_its_row(improved: Mapping[str, Any]) -> None:
+def test_every_step_has_its_row(improved: Optimization) -> None:
     lines = lines_of(improved, *(step(fix, "p95", GROUP) for fix in GROUP))
     rows = [line for line in lines if line.split()[:2] in [[fix, "kept"] for fix in GROUP]]
     assert len(rows) == 3

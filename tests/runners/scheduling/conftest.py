@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.queueing.simulator import Offered, Simulated
+from latfix.queueing.queue_simulator import Offered, Simulated
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.settings import RunnerSettings

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from latfix.queueing.backlog import FixedLimits, Limits
-from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.runners.scheduling.adaptive_batching import EVERY, BatchController, Seen
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from latfix.queueing.backlog import FixedLimits
-from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
+from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
 from latfix.runners.scheduling.admission import ConcurrencyLimit, DeadlineCheck
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 

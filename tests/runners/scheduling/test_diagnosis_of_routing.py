@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.simulated_routing import Routed, SimulatedRouting
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
-from latfix.queueing.simulator import Offered, Simulated, SimulatedBatch
+from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch
 from latfix.results.worker_summary import worker_rows
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.scheduling.simulated_routing import Routed, SimulatedRouting
 from latfix.settings import RunnerSettings
 
 MS = 1_000_000

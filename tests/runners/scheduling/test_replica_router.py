@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulated_routing import Routed, SimulatedRouting
 from latfix.queueing.backlog import Backlog, Waiting
-from latfix.queueing.simulator import Offered
+from latfix.queueing.queue_simulator import Offered
 from latfix.runners.scheduling.replica_router import PROBE_EVERY, Router, Shift, left_to_faster
 from latfix.runners.scheduling.replica_speed import ALIKE, Pace, ReplicaSpeed, weights_of
-from latfix.runners.scheduling.simulated_routing import Routed, SimulatedRouting
 
 MS = 1_000_000
 BASE = 10 * MS

@@ -16,7 +16,7 @@ from latfix.config.settings_tables import validate_settings
 from latfix.files.toml_reader import TomlFile
 from latfix.profilers.causes import CAUSES
 from latfix.queueing.backlog import Backlog, FixedLimits, Ordering
-from latfix.queueing.simulator import Offered, Simulated, SimulatedQueue
+from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedQueue
 from latfix.results.diagnosis import Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import admit_limit, admit_shed

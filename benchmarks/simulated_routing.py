@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.queueing.simulator import Offered
+from latfix.queueing.queue_simulator import Offered
 from latfix.runners.scheduling.batch_queue import Formed
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import RoutedQueue

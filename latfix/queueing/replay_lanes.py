@@ -33,6 +33,23 @@ class Lanes:
     reference: Floats
 
 
+def lindley(ready: Floats, service: Floats) -> tuple[Floats, Floats]:
+    """One server without batching: when each job begins, and the slack that tells busy cycles apart.
+
+    Jobs are served as they stand along the last axis. ``begin = max(ready, end of the one before)`` (Lindley 1952)
+    is a running maximum of the slack ``ready - all service before``.
+    """
+    before = np.cumsum(service, axis=-1) - service
+    slack = ready - before
+    return np.maximum.accumulate(slack, axis=-1) + before, slack
+
+
+def cycle_starts(slack: Floats) -> Ints:
+    """``(n,)`` for each job the one that began its busy cycle: whose slack is a new maximum."""
+    fresh = np.concatenate([[True], slack[1:] >= np.maximum.accumulate(slack)[:-1]])[: len(slack)]
+    return np.maximum.accumulate(np.where(fresh, np.arange(len(slack)), 0))
+
+
 def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> tuple[Floats, Floats]:
     """When each request's batch was taken up and finished.
 
@@ -46,8 +63,7 @@ def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> t
         return np.empty((p, 0)), np.empty((p, 0))
     if lanes.workers == 1 and lanes.max_batch == 1:
         service = lanes.reference[1] + load
-        before = np.cumsum(service, axis=1) - service
-        opened = np.maximum.accumulate(ready - before, axis=1) + before
+        opened, _ = lindley(ready, service)
         return opened, opened + service
     at_hand = _AtHand.of(lanes, ready, load)
     starts = np.unique(np.concatenate([[0], cycle_starts]))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.attribution.wait_attribution import Line, blame_waits
-from latfix.queueing.differentiable_simulator import Policy, Served, serve
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.start_derivatives import Served, serve
 
 Floats = npt.NDArray[np.float64]
 

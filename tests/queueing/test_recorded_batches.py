@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.attribution.wait_attribution import Line, blame_waits, waits_at
-from latfix.queueing.differentiable_simulator import Policy
-from latfix.queueing.fixed_batches_simulator import Recorded
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.recorded_batches import Recorded
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -232,7 +232,7 @@ def test_no_batches_are_no_waits() -> None:
 
 def test_ageing_is_replayed_as_the_runner_does_it() -> None:
     # GIVEN a worker busy until 10,000 while a low request waits, and high ones that come before and after it aged
-    from latfix.queueing.differentiable_simulator import serve
+    from latfix.queueing.start_derivatives import serve
 
     arrival = np.array([0.0, 100.0, 250.0, 400.0])
     rank = np.array([1, 2, 0, 0])

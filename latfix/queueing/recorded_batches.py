@@ -23,7 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latfix.queueing.differentiable_simulator import Policy, Served
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.replay_lanes import cycle_starts, lindley
+from latfix.queueing.start_derivatives import Served
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -109,7 +111,7 @@ class Recorded:
         for chain in self.chains():
             come = np.minimum.accumulate(first[:, chain[::-1]], axis=1)[:, ::-1]
             opens = np.maximum(come, last[:, chain] - held[:, chain])
-            ended = _begun(opens, service[:, chain]) + service[:, chain]
+            ended = lindley(opens, service[:, chain])[0] + service[:, chain]
             free = np.concatenate([np.full((len(ended), 1), -np.inf), ended[:, :-1]], axis=1)
             opened[:, chain] = np.maximum(free, come)
         result[:, self.members] = np.repeat(opened, self.size, axis=1)
@@ -118,7 +120,7 @@ class Recorded:
     def serve(
         self, policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, window_column: int, alpha: float
     ) -> Served:
-        """One replay with derivatives, as :func:`latfix.queueing.differentiable_simulator.serve` has them.
+        """One replay with derivatives, as :func:`latfix.queueing.start_derivatives.serve` has them.
 
         Requests without a batch are taken up when they arrive, and bring nothing.
         """
@@ -146,11 +148,10 @@ class Recorded:
             moves = np.where(bound[:, None], arrival_moves[latest[chain]], come_moves)
             if window_column >= 0:
                 moves[bound, window_column] -= self.hold[chain][bound]
-            slack = opens - np.cumsum(service[chain]) + service[chain]
-            reset = np.concatenate([[True], slack[1:] >= np.maximum.accumulate(slack)[:-1]])
-            begin = np.maximum.accumulate(np.where(reset, np.arange(len(chain)), 0))
+            served, slack = lindley(opens, service[chain])
+            begin = cycle_starts(slack)
             running = np.concatenate([np.zeros((1, columns)), np.cumsum(brought[chain], axis=0)])
-            end[chain] = _begun(opens[None], service[None, chain])[0] + service[chain]
+            end[chain] = served + service[chain]
             ended_moves[chain] = running[1:] - running[begin] + moves[begin]
             free = np.concatenate([[-np.inf], end[chain][:-1]])
             before = np.concatenate([np.zeros((1, columns)), ended_moves[chain][:-1]])
@@ -181,12 +182,6 @@ class Recorded:
     def _sorted(self, values: Floats) -> Ints:
         """Members by batch, in the order of some values."""
         return self.members[np.lexsort((values, np.repeat(np.arange(len(self.first)), self.size)))]
-
-
-def _begun(opens: Floats, service: Floats) -> Floats:
-    """When the batches of a chain begin: ``max(opens, end of the one before)``, row by row."""
-    before = np.cumsum(service, axis=1) - service
-    return np.asarray(np.maximum.accumulate(opens - before, axis=1) + before, dtype=np.float64)
 
 
 def _first_to_come(first: Floats) -> Ints:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latfix.queueing.differentiable_simulator import Policy, serve
-from latfix.queueing.vectorized_simulator import Floats, Ints, Lanes, taken_up
+from latfix.queueing.queue_simulator import Policy
+from latfix.queueing.replay_lanes import Floats, Ints, Lanes, taken_up
+from latfix.queueing.start_derivatives import serve
 
 
 def _alone(lanes: Lanes, ready: Floats, load: Floats, row: int) -> tuple[Floats, Floats]:

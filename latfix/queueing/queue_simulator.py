@@ -1,0 +1,429 @@
+"""The service's queue and batcher on simulated time: one event loop over a queue discipline.
+
+A free worker opens a batch when a request waits, and closes it when it is full or when the window of the request that
+came first has ended. Who leaves first, what a batch may hold and how long it takes is the discipline's:
+
+- :func:`replay`: in order of arrival, by class of service or with ageing, by length, for given service times;
+- :class:`SimulatedQueue`: the service's own backlog, with admission, deadlines and limits that move.
+
+Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Waiting
+from latfix.queueing.length_buckets import alike
+from latfix.queueing.replay_lanes import lindley
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+#: When the last of these requests is finished, if their batch closes at that moment.
+Finish = Callable[[Sequence[int], float], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedBatch:
+    """A batch that was served: who was in it, and when.
+
+    :param free_ns: when its worker was free; ``open_ns`` when there was a request, too.
+    :param full: as many waited when it closed as a batch may hold; ``left`` still wait.
+    """
+
+    members: tuple[int, ...]
+    worker: int
+    free_ns: int
+    open_ns: int
+    close_ns: int
+    end_ns: int
+    full: bool
+    left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discipline:
+    """Who is served next, with whom, and for how long. Requests are places in the order of arrival.
+
+    :param entries: by request, what it is sorted by among those that wait: a key and its own place.
+    :param waiting: the heap of those that wait.
+    :param limits: at a moment, the most requests in a batch and how long the oldest waits for company.
+    :param finish: when a batch that closes at that moment is finished.
+    :param take: removes a batch of at most so many from the heap at a moment and returns it; empty where all whose
+        turn it was were dropped.
+    :param admits: whether a request is let in, called as it arrives; ``None`` to admit all.
+    :param begun: called with each batch when it begins.
+    """
+
+    entries: Sequence[tuple[Any, ...]]
+    waiting: list[tuple[Any, ...]]
+    limits: Callable[[float], tuple[int, float]]
+    finish: Finish
+    take: Callable[[int, float], list[int]]
+    admits: Callable[[int], bool] | None = None
+    begun: Callable[[SimulatedBatch], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Columns of batches in the order in which workers opened them.
+
+    :param members: requests, batch after batch; ``size`` how many each has.
+    :param opener: who came first of those that waited when the batch opened.
+    :param filler: who filled it where that closed it, else the opener.
+    """
+
+    members: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    worker: list[int] = field(default_factory=list)
+    opener: list[int] = field(default_factory=list)
+    filler: list[int] = field(default_factory=list)
+    opened: list[float] = field(default_factory=list)
+    closed: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
+
+
+def form_batches(when: Sequence[float], discipline: Discipline, workers: int) -> Log:
+    """Serve everybody.
+
+    :param when: arrivals, ascending.
+    """
+    entries, waiting, admits = discipline.entries, discipline.waiting, discipline.admits
+    limits, take, finish = discipline.limits, discipline.take, discipline.finish
+    free = [(-math.inf, worker) for worker in range(workers)]
+    coming, when, log = 0, [*when, math.inf], Log()
+    while True:
+        idle, worker = free[0]
+        opened = idle
+        while not waiting or when[coming] <= opened:
+            if when[coming] > opened:
+                opened = when[coming]
+                if opened == math.inf:
+                    return log
+            if admits is None or admits(coming):
+                heappush(waiting, entries[coming])
+            coming += 1
+        most, window = limits(opened)
+        # A full batch waits for nobody, and a long backlog need not be searched.
+        opener = waiting[0][1] if len(waiting) >= most else min([entry[1] for entry in waiting])
+        came = when[opener]
+        opened = max(opened, came)  # another worker may have left it, while this one was free
+        closed, filler = opened, opener
+        if came + window > opened and len(waiting) < most:
+            closed = due = came + window
+            while when[coming] <= due and len(waiting) < most:
+                if admits is None or admits(coming):
+                    heappush(waiting, entries[coming])
+                coming += 1
+            if len(waiting) >= most:
+                filler = coming - 1
+                closed = when[filler]
+        full = len(waiting) >= most
+        members = take(most, closed)
+        end = finish(members, closed) if members else closed
+        heapreplace(free, (end, worker))
+        if members:
+            log.members.extend(members)
+            log.size.append(len(members))
+            log.worker.append(worker)
+            log.opener.append(opener)
+            log.filler.append(filler)
+            log.opened.append(opened)
+            log.closed.append(closed)
+            log.end.append(end)
+            if discipline.begun is not None:
+                discipline.begun(_batch(members, worker, idle, opened, closed, end, full, len(waiting)))
+
+
+def _batch(
+    members: list[int], worker: int, idle: float, opened: float, closed: float, end: float, full: bool, left: int
+) -> SimulatedBatch:
+    return SimulatedBatch(
+        members=tuple(members),
+        worker=worker,
+        free_ns=int(opened if math.isinf(idle) else idle),
+        open_ns=int(opened),
+        close_ns=int(closed),
+        end_ns=int(end),
+        full=full,
+        left=left,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a queue of known discipline is served.
+
+    :param window: nanoseconds that a batch is held open after the oldest request came.
+    :param reference: ``(max_batch + 1,)`` service of a batch of so many requests at reference; none by default.
+    :param by_length: members are those waiting whose length is closest to the head's, within bounds.
+    :param ageing: nanoseconds in which a waiting request gains a class on those that come; 0 for never.
+    """
+
+    workers: int
+    max_batch: int
+    window: float = 0.0
+    reference: Floats = field(default_factory=lambda: np.zeros(2))
+    by_length: bool = False
+    ageing: float = 0.0
+
+
+def discipline_of(policy: Policy, when: Floats, classes: Ints, lengths: Ints | None, finish: Finish) -> Discipline:
+    """The discipline of a policy for requests in order of arrival.
+
+    :param classes: of service, 0 first; ``lengths`` of the inputs, for a policy by length.
+    """
+    keys = when + policy.ageing * classes if policy.ageing else classes
+    entries, waiting = list(zip(keys.tolist(), range(len(when)), strict=True)), list[tuple[Any, ...]]()
+    fixed = policy.max_batch, policy.window
+    take: Callable[[int, float], list[int]] = partial(_take_first, waiting)
+    if policy.by_length and policy.max_batch > 1 and lengths is not None:
+        take = partial(_take_alike, waiting, lengths.tolist(), not policy.ageing)
+    return Discipline(entries=entries, waiting=waiting, limits=lambda _: fixed, finish=finish, take=take)
+
+
+def _take_first(waiting: list[tuple[Any, ...]], most: int, now: float) -> list[int]:
+    del now
+    return [heappop(waiting)[1] for _ in range(min(most, len(waiting)))]
+
+
+def _take_alike(
+    waiting: list[tuple[Any, ...]], length: Sequence[int], strict: bool, most: int, now: float
+) -> list[int]:
+    """The head and those nearest to it in length, higher classes first.
+
+    :param strict: false where classes age; then they play no part in it.
+    """
+    del now
+    head = heappop(waiting)[1]
+
+    def nearness(entry: tuple[float, int]) -> tuple[float, int, int]:
+        return entry[0] if strict else 0.0, abs(length[entry[1]] - length[head]), entry[1]
+
+    near = sorted((entry for entry in waiting if alike(length[entry[1]], length[head])), key=nearness)[: most - 1]
+    if near:
+        taken = {request for _, request in near}
+        waiting[:] = [entry for entry in waiting if entry[1] not in taken]
+        heapify(waiting)
+    return [head, *(request for _, request in near)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """``m`` batches of ``n`` requests as columns, in the order in which workers opened them.
+
+    :param member: ``(n,)`` requests, batch after batch, and the ``batch`` of each.
+    :param first: ``(m,)`` where each batch begins.
+    :param opener: ``(m,)`` who came first of those that waited then; ``filler`` who filled the batch where that
+        closed it, else the opener.
+    :param timed: ``(m,)`` whether the end of the window closed it.
+    """
+
+    member: Ints
+    batch: Ints
+    first: Ints
+    worker: Ints
+    previous: Ints
+    opener: Ints
+    filler: Ints
+    opened: Floats
+    closed: Floats
+    end: Floats
+    timed: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, log: Log, order: Ints) -> Replayed:
+        """
+        :param order: requests by place of arrival.
+        """
+        size, worker = np.array(log.size, np.int64), np.array(log.worker, np.int64)
+        opened, closed = np.array(log.opened, np.float64), np.array(log.closed, np.float64)
+        opener, filler = np.array(log.opener, np.int64), np.array(log.filler, np.int64)
+        turn = np.argsort(worker, kind="stable")
+        previous = np.full(len(size), -1)
+        same = worker[turn[1:]] == worker[turn[:-1]]
+        previous[turn[1:][same]] = turn[:-1][same]
+        return cls(
+            member=order[np.array(log.members, np.int64)],
+            batch=np.repeat(np.arange(len(size)), size),
+            first=np.cumsum(size) - size,
+            worker=worker,
+            previous=previous,
+            opener=order[opener],
+            filler=order[filler],
+            opened=opened,
+            closed=closed,
+            end=np.array(log.end, np.float64),
+            timed=(closed > opened) & (filler == opener),
+        )
+
+    def by_request(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """``(n, …)`` of ``(m, …)``: the value of each request's batch."""
+        result = np.empty((len(self.member), *values.shape[1:]), dtype=values.dtype)
+        result[self.member] = values[self.batch]
+        return result
+
+
+def replay(policy: Policy, arrival: Floats, load: Floats, classes: Ints, lengths: Ints | None = None) -> Replayed:
+    """Serve requests, each of which brings some service to its batch beyond the reference.
+
+    :param arrival: ``(n,)`` in any order, ``load`` and ``classes`` of service likewise.
+    :param lengths: ``(n,)`` of the inputs, for a policy by length.
+    """
+    order = np.argsort(arrival, kind="stable")
+    brought: list[float] = load[order].tolist()
+    reference: list[float] = policy.reference.tolist()
+
+    def finish(members: Sequence[int], closed: float) -> float:
+        return closed + reference[len(members)] + sum(map(brought.__getitem__, members))
+
+    when = arrival[order]
+    queue = discipline_of(policy, when, classes[order], None if lengths is None else lengths[order], finish)
+    return Replayed.of(form_batches(when.tolist(), queue, policy.workers), order)
+
+
+def begun_in_order(arrival: Floats, work: Floats, workers: int) -> Floats:
+    """``(n,)`` when workers that serve one request at a time, first come, first served, begin with each."""
+    if workers > 1:
+        replayed = replay(Policy(workers=workers, max_batch=1), arrival, work, np.zeros(len(arrival), np.int64))
+        return replayed.by_request(replayed.opened)
+    order = np.argsort(arrival, kind="stable")
+    begun = np.empty(len(arrival))
+    begun[order], _ = lindley(arrival[order], work[order])
+    return begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """One request of simulated traffic; times in nanoseconds."""
+
+    arrival_ns: int
+    rank: int = 1
+    length: int = 1
+    share: float = 1.0
+    memory: int = 0
+    expires_ns: int = 0
+
+
+#: Whether a request is let in: the moment, the request, and how many are inside.
+Admission = Callable[[int, Offered, int], bool]
+
+
+@dataclass(slots=True)
+class Simulated:
+    """What became of the requests.
+
+    :param taken_ns: ``(n,)`` when each was taken up, ``end_ns`` when it was answered; -1 where it was not.
+    :param refused: those that were not let in; ``dropped`` those given up in the queue.
+    """
+
+    arrival_ns: Ints
+    taken_ns: Ints
+    end_ns: Ints
+    batches: list[SimulatedBatch] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+
+    def latency_ns(self) -> Ints:
+        """Of those that were answered, in order of arrival."""
+        served = self.end_ns >= 0
+        return np.asarray(self.end_ns[served] - self.arrival_ns[served], dtype=np.int64)
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedQueue:
+    """Workers that take batches from the service's backlog.
+
+    :param service: how long a batch of these requests holds a worker, nanoseconds.
+    :param observe: called with each batch when it ends, in the order of the ends, and with how many requests were
+        inside.
+    :param doomed: as of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
+    """
+
+    service: Callable[[Sequence[Offered]], int]
+    limits: Limits = field(default_factory=lambda: FixedLimits(1, 0))
+    workers: int = 1
+    backlog: Backlog = field(default_factory=Backlog)
+    admission: Admission | None = None
+    observe: Callable[[SimulatedBatch, int], None] | None = None
+    doomed: Callable[[Waiting, int], bool] | None = None
+
+    def run(self, traffic: Sequence[Offered]) -> Simulated:
+        """Serve requests, which are in order of arrival."""
+        inside = _Inside(self, traffic)
+        key, waiting = self.backlog.ordering.key, self.backlog.heap
+        discipline = Discipline(
+            entries=[
+                (
+                    key(one.rank, one.arrival_ns, one.share),
+                    slot,
+                    Waiting(one.rank, slot, slot, one.arrival_ns, one.expires_ns, one.length, None, one.memory),
+                )
+                for slot, one in enumerate(traffic)
+            ],
+            waiting=waiting,
+            limits=inside.limits,
+            finish=lambda members, closed: closed + self.service([traffic[slot] for slot in members]),
+            take=inside.take,
+            admits=inside.admits,
+            begun=inside.begun,
+        )
+        form_batches([one.arrival_ns for one in traffic], discipline, self.workers)
+        inside.settle(math.inf)
+        return inside.result
+
+
+class _Inside:
+    """Who of a :class:`SimulatedQueue`'s traffic is inside."""
+
+    def __init__(self, queue: SimulatedQueue, traffic: Sequence[Offered]) -> None:
+        n = len(traffic)
+        self._queue, self._traffic = queue, traffic
+        self._count = 0
+        self._running: list[tuple[int, int, SimulatedBatch]] = []
+        arrival = np.array([one.arrival_ns for one in traffic], dtype=np.int64)
+        self.result = Simulated(arrival, np.full(n, -1, np.int64), np.full(n, -1, np.int64))
+
+    def admits(self, slot: int) -> bool:
+        one, admission = self._traffic[slot], self._queue.admission
+        self.settle(one.arrival_ns)
+        if admission is not None and not admission(one.arrival_ns, one, self._count):
+            self.result.refused.append(slot)
+            return False
+        self._count += 1
+        return True
+
+    def limits(self, now: float) -> tuple[int, float]:
+        self.settle(now)  # whoever moves the limits knows what has ended by now
+        return self._queue.limits.size, self._queue.limits.window_ns
+
+    def take(self, most: int, now: float) -> list[int]:
+        doomed, closed = self._queue.doomed, int(now)
+        hopeless = None if doomed is None else (lambda item: doomed(item, closed))
+        members, dropped = self._queue.backlog.pop(most, hopeless)
+        self.result.dropped += [item.slot for item in dropped]
+        self._count -= len(dropped)
+        return [item.slot for item in members]
+
+    def begun(self, batch: SimulatedBatch) -> None:
+        members, result = list(batch.members), self.result
+        result.taken_ns[members] = np.maximum(result.arrival_ns[members], batch.open_ns)
+        result.end_ns[members] = batch.end_ns
+        result.batches.append(batch)
+        heappush(self._running, (batch.end_ns, len(result.batches), batch))
+
+    def settle(self, now: float) -> None:
+        """Report the batches that have ended."""
+        while self._running and self._running[0][0] <= now:
+            batch = heappop(self._running)[2]
+            if self._queue.observe is not None:
+                self._queue.observe(batch, self._count)
+            self._count -= len(batch.members)

@@ -1,0 +1,178 @@
+"""This process's control groups: their limits of cores and memory, and the time for which a quota stopped it.
+
+Both versions of the interface are read (``cgroups(7)``). A group's own path may be missing inside a container, where
+only the mount's top is there; each value is therefore looked for in the process's group and in all above it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Where version 1 says "no limit": the largest multiple of a page below 2^63.
+_NO_LIMIT = 1 << 62
+_CPU_STAT = "cpu.stat"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """The groups of this process.
+
+    :param root: of the file system; a test brings files of its own.
+    """
+
+    root: Path = Path("/")
+
+    def folders(self, controller: str) -> Iterator[tuple[Path, bool]]:
+        """Folders of a controller, the process's own first, then those above; and whether each is of version 2.
+
+        Version 1 comes first: where both are mounted, it has the controller.
+        """
+        lines = (self._text(self.root / "proc/self/cgroup") or "").splitlines()
+        top = self.root / "sys/fs/cgroup"
+        for line in sorted(lines, key=lambda line: line.startswith("0::")):
+            number, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            if number == "0" and not controllers:
+                yield from ((folder, True) for folder in _upwards(top, group))
+            elif controller in controllers.split(","):
+                for mount in dict.fromkeys((controller, controllers)):
+                    yield from ((folder, False) for folder in _upwards(top / mount, group))
+
+    def cpu_quota(self) -> float | None:
+        """Cores that the tightest group lets this process use; ``None`` for no limit."""
+        found: list[float] = []
+        for folder, unified in self.folders("cpu"):
+            if unified:
+                words = (self._text(folder / "cpu.max") or "").split()
+                quota, period = (_whole(word) for word in [*words, "", ""][:2])
+            else:
+                quota, period = self._number(folder / "cpu.cfs_quota_us"), self._number(folder / "cpu.cfs_period_us")
+            if quota is not None and quota > 0 and period:
+                found.append(quota / period)
+        return min(found, default=None)
+
+    def cpu_counters(self) -> dict[str, int]:
+        """Counters of the nearest ``cpu.stat`` that counts periods of a quota; empty where there is none."""
+        found = (counters(self._text(folder / _CPU_STAT) or "") for folder, _ in self.folders("cpu"))
+        return next((stat for stat in found if stat.get("nr_periods")), {})
+
+    def memory_limit(self) -> int | None:
+        """Bytes that the tightest group allows; ``None`` for no limit."""
+        found = (self._memory(folder, unified)[0] for folder, unified in self.folders("memory"))
+        return min((limit for limit in found if limit is not None), default=None)
+
+    def memory_used(self) -> int | None:
+        """Bytes that this process's own group uses; ``None`` where it does not tell."""
+        found = (self._memory(folder, unified)[1] for folder, unified in self.folders("memory"))
+        return next((used for used in found if used is not None), None)
+
+    def memory_left(self) -> int | None:
+        """What the tightest limit leaves, cached files counted as free; ``None`` without any limit."""
+        left = []
+        for folder, unified in self.folders("memory"):
+            limit, used = self._memory(folder, unified)
+            stat = self._text(folder / "memory.stat")
+            if limit is not None and used is not None and stat is not None:
+                cached = counters(stat).get("inactive_file" if unified else "total_inactive_file", 0)
+                left.append(max(limit - max(used - cached, 0), 0))
+        return min(left, default=None)
+
+    def _memory(self, folder: Path, unified: bool) -> tuple[int | None, int | None]:
+        """Limit and use of a group, in bytes."""
+        names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (self._number(folder / name) for name in names)
+        return limit if limit is not None and 0 <= limit < _NO_LIMIT else None, used
+
+    def _number(self, path: Path) -> int | None:
+        return _whole(self._text(path) or "")
+
+    @staticmethod
+    def _text(path: Path) -> str | None:
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+
+class CgroupThrottle:
+    """Time for which a quota kept this process's threads from running; its file is kept open."""
+
+    def __init__(self, groups: ControlGroups | None = None) -> None:
+        self._fd = -1
+        self._path: Path | None = None
+        for folder, _ in (groups or ControlGroups()).folders("cpu"):
+            stat = self._read(folder / _CPU_STAT)
+            if "throttled_usec" in stat or "throttled_time" in stat:
+                self._path = folder / _CPU_STAT
+                break
+
+    @property
+    def available(self) -> bool:
+        """Whether the group reports throttling."""
+        return self._path is not None
+
+    def throttled_ns(self) -> int:
+        """Throttled time so far, in nanoseconds; 0 where it cannot be read."""
+        return throttled_ns(self.read())
+
+    def read(self) -> dict[str, int]:
+        """All counters of ``cpu.stat``; empty where it cannot be read."""
+        return {} if self._path is None else self._read(self._path)
+
+    def _read(self, path: Path) -> dict[str, int]:
+        try:
+            if self._path is None:
+                return counters(path.read_text())
+            if self._fd < 0:
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return counters(os.pread(self._fd, 4096, 0).decode())
+        except OSError:
+            return {}
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def counters(text: str) -> dict[str, int]:
+    """Lines ``name number`` of a ``.stat`` file."""
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
+
+
+def throttled_ns(stat: Mapping[str, int]) -> int:
+    """Throttled nanoseconds among the counters of ``cpu.stat``: version 2 counts microseconds."""
+    return stat["throttled_usec"] * 1000 if "throttled_usec" in stat else stat.get("throttled_time", 0)
+
+
+def cgroup_reader() -> Callable[[], dict[str, float]] | None:
+    """Throttling of this process's group, for the sampler; ``None`` where it reports none."""
+    throttle = CgroupThrottle()
+    if not throttle.available:
+        return None
+
+    def read() -> dict[str, float]:
+        stat = throttle.read()
+        return {
+            "cgroup.throttled_ns": throttled_ns(stat),
+            "cgroup.nr_throttled": stat.get("nr_throttled", 0),
+            "cgroup.cpu_ns": stat.get("usage_usec", 0) * 1000,
+        }
+
+    return read
+
+
+def _whole(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _upwards(top: Path, group: str) -> list[Path]:
+    """``/a/b`` gives the folders ``a/b``, ``a`` and the top."""
+    parts = [part for part in group.split("/") if part]
+    return [top.joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]

@@ -1,0 +1,100 @@
+"""Control groups in both versions of the interface: what a limit leaves of the memory, throttled time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
+from latfix.runners.host import privileges as permissions
+
+MIB = 1 << 20
+V2 = ("memory.max", "memory.current", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def group(folder: Path, names: tuple[str, str, str], limit: str, used_mb: int, cached_mb: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used_mb * MIB}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cached_mb * MIB}\n")
+
+
+def room(tmp_path: Path, *lines: str) -> float | None:
+    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/self/cgroup").write_text("".join(f"{line}\n" for line in lines))
+    left = ControlGroups(tmp_path).memory_left()
+    return None if left is None else left / MIB
+
+
+def test_a_limit_leaves_what_is_not_used(tmp_path: Path) -> None:
+    group(tmp_path / "sys/fs/cgroup" / "service", V2, str(500 * MIB), 200)
+    assert room(tmp_path, "0::/service") == 300
+
+
+def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
+    group(tmp_path / "sys/fs/cgroup" / "pod", V2, str(256 * MIB), 240)
+    group(tmp_path / "sys/fs/cgroup" / "pod" / "container", V2, "max", 100)
+    assert room(tmp_path, "0::/pod/container") == 16
+
+
+def test_files_that_are_only_cached_are_no_use_of_memory(tmp_path: Path) -> None:
+    """A container that has read its weights from disk looks full, and is not."""
+    group(tmp_path / "sys/fs/cgroup", V2, str(500 * MIB), 490, cached_mb=300)
+    assert room(tmp_path, "0::/") == 310
+
+
+def test_the_older_interface_is_read(tmp_path: Path) -> None:
+    group(tmp_path / "sys/fs/cgroup" / "memory" / "docker" / "a", V1, str(100 * MIB), 60, cached_mb=10)
+    lines = ("5:cpu,cpuacct:/docker/a", "4:memory:/docker/a", "0::/")
+    assert room(tmp_path, *lines) == 50
+    # Within the container, the path is that of the host and its own group lies at the top.
+    group(tmp_path / "sys/fs/cgroup" / "memory", V1, str(80 * MIB), 60)
+    assert room(tmp_path, *lines) == 20
+
+
+@pytest.mark.parametrize("line", ["0::/", "0::/gone", "3:cpu:/x"])
+def test_without_a_limit_there_is_none(tmp_path: Path, line: str) -> None:
+    group(tmp_path / "sys/fs/cgroup", V2, "max", 10)
+    assert room(tmp_path, line) is None
+    assert ControlGroups(tmp_path / "nothing").memory_left() is None
+
+
+@pytest.mark.parametrize("text", ["", "word", "-5"])
+def test_nonsense_is_no_limit(tmp_path: Path, text: str) -> None:
+    group(tmp_path / "sys/fs/cgroup", V2, text, 10)
+    assert room(tmp_path, "0::/") is None
+
+
+def test_what_is_available_lies_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlGroups, "memory_left", lambda _: 7)
+    assert permissions.available_bytes() == 7
+    monkeypatch.setattr(ControlGroups, "memory_left", lambda _: 0)
+    assert permissions.available_bytes() > 0, "nothing at all is left, which is not the same as not known"
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "stat"),
+    [
+        ("0::/a", "a", "usage_usec 9\nnr_throttled 2\nthrottled_usec 5\n"),
+        ("0::/gone", "", "throttled_usec 5\n"),
+        ("4:cpu,cpuacct:/a", "cpu,cpuacct/a", "nr_throttled 2\nthrottled_time 5000\n"),
+    ],
+)
+def test_throttled_time_of_both_versions(tmp_path: Path, line: str, folder: str, stat: str) -> None:
+    where = tmp_path / "sys/fs/cgroup" / folder
+    where.mkdir(parents=True)
+    (where / "cpu.stat").write_text(stat)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{line}\n")
+    throttle = CgroupThrottle(ControlGroups(tmp_path))
+    assert throttle.available and throttle.throttled_ns() == 5000
+    (where / "cpu.stat").write_text(stat.replace("5", "7"))
+    assert throttle.throttled_ns() == 7000, "the file is read anew"
+
+
+def test_throttling_on_this_machine_is_a_number_or_not_known() -> None:
+    throttle = CgroupThrottle()
+    assert throttle.throttled_ns() >= 0
+    assert throttle.available or throttle.read() == {}
