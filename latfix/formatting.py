@@ -121,7 +121,11 @@ def shown(value: object, limit: int = 60) -> str:
     """``value`` as a message shows it: on one line, printable, cut to ``limit`` characters."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"an integer of about {value.bit_length() * 3 // 10} digits"
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return clipped(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value), limit)
+
+
+def clipped(text: str, limit: int) -> str:
+    """``text``, cut to ``limit`` characters; an ellipsis is the last where it was longer."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -11,11 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.formatting import LATENCY_KEYS
-<<<<<<< HEAD
-=======
-from latfix.run_record.dispatch_lag import dispatch_lag
-from latfix.run_record.run_record import throughput_rps
->>>>>>> main
 from latfix.stages import Status
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
