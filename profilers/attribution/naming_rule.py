@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import TailFigures
 from latfix.profilers.evidence.units import Evidence
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary
+from latfix.results.diagnosis import CauseSummary
 
 #: A cause is not named below this, this share of p50, or this share of what slow requests exceed normal ones by.
 _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
@@ -27,7 +28,7 @@ def floors_ms(p50_ms: float, excess_ms: float, meta: Mapping[str, Any], chance_w
 
     :param excess_ms: by which the tail exceeds the reference.
     :param meta: of the run, for the floor of its clock.
-    :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.queueing_noise_floor`).
+    :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.noise_floors`).
     """
     timer_ms = float((meta.get("calibration") or {}).get("timer_floor_ns", 0.0)) / 1e6
     least = max(_LEAST_OF_P50 * p50_ms, timer_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)

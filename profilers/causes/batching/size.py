@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.evidence.expected_work import jackknife_error
-from latfix.profilers.evidence.reference_latency import quiet_median
+from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence, spread
 from latfix.profilers.evidence.work_model import Floats
 
@@ -50,10 +50,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="batching.size",
-    evidence_class="modelled",
     fixes=("batch.size", "batch.bucket", "batch.adaptive", "batch.continuous"),
-    happened="sharing a larger batch",
-    behind="an oversized batch",
     claim=_claim,
     sentence=_sentence,
 )
