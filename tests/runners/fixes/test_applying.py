@@ -15,7 +15,7 @@ import pytest
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.config.settings_tables import validate_settings
 from latfix.files.toml_reader import TomlFile
-from latfix.profilers.allocator_lab.recommend import Choice
+from latfix.profilers.allocator_lab.compare_policies import Choice
 from latfix.profilers.forecast.parameter_search import Numbers, Proposal
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_record import RunRecord
