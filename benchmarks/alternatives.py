@@ -80,7 +80,7 @@ def main() -> None:
         results = field.screened(changes) if arguments.exhaustive else field.whole(changes, arguments.rounds)
     document = {
         "date": datetime.date.today().isoformat(),
-        "machine": machine("cpu"),
+        "machine": machine(),
         "workload": spec.name,
         "seconds": arguments.duration,
         "fixes": [fix.id for fix in planned.fixes],

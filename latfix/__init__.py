@@ -2,6 +2,7 @@
 
 What a workload's adapter needs is here: :class:`Request`, :class:`Workload` and :class:`span`. So is what serves it
 in a program of your own: :func:`load_runner`, the :class:`Runner` that it returns, and the errors of its requests.
+For notebooks there are :func:`read_run`, :func:`diagnose`, :func:`compare` and :func:`replay` (docs/api.md).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from latfix.request import Request
 from latfix.spans import span
 
 if TYPE_CHECKING:
+    from latfix.notebook import Run, compare, diagnose, read_run, replay
     from latfix.runners.live.load import load_runner
     from latfix.runners.live.requests import RequestError, RequestFailed, RequestShed, RequestTimedOut, RunnerClosed
     from latfix.runners.live.runner import Runner
@@ -29,17 +31,23 @@ __all__ = [
     "RequestFailed",
     "RequestShed",
     "RequestTimedOut",
+    "Run",
     "Runner",
     "RunnerClosed",
     "Workload",
     "__version__",
+    "compare",
+    "diagnose",
     "load_runner",
+    "read_run",
+    "replay",
     "span",
 ]
 
 _ERRORS = "latfix.runners.live.requests"
 #: Imported when first asked for: an adapter needs none of it, and this package stays light.
 _LATER = {
+    **dict.fromkeys(("Run", "compare", "diagnose", "read_run", "replay"), "latfix.notebook"),
     "load_runner": "latfix.runners.live.load",
     "Runner": "latfix.runners.live.runner",
     "RequestError": _ERRORS,

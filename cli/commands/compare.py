@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,9 +57,9 @@ def compare(
         metrics = [one.metric for one in gates]
         subject, baseline = with_percentile_ratios(*comparison.gate_subjects(), (after, before), metrics)
         results = [evaluate(one, subject, baseline) for one in gates]
+        records = {name: str(record.folder.absolute()) for name, record in (("base", before), ("new", after))}
+        comparison = replace(comparison, gates=tuple(results), records=records)
         document = comparison.to_json()
-        if results:
-            document["gates"] = [result.to_json() for result in results]
         if folder is not None:
             write_json(folder / "comparison.json", document)
             write_comparison_report(folder / "report.html", comparison, before, after)

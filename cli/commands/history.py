@@ -12,6 +12,8 @@ from latfix.errors import InputError
 
 if TYPE_CHECKING:
     from latfix.history.store import History
+    from latfix.history.trends import Trend
+    from latfix.results.history import HistoryTrend, HistoryTrends
 
 
 def history(
@@ -89,3 +91,59 @@ def _name(past: History, workload: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known[:12]) or 'none yet'}"
     raise InputError(f"{workload}: found no run of it in {past.path}; {advice}")
+
+
+def trends_of(document: HistoryTrends) -> list[Trend]:
+    """The trends of a document that ``--json`` wrote: what its runs say, without the history itself."""
+    return [_trend(each, document.metric) for each in document.trends]
+
+
+def _trend(each: HistoryTrend, metric: str) -> Trend:
+    from latfix.gates.reference_level import Level
+    from latfix.gates.subject import GateSubject
+    from latfix.history.rows import HistoryRow, Series
+    from latfix.history.trends import Change, Point, Trend
+
+    series = Series(
+        workload=each.workload,
+        machine=each.machine,
+        device=each.device,
+        command=each.command,
+        traffic=each.traffic,
+        plan=each.plan,
+    )
+    points = [
+        Point(
+            row=HistoryRow(
+                run=run.run,
+                started=run.started,
+                series=series,
+                subject=GateSubject(latency_ms={}, requests=run.requests),
+                verdict=run.verdict,
+                folder=run.folder,
+                machine=each.machine_facts,
+                versions=run.versions,
+                settings=run.settings,
+                gates=[gate.to_json() for gate in run.gates],
+                unusable=run.not_compared_because,
+            ),
+            value=run.value,
+        )
+        for run in each.runs
+    ]
+    by_run = {point.row.run: point for point in points}
+    changes = [
+        Change(point=by_run[change.run], before=change.before, after=change.after, differs=change.differs)
+        for change in each.changes
+        if change.run in by_run
+    ]
+    level = each.level
+    return Trend(
+        series=series,
+        metric=metric,
+        points=tuple(points),
+        changes=tuple(changes),
+        level=None
+        if level is None
+        else Level(value=level.median, spread=level.spread, runs=level.runs, by_factor=level.by_factor),
+    )

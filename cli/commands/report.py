@@ -1,19 +1,35 @@
-"""``latfix report``: read a run's folder, whatever its state, and write its diagnosis and report again."""
+"""``latfix report``: read a result from its folder or its JSON file, and show and write its report again."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, check_seed
 from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
+from latfix.errors import EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from latfix.files.json_documents import Document
+    from latfix.results.comparison import Comparison
+    from latfix.results.optimization import Optimization
+    from latfix.run_record.run_record import RunRecord
+
+#: Documents that commands write into their folders, beside those of a run.
+_DOCUMENTS = tuple(
+    f"{name}.json" for name in ("optimization", "comparison", "sweep", "selftest", "doctor", "fragmentation")
+)
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RESULT", help="A result's folder, or its JSON file.", show_default=False)
+    ],
     percentile: Annotated[
         float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
     ] = None,
@@ -34,7 +50,7 @@ def report(
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
 ) -> int:
-    """Diagnose a recorded run again, also one that was killed, and write its report."""
+    """Diagnose a recorded run again, also one that was killed; or show any other result again."""
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.run_record.chunked_record import open_record
     from latfix.runners.replay.run_session import open_folder
@@ -42,6 +58,21 @@ def report(
     check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
+    run = run.parent if run.name == "run.json" else run
+    if (file := _saved(run)) is not None:
+        for_runs = {
+            "--percentile": percentile,
+            "--gate": gate,
+            "--baseline": baseline,
+            "--history": history,
+            "--request": request,
+            "--slowest": slowest,
+        }
+        for option, value in for_runs.items():
+            if value is not None:
+                raise InputError(f"{option}: found {file}, which is shown as it is; expected the folder of a run")
+        outputs = Outputs.open("report", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+        return _show_again(file, outputs, out)
     gates = parse_gates(gate, baseline, history, record=False)
     record = open_record(run)
     drill_down.check_record(record)
@@ -50,3 +81,112 @@ def report(
     with outputs.in_any_case(str(record.meta.get("workload", "")), gates.texts):
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
         return conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)
+
+
+def _saved(path: Path) -> Path | None:
+    """The document of a result that is not a run's folder."""
+    if path.is_file():
+        return path
+    if (path / "run.json").exists():
+        return None
+    return next((path / name for name in _DOCUMENTS if (path / name).is_file()), None)
+
+
+def _show_again(file: Path, outputs: Outputs, out: Path | None) -> int:
+    """Show a document, and write its page: beside it where it is in a result's folder, and into ``out``."""
+    from latfix.results import read_result
+    from latfix.runners.replay.run_session import open_folder
+
+    result = read_result(file)
+    folder = file.parent if file.name in _DOCUMENTS else None
+    where = open_folder(out) if out is not None else folder
+    written = where is not None and _write_page(result, where / "report.html", file.parent)
+    if not outputs.to_stdout:
+        outputs.console().print(_rendered(result, where if written else None))
+    outputs.write(result.to_json(), workload=str(getattr(result, "workload", "")))
+    return EXIT_OK
+
+
+def _rendered(result: Document, folder: Path | None) -> RenderableType:
+    """The result for a terminal.
+
+    :param folder: where its page was written.
+    """
+    from latfix.cli.commands.history import trends_of
+    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
+    from latfix.results.backends_table import BackendsTable
+    from latfix.results.comparison import Comparison
+    from latfix.results.diagnosis import Diagnosis
+    from latfix.results.doctor_finding import Doctor
+    from latfix.results.fragmentation import Fragmentation
+    from latfix.results.history import HistoryTrends
+    from latfix.results.optimization import Optimization
+    from latfix.results.selftest_scoreboard import Scoreboard
+    from latfix.results.sweep import Sweep
+
+    document = result.to_json()
+    match result:
+        case Diagnosis():
+            return diagnosis.render_diagnosis(result, folder=None)
+        case Comparison():
+            return diagnosis.render_comparison(result)
+        case Optimization():
+            return diagnosis.render_optimization(result, folder=folder)
+        case Sweep():
+            return sweep.render_sweep(document, folder=folder)
+        case Scoreboard():
+            return selftest.render_scoreboard(result)
+        case Doctor():
+            return doctor.render_doctor(document)
+        case BackendsTable():
+            return backends.render_backends(document)
+        case Fragmentation():
+            return fragmentation.render_fragmentation(document)
+        case HistoryTrends():
+            return history.render_history(trends_of(result), file=Path(result.file), workload=None)
+    raise InputError("found run.json; expected the folder that it is in, whose rows a report needs")
+
+
+def _write_page(result: Document, page: Path, folder: Path) -> bool:
+    """Write the page of a result that has one; false where it has none, or its runs are not there any more.
+
+    :param folder: where the result is from.
+    """
+    from latfix.reports.html.pages import write_comparison_report, write_optimization_report
+    from latfix.reports.html.sweep_page import write_sweep_report
+    from latfix.results import read_result
+    from latfix.results.comparison import Comparison
+    from latfix.results.diagnosis import Diagnosis
+    from latfix.results.optimization import Optimization
+    from latfix.results.sweep import Sweep
+
+    if isinstance(result, Sweep):
+        write_sweep_report(page, result.to_json())
+        return True
+    if isinstance(result, Comparison):
+        base, new = (_record(result, name, folder) for name in ("base", "new"))
+        if base is None or new is None:
+            return False
+        write_comparison_report(page, result, base, new)
+        return True
+    if isinstance(result, Optimization):
+        file = folder / "baseline" / "diagnosis.json"
+        diagnosis = read_result(file) if file.is_file() else None
+        baseline = _record(result, "baseline", folder)
+        write_optimization_report(
+            page,
+            result,
+            diagnosis=diagnosis if isinstance(diagnosis, Diagnosis) else None,
+            before=_record(result, "before", folder) or baseline,
+            after=_record(result, "after", folder),
+        )
+        return True
+    return False
+
+
+def _record(result: Comparison | Optimization, name: str, folder: Path) -> RunRecord | None:
+    """A run that a result rests on; ``None`` where its folder is gone, or an older version did not name it."""
+    from latfix.run_record.run_record import RunRecord
+
+    where = folder / result.records.get(name, name)
+    return RunRecord.load(where) if (where / "run.json").is_file() else None

@@ -38,6 +38,7 @@ def selftest(
     json_file: JsonOption = None,
 ) -> int:
     """Inject known faults into a small service on this machine and score the diagnosis of each run."""
+    from latfix.files.atomic_write import write_json
     from latfix.runners.selftest.plan import plan_cases
     from latfix.runners.selftest.run import rescore as score_again
     from latfix.runners.selftest.run import run_selftest
@@ -56,6 +57,7 @@ def selftest(
         progress = _Progress()
         progress.estimate(cases)
         board = run_selftest(cases, folder, keep=out is not None, seed=seed, quick=quick, on_case=progress.on_case)
+        write_json(folder / "selftest.json", board.to_json())
     return _conclude(board, target)
 
 

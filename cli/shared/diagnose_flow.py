@@ -183,10 +183,9 @@ def conclude(
     from latfix.reports.terminal.diagnosis import render_diagnosis
 
     where = folder or record.folder
+    results, row = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
+    diagnosis = replace(diagnosis, gates=tuple(results))
     document = diagnosis.to_json()
-    results, row = _judged(record, document, gates, seed=seed, interrupted=interrupted)
-    if results:
-        document["gates"] = [result.to_json() for result in results]
     try:
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)

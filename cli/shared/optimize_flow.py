@@ -102,7 +102,7 @@ def _conclude(
     from latfix.reports.terminal.diagnosis import render_optimization
 
     results, row = _judge(folder, gates, outcome, plan)
-    found = _optimization(spec, outcome, results)
+    found = _optimization(folder, spec, outcome, results)
     document = found.to_json()
     try:
         _write_baseline_diagnosis(outcome)
@@ -220,12 +220,13 @@ def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubje
     )
 
 
-def _optimization(spec: WorkloadSpec, outcome: Outcome, gates: Sequence[GateResult]) -> Optimization:
+def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Sequence[GateResult]) -> Optimization:
     from latfix.results.comparison import RATIO_KEYS
     from latfix.results.optimization import BaselineVerdict, Optimization, PredictionErrors
     from latfix.results.optimization_step import ablation
     from latfix.statistics.decision import RatioEstimate
 
+    runs = {"baseline": outcome.baseline, "before": outcome.before, "after": outcome.after}
     final, diagnosis, meta = outcome.final, outcome.diagnosis, outcome.baseline.meta
     unchanged = RatioEstimate(value=1.0, lo=1.0, hi=1.0)
     baseline = _baseline(outcome)
@@ -247,11 +248,17 @@ def _optimization(spec: WorkloadSpec, outcome: Outcome, gates: Sequence[GateResu
         layers=outcome.layers,
         gates=tuple(gates),
         plan="plan.toml",
+        records={name: _relative(record.folder, folder) for name, record in runs.items() if record is not None},
         interrupted=outcome.interrupted,
         machine=meta.get("machine", {}),
         versions=meta.get("versions", {}),
         notes=tuple(_notes(outcome)),
     )
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """As the document names it: within the optimization's folder, which may be moved."""
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
 def _notes(outcome: Outcome) -> Iterator[str]:

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import clipped
+from latfix.formatting import clipped, interval, key_label, ratio, significant
 from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.subject import GateSubject
+from latfix.results.html_table import html_table
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.throughput import throughput_rps
@@ -65,6 +66,7 @@ class Comparison(Document):
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
     :param gates: those that the comparison was held against.
+    :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param smallest: the smallest difference worth a name; not in the document.
     """
 
@@ -82,7 +84,23 @@ class Comparison(Document):
     only_after_ok: int = 0
     notes: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, and both arms' latencies with their ratios."""
+        rows = [
+            (
+                f"{key_label(key)}, ms",
+                significant(self.before.latency_ms.get(key)),
+                significant(self.after.latency_ms.get(key)),
+                ratio(step.value),
+                interval((step.lo, step.hi)),
+            )
+            for key, step in self.ratio.items()
+        ]
+        verdict = f"{self.verdict.replace('_', ' ')}, by {key_label(self.judged)}"
+        return html_table(verdict, self.notes, ("", "base", "new", "ratio", "95 % interval"), rows)
 
     def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
         """What gates look at: the new arm, which carries the ratio, and the baseline."""

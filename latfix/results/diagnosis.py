@@ -10,12 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
+from latfix.formatting import interval, share, significant
 from latfix.gates.evaluate import GateResult
+from latfix.results.html_table import html_table
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 
 EvidenceClass = Literal["measured", "counted", "modelled", "propagated", "remainder"]
 
+#: Causes that a notebook shows.
+_SHOWN = 10
 #: The cause that holds what no other explains.
 UNEXPLAINED = "unexplained"
 
@@ -231,3 +235,18 @@ class Diagnosis(Document):
     def unexplained_share(self) -> float:
         """Of the tail's excess; 0 where there is none."""
         return self.unexplained_ms / self.excess_ms if self.excess_ms > 0 else 0.0
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, and the causes with their milliseconds."""
+        rows = [
+            (
+                f"{entry.cause}{'' if entry.named else ' (not named)'}",
+                significant(entry.tail_ms),
+                interval(entry.ci95_ms),
+                share(entry.tail_share),
+                entry.evidence,
+            )
+            for entry in self.causes[:_SHOWN]
+        ]
+        columns = ("cause", "tail, ms", "95 % interval", "share of the tail", "evidence")
+        return html_table(f"{self.workload} on {self.device}: {self.sentence}", self.notes, columns, rows)

@@ -44,8 +44,8 @@ class TriedFix(Document):
     fix: str
     status: str
     reason: str
-    title: str = ""
-    risk: str = ""
+    title: str = field(default="", metadata=json_key(omit_empty=True))
+    risk: str = field(default="", metadata=json_key(omit_empty=True))
     ratio: Mapping[str, RatioEstimate] = field(default_factory=dict)
     predicted_p99_ms: float | None = None
     p99_ms: float | None = None
@@ -128,6 +128,7 @@ class Optimization(Document):
     :param steps: every fix that was considered, in order.
     :param ablation: what each kept fix gave, and what is left over.
     :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
+    :param records: folders of the runs that pages draw: ``baseline``, and the last ``before`` and ``after``.
     :param plan: the file with the kept fixes, beside the document.
     """
 
@@ -150,6 +151,7 @@ class Optimization(Document):
     layers: Mapping[str, Any] = field(default_factory=dict)
     gates: tuple[GateResult, ...] = ()
     plan: str = ""
+    records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     interrupted: bool = False
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """``batch.continuous``: a model that works in steps takes requests in, and lets them go, between two of them.
 
-A static batch runs until its longest answer is complete: short ones wait for it, and whoever comes meanwhile waits
-for all of it (Orca: Yu et al., OSDI 2022). A model that can be stepped has five methods beside ``forward``:
+A static batch runs until its longest answer is complete: short answers wait for it, and so does every request that
+arrives meanwhile (Orca: Yu et al., OSDI 2022). A model that can be stepped has five methods beside ``forward``:
 
 - ``start(batch)``: called as the model is; reads the inputs of new requests; returns their state;
 - ``done(state)``: for each row, whether its answer is complete;

@@ -47,8 +47,8 @@ OnDone = Callable[[int, Outcome], None]
 _STOP_S = 5.0
 
 
-#: A limit that nobody will live to see is none: 31 years, which nanoseconds in 64 bits can hold.
-_FOR_EVER_MS = 1e12
+#: A longer limit is none: 31 years, which nanoseconds in 64 bits can hold.
+_LONGEST_MS = 1e12
 
 
 class Engine:
@@ -60,7 +60,7 @@ class Engine:
     :param collector: collects garbage between batches, where the automatic collector is off.
     :param on_done: called on a worker's or prepare thread's own time, once for each request, after the
         last that is written to its slot.
-    :param given_up: says of a slot whether nobody waits for its answer any more; then it is dropped from the queue.
+    :param given_up: true of a slot whose caller no longer waits; its request is then dropped from the queue.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class Engine:
         self.throttle = CgroupThrottle()
         self.pool = PoolDelays()
         self.memory = ProcessMemory()
-        #: What the caching allocator did to the device, by batch; ``None`` where there is none.
-        #: Of the one device that all workers are on; on several, a batch would be given what others did: then
-        #: only who is at a batch is known.
+        #: The caching allocator's counters by batch; ``None`` on the host. With workers on several devices, a batch
+        #: would be charged with what others did: then only who is at a batch is known.
         self.device_memory: Inside | None = _device_memory(instances)
         self._on_done = on_done
         self._collector = collector
@@ -142,15 +141,15 @@ class Engine:
         if isinstance(self.queue, RoutedQueue):
             for worker in self.workers:
                 if worker.device == device:
-                    self.queue.told(worker.number, others)
+                    self.queue.note_others(worker.number, others)
 
     def _note_shift(self, shift: Shift) -> None:
         """A replica became slow, or was until now."""
         lasted = max(shift.until_ns - shift.since_ns, 1) if shift.until_ns else 0
         slow = f"{shift.weight:.2g} times as long as the fastest"
         who = f"worker {shift.worker}"
-        said = f"{who} took up to {slow} for {lasted / 1e9:.3g} s" if lasted else f"{who} takes {slow} now"
-        detail = {"message": said, "worker": shift.worker, "weight": round(shift.weight, 3), "slow": not lasted}
+        message = f"{who} took up to {slow} for {lasted / 1e9:.3g} s" if lasted else f"{who} takes {slow} now"
+        detail = {"message": message, "worker": shift.worker, "weight": round(shift.weight, 3), "slow": not lasted}
         self.events.add("note", shift.since_ns, lasted, detail=detail)
 
     def start(self) -> None:
@@ -195,7 +194,7 @@ class Engine:
     def submit(self, slot: int) -> None:
         """Admit a request, or end it at once.
 
-        It is ``shed`` where ``max_queue`` requests are already inside, and where the policy of admission says so.
+        It is ``shed`` where ``max_queue`` requests are already inside, and where the admission policy refuses it.
         """
         recorder = self.recorder
         recorder.handed[slot] = now = time.perf_counter_ns()
@@ -250,7 +249,7 @@ class Engine:
     def expires_ns(self, slot: int, request: Request) -> int:
         """When the request's caller gives up, on the clock of the stamps; 0 for never."""
         limit_ms = request.deadline_ms if request.deadline_ms is not None else self.settings.timeout_ms
-        if not limit_ms or not limit_ms < _FOR_EVER_MS:
+        if not limit_ms or not limit_ms < _LONGEST_MS:
             return 0
         return int(self.recorder.scheduled_ns[slot]) + int(limit_ms * 1e6)
 

@@ -3,7 +3,7 @@
 A worker that waits for its batch before it takes the next leaves the device idle from the end of the one to the first
 operator of the other. Where a full batch waits, nothing is gained by leaving it open any longer: it is taken
 at once and enqueued behind the one that computes. A batch that is not full stays open until the device is free,
-so that those who come meanwhile can join it.
+so that later requests can join it.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self._set_up()
-        except USER_ERRORS as error:  # whoever starts the worker is told
+        except USER_ERRORS as error:  # start() raises it
             self._failure = describe(error)
             return
         finally:

@@ -67,7 +67,7 @@ FIX = Fix(
     risk="an idle worker reads memory that others on the machine may want the bandwidth for",
     needs=(
         at_default("hot_rows", "{} rows are kept warm already"),
-        on_host,
+        on_host(),
         at_default("backend", "{} has tables of its own"),
         _large_tables,
     ),

@@ -49,7 +49,7 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.2,
     risk="cores of other domains stand idle where there are fewer workers than domains",
-    needs=(at_default("pin", "pin = {} already"), on_host, _domains_there, in_tail(*_TREATS)),
+    needs=(at_default("pin", "pin = {} already"), on_host(), _domains_there, in_tail(*_TREATS)),
     sets=_sets,
     verify=_verify,
 )

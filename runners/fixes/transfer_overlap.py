@@ -6,13 +6,7 @@ import numpy as np
 
 from latfix.formatting import from_ns
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, on_gpu
-
-
-def _ends_not_needed(context: Context) -> str:
-    if context.settings.routing != "pull" and context.settings.workers > 1:
-        return "routing weighs workers by when their batches end, which is not known of one that is taken ahead"
-    return ""
+from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu
 
 
 def _waits_for_device(context: Context) -> str:
@@ -43,7 +37,10 @@ FIX = Fix(
         on_gpu("the model runs on the CPU: a batch is computed by whoever would prepare the next"),
         at_default("overlap", "batches overlap already"),
         at_default("batching", "batching is {}: a batch that is taken ahead could not be joined any more"),
-        _ends_not_needed,
+        need(
+            lambda context: context.settings.routing == "pull" or context.settings.workers < 2,
+            "routing weighs workers by when their batches end, which is not known of one that is taken ahead",
+        ),
         _waits_for_device,
         at_default("memory_limit_mb", "batches are limited by memory, of which two would be needed at once"),
     ),

@@ -2,8 +2,8 @@
 
 Between its first operator and its last, the device works or it waits. It waits for the host to put the next operator
 into the stream (``launch``), or because the host itself had waited for the device: a number read on the host
-(``.item()``), a copy from pageable memory, a synchronization (``sync``). Which it was is told by when the
-next operator was put in, and by what the host did last before.
+(``.item()``), a copy from pageable memory, a synchronization (``sync``). Which it was follows from when the
+next operator was put in, and from what the host did last before.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 #: Calls in which the host waits for the device, or may: copies do not, from and to pinned memory.
 _WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
-#: So many kernels are told by name, the longest first.
+#: Kernels that are named, the longest first.
 _NAMED = 200
-#: How such a call is told; the mode itself warns, too, that it does not see all of them.
-_TOLD = "called a synchronizing"
+#: The text of such a warning; the mode itself also warns that it does not see all of them.
+_WARNING = "called a synchronizing"
 #: So many places in the code.
 _PLACES = 8
 
@@ -152,7 +152,7 @@ def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
             with accelerator.telling_waits():
                 call_model(instance.model, inputs)
         stream.synchronize()
-    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if _TOLD in str(each.message))
+    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if _WARNING in str(each.message))
     return list(dict.fromkeys(places))[:_PLACES]
 
 

@@ -82,13 +82,13 @@ class DeviceAllocator(Protocol):
         """Bytes that the device has left, and in all."""
 
     def share(self) -> float:
-        """The share of the device's memory that this process may take; 1 where that is not told."""
+        """The share of the device's memory that this process may take; 1 where that is unknown."""
 
     def set_share(self, share: float) -> None:
         """Limit it."""
 
     def settings(self) -> Mapping[str, Any]:
-        """The settings in effect, by the allocator's own names; empty where it does not tell."""
+        """The settings in effect, by the allocator's own names; empty where it does not report them."""
 
     def backend(self) -> str:
         """``native``, or another allocator in its place."""
@@ -247,7 +247,7 @@ class DeviceFacts:
         self._begun = self._read()
 
     def note(self) -> str:
-        """Why nothing is told of the device's memory although there is a device, in one line; empty where it is."""
+        """Why a device's memory is not reported, in one line; empty where it is, or without a device."""
         backends = {allocator.backend() for allocator in self._allocators.values()} - set(COUNTING)
         if not backends:
             return ""
@@ -255,7 +255,7 @@ class DeviceFacts:
         return f"device memory: not read, it is managed by an allocator ({said}) that counts nothing"
 
     def end(self, workers: Sequence[tuple[str, Reserved | None]]) -> dict[str, Any]:
-        """The facts, for ``device_memory`` of ``run.json``; empty without a device, or where nothing is told.
+        """The facts, for ``device_memory`` of ``run.json``; empty without a device, or where nothing is counted.
 
         :param workers: the device of each, and what it reserved there.
         :returns: of the first device; with several, those of the others by name in ``others``.

@@ -1,4 +1,4 @@
-"""The requests that are inside a live runner, and those that wait for room: who may enter, who is told what."""
+"""The requests inside a live runner, and those in line for room: admission, answers, refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Call:
         return max(self.limit_ms / 1e3 - (time.perf_counter_ns() - self.arrival_ns) / 1e9, 0.0)
 
     def answer(self, outcome: Outcome) -> str:
-        """Tell the caller, if it still waits; returns what the request is counted as."""
+        """Answer the caller if it still waits; returns what the request is counted as."""
         if not self.future.set_running_or_notify_cancel():
             return self.given_up_as
         with contextlib.suppress(*USER_ERRORS):  # sys.exit() in a callback of the future must not end our thread
@@ -68,10 +68,10 @@ class Call:
         return "timeout" if self.left_s == 0.0 else "cancelled"
 
     def refuse(self, error: RequestError) -> bool:
-        """Tell the caller that there will be no answer; whether somebody still waited."""
+        """Refuse an answer; true if somebody still waited."""
         waited = self.future.set_running_or_notify_cancel()
         if waited:
-            with contextlib.suppress(*USER_ERRORS):  # as above: others wait to be told too
+            with contextlib.suppress(*USER_ERRORS):  # as above: others wait for their refusal
                 self.future.set_exception(error)
         return waited
 

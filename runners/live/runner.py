@@ -147,7 +147,7 @@ class Runner:
     def submit(self, request: Request | Mapping[str, Any]) -> concurrent.futures.Future[Any]:
         """Hand a request over and return at once: a future of what :meth:`infer` returns or raises.
 
-        A deadline that passes is told when the engine comes upon it.
+        A deadline that passes is reported when the engine reaches the request.
         """
         return self._send(request).future
 

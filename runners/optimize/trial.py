@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from latfix.errors import LatfixError
+from latfix.results.comparison import Comparison
 from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Applied, Fix
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.measure.compute_pace import offered
@@ -104,34 +104,36 @@ class Trials:
             reason = f"the same batches take {scale} as long; {no_gain}" if scale else no_gain
             (fix, way), *_ = applied
             return [fix.step("no_gain", reason, settings=way, prediction=prediction, **same)]
-        pairs, status, reason = self._screened(fixes, base, candidate)
+        pairs, comparison, status, reason = self._screened(fixes, base, candidate)
         if scored:
             reason = f"{reason}; {said}"
         if candidate.alone:
             reason = f"{reason}; {candidate.alone}: each ran alone, started anew"
-        comparison = compare_windows(pairs, self._bench.seed)
-        evidence = self._bench.evidence(candidate, pairs[-1][1])
-        without, record = (join(arm) for arm in zip(*pairs, strict=True))
-        if not all(fix.cold for fix in fixes):  # those replay the start of the traffic, not the windows
-            candidate.latest, candidate.load = record, fmean(offered(each) for _, each in pairs)
-        seen = Applied(evidence=evidence, record=record, without=without)
         if together:
             reason = f"in a group of {len(fixes)}: {reason}"
+        replayed = {"comparison": comparison, "prediction": prediction, **same}
+        return self._verified(applied, candidate, pairs, (status, reason), replayed)
+
+    def _verified(
+        self,
+        applied: list[tuple[Fix, Change]],
+        candidate: Arm,
+        pairs: Pairs,
+        judged: tuple[str, str],
+        replayed: Mapping[str, Any],
+    ) -> list[Step]:
+        """The steps of fixes that were replayed: as judged, unless a fix did not take effect."""
+        evidence = self._bench.evidence(candidate, pairs[-1][1])
+        without, record = (join(arm) for arm in zip(*pairs, strict=True))
+        if not all(fix.cold for fix, _ in applied):  # those replay the start of the traffic, not the windows
+            candidate.latest, candidate.load = record, fmean(offered(each) for _, each in pairs)
+        folders = tuple((one.folder.name, other.folder.name) for one, other in pairs)
         steps = []
         for fix, way in applied:
-            verified = fix.verify(seen)
-            judged = (status, reason)
-            if not verified.effective:
-                judged = ("not_effective", f"it did not take effect: {verified.evidence}")
-            step = fix.step(
-                *judged,
-                settings=way,
-                comparison=comparison,
-                prediction=prediction,
-                verified=verified.evidence,
-                pairs=tuple((_name(one), _name(other)) for one, other in pairs),
-                **same,
-            )
+            found = fix.verify(Applied(evidence=evidence, record=record, without=without))
+            no_effect = ("not_effective", f"it did not take effect: {found.evidence}")
+            status, reason = judged if found.effective else no_effect
+            step = fix.step(status, reason, settings=way, verified=found.evidence, pairs=folders, **replayed)
             steps.append(step)
         return steps
 
@@ -146,18 +148,20 @@ class Trials:
         predicted = self._predictor.predict(now, now.with_fix(fix, change, compute), self._bench.window_bounds)
         return None if predicted is None else replace(predicted, compute=compute)
 
-    def _screened(self, fixes: list[Fix], base: Arm, candidate: Arm) -> tuple[Pairs, str, str]:
+    def _screened(self, fixes: list[Fix], base: Arm, candidate: Arm) -> tuple[Pairs, Comparison, str, str]:
+        """The replays, what they show together, and the status and reason that follow."""
         if all(fix.cold for fix in fixes):
             pairs = self._bench.screen(base, candidate, [], cold=True)
-            return pairs, *decide_cold(pairs)
+            return pairs, compare_windows(pairs, self._bench.seed), *decide_cold(pairs)
         pairs = self._bench.screen(base, candidate, [], cold=False)
         comparison = compare_windows(pairs, self._bench.seed)
         status, reason = decide(comparison)
         promising = status == "undecided" and comparison.ratio[SCREENED].value < _PROMISING
         if promising and self._room(fixes):
             pairs = self._bench.screen(base, candidate, pairs, cold=False)
-            status, reason = decide(compare_windows(pairs, self._bench.seed))
-        return pairs, status, reason
+            comparison = compare_windows(pairs, self._bench.seed)
+            status, reason = decide(comparison)
+        return pairs, comparison, status, reason
 
 
 def _did_not_run(applied: list[tuple[Fix, Change]], status: str, reason: str) -> list[Step]:
@@ -174,7 +178,3 @@ def no_gain_by_forecast(predicted: Prediction | None, enough: float) -> str:
         return ""
     told = ", ".join(f"{key} x{predicted.ratio[key]:.2f}" for key in (SCREENED, "mean"))
     return f"the forecast on the recorded requests finds no gain ({told}), so it was not replayed"
-
-
-def _name(record: RunRecord) -> str:
-    return record.folder.name

@@ -1,4 +1,4 @@
-"""What parent and runner process say to each other: one JSON object a line, on two pipes of their own."""
+"""Messages between parent and runner process: one JSON object a line, on two pipes of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STALL_S = 300.0
 
 
 class LineWriter:
-    """Writes messages to a descriptor; a closed pipe is silence, for there is nobody left to tell."""
+    """Writes messages to a descriptor; writes to a closed pipe are dropped."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -248,7 +248,7 @@ class RecordedReplay:
         lock: LockProbe,
         engine: Engine,
     ) -> dict[str, Any]:
-        """What latfix itself cost: on the requests' path, and on threads of its own."""
+        """The cost of latfix itself: on the requests' path, and on threads of its own."""
         snapshot = snapshot_cost_ns()
         requests = max(self._recorder.completed, 1)
         reads = sum(thread.reads for thread in self._recorder.counters)
@@ -303,7 +303,7 @@ class ThreadDeaths:
             self._stop.set()
 
     def check(self) -> None:
-        """Say so if one died.
+        """Raise if one died.
 
         :raises RunnerError: a thread died meanwhile.
         """
@@ -312,7 +312,7 @@ class ThreadDeaths:
 
 
 class _StatusLines:
-    """Tells the parent four times a second how the replay goes, and ends it where nothing moves any more."""
+    """Reports progress to the parent four times a second, and ends a replay that has stalled."""
 
     def __init__(
         self,

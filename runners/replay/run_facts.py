@@ -1,4 +1,4 @@
-"""What a run shows of threads, memory and idle time: read where it begins and where it ends, never in between.
+"""Threads, memory and idle time of a run: read at its begin and at its end, never in between.
 
 It is in ``run.json`` of every run, with and without the fixes that it is to verify.
 """

@@ -57,7 +57,7 @@ class Child:
         self._warmed = False
 
     def run(self) -> None:
-        """Load, say so, and serve commands until told to exit or the parent is gone."""
+        """Load, report ``ready``, and serve commands until ``exit`` or the parent is gone."""
         threading.Thread(target=self._listen, name="latfix-commands", daemon=True).start()
         self._service.load()
         self._parent.send({"event": "ready", **self._ready()})
@@ -158,14 +158,14 @@ class Child:
         """How fast the service computes some batches; see :mod:`latfix.runners.measure.compute_pace`."""
         traffic = self._schedule(command)
         self._warm(traffic)
-        told: dict[str, Any] = {}
+        paces: dict[str, Any] = {}
         for name, workers in (("alone", 1), ("together", self._service.settings.workers)):
             if name == "together" and workers == 1:
-                told[name] = told["alone"]
+                paces[name] = paces["alone"]
                 continue
             pace = measure_pace(self._service, traffic, command["batches"], command["seconds"], workers=workers)
-            told[name] = [value if math.isfinite(value) else None for value in pace]
-        return told
+            paces[name] = [value if math.isfinite(value) else None for value in pace]
+        return paces
 
     def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:
         """Replay the schedule in ``folder`` and record into it."""
@@ -178,10 +178,10 @@ class Child:
         return load_schedule(self._home / command["folder"] / SCHEDULE)
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What this machine is, for the run's record and to see whether two runs can be compared.
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """The machine, for the run's record and to decide whether two runs can be compared.
 
-    :param device: the torch device that the model is on; without one, the first GPU is told.
+    :param device: the torch device that the model is on; its GPU is named, or the first one.
     """
     import torch
 
@@ -236,7 +236,7 @@ def main() -> int:
         message = f"{where}the runner could not write its record ({error.strerror}); {todo}"
         parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
         return EXIT_RUNNER
-    except Exception as error:  # told to the parent in one line, and whole in runner.log
+    except Exception as error:  # one line for the parent; runner.log has the traceback
         parent.send({"event": "failed", "message": f"the runner failed: {describe(error)}", "exit_code": EXIT_RUNNER})
         raise
     return 0

@@ -47,7 +47,7 @@ class BatchQueue:
 
     :param by_length: members are chosen among those waiting by closeness in length to the head.
     :param limits: in place of ``max_batch_size`` and ``window_ns``, where something moves them.
-    :param doomed: says at a moment of a request whether there is no point in serving it any more.
+    :param doomed: true of a request, at a time, that there is no point in serving any more.
     :param clock: for tests on simulated time.
     """
 

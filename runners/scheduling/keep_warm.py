@@ -97,7 +97,7 @@ class Resident:
         started = time.perf_counter_ns()
         try:
             self.run([self.inputs])
-        except USER_ERRORS as error:  # the model's own affair where nobody asked; a request would be told
+        except USER_ERRORS as error:  # no request waits for it: noted, not raised
             self.done.failure = describe(error)
             return
         took = time.perf_counter_ns() - started

@@ -13,7 +13,7 @@ come later counts, too, so that less is left to it under load.
 How long a worker is waited for is bounded: one that is overdue is expected to take as long again as it is late, so
 that nobody is left to it for more than twice the time by which it is faster, dead or alive.
 
-Nothing here has a clock or a lock: every method is told the time, and its caller keeps threads apart.
+Nothing here has a clock or a lock: every method takes the time, and its caller keeps threads apart.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Replica:
     rung_ns: int = 0
     unseen: int = 0
     taken: float = 0.0
-    told_ns: int = 0
+    noted_ns: int = 0
     ended_ns: int = 0
     slow_since_ns: int = 0
     slowest: float = 1.0
@@ -111,7 +111,7 @@ class Router:
     """Who is where, how fast everybody is, and what a free worker does.
 
     :param places: batches that a worker can have under way; more than one where requests join between steps.
-    :param on_shift: told when a replica becomes slow, and when it is no more.
+    :param on_shift: called when a replica becomes slow, and when it has recovered.
     :param learns: otherwise all count as equally fast, so that a free worker takes what waits.
     :ivar held: how often a free worker left to faster ones what waited; ``probes`` how often one was tried.
     """
@@ -138,14 +138,14 @@ class Router:
         """How many times longer it takes than the fastest, by its batches and by who else is on its device."""
         replica = self._replicas[worker]
         weight = self.pace.weights[worker]
-        if replica.taken and replica.told_ns > replica.ended_ns:  # newer than what its batches tell
+        if replica.taken and replica.noted_ns > replica.ended_ns:  # newer than its batches
             return weight / (1.0 - replica.taken)
         return weight
 
-    def told(self, worker: int, others: float, now_ns: int) -> None:
+    def note_others(self, worker: int, others: float, now_ns: int) -> None:
         """The share of its device that other processes had, from 0 to 1, as of now."""
         replica = self._replicas[worker]
-        replica.taken, replica.told_ns = min(max(others, 0.0), _MOST_TAKEN), now_ns
+        replica.taken, replica.noted_ns = min(max(others, 0.0), _MOST_TAKEN), now_ns
 
     def came(self, now_ns: int) -> None:
         """A request was put into the queue."""
@@ -188,7 +188,7 @@ class Router:
         replica.unseen, replica.ended_ns = 0, now_ns
         self.pace.learn(worker, size=size, longest=longest, total=total, took_ns=max(now_ns - begun[0], 1))
         if self._on_shift is not None:
-            self._tell_shifts(now_ns)
+            self._report_shifts(now_ns)
 
     def looks(self, worker: int) -> None:
         """A worker that stands there is awake."""
@@ -251,12 +251,12 @@ class Router:
 
     def series(self) -> dict[str, float]:
         """Its state, as sampled series of the run."""
-        told = range(min(len(self._replicas), _SAMPLED))
-        found = {f"runner.worker_{k}.weight": self.weight(k) for k in told}
+        shown = range(min(len(self._replicas), _SAMPLED))
+        found = {f"runner.worker_{k}.weight": self.weight(k) for k in shown}
         return {**found, "runner.left_to_faster": self.held, "runner.probes": self.probes}
 
     def close(self, now_ns: int) -> None:
-        """Tell of replicas that are slow to the end."""
+        """Report replicas that are slow to the end."""
         for worker, replica in enumerate(self._replicas):
             if replica.slow_since_ns and self._on_shift is not None:
                 self._on_shift(self._shift(worker, replica, now_ns))
@@ -294,7 +294,7 @@ class Router:
             return False
         return unseen >= PROBE_EVERY or self.pace.speeds[worker].recovering
 
-    def _tell_shifts(self, now_ns: int) -> None:
+    def _report_shifts(self, now_ns: int) -> None:
         for worker, replica in enumerate(self._replicas):
             weight = self.pace.weights[worker]
             if weight > 1.0 and not replica.slow_since_ns:

@@ -1,4 +1,4 @@
-"""The batch queue where each worker is told what to take: ``routing = "weighted"``.
+"""The batch queue where each worker is assigned what it takes: ``routing = "weighted"``.
 
 Every worker stands at a door of its own. A request that comes wakes the one who is to look at it, not whoever waits
 longest; what a worker leaves to faster ones it looks at again when they are late (:mod:`scheduling.replica_router`).
@@ -29,7 +29,7 @@ class Bell(Protocol):
 class RoutedQueue(BatchQueue):
     """Requests wait here; :meth:`door` is where a worker takes them.
 
-    :param router: asked and told under this queue's lock.
+    :param router: called under this queue's lock only.
     :param rest: as of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
     """
 
@@ -63,10 +63,10 @@ class RoutedQueue(BatchQueue):
             for bell in self.bells:
                 bell.notify()
 
-    def told(self, worker: int, others: float) -> None:
-        """The share of its device that other processes have; see :meth:`Router.told`."""
+    def note_others(self, worker: int, others: float) -> None:
+        """The share of its device that other processes have; see :meth:`Router.note_others`."""
         with self._lock:
-            self.router.told(worker, others, self._clock())
+            self.router.note_others(worker, others, self._clock())
 
     def arrive(self, worker: int, free_ns: int, now_ns: int) -> None:
         """A worker comes to the queue, with the lock held; what it took before has ended then."""
@@ -166,7 +166,7 @@ class RoutedQueue(BatchQueue):
 
 
 class Door:
-    """One worker's place before the queue; what it takes and when that ends is told to the router.
+    """One worker's place before the queue; reports to the router what it takes and when that ends.
 
     :ivar held_ns: when it last left what waited to a faster worker.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModels", "convert_models", "load_models", "pool_applies", "resolve_device"]
 
 #: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
-#: that lacks what is asked of it.
+#: that lacks what is needed.
 _CHANGE_ERRORS = (
     RuntimeError,
     TypeError,
@@ -277,7 +277,7 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
 
     try:
         model = adapter.load(device)
-    except LatfixError:  # a model file's, which says all that there is to say
+    except LatfixError:  # of a model file, complete as it is
         raise
     except USER_ERRORS as error:
         raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error

@@ -7,7 +7,7 @@ import numpy as np
 from latfix.results.worker_summary import workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, wait_for_batch
+from latfix.runners.fixes.shared.conditions import at_default, need, wait_for_batch
 
 #: Requests that share a step where the workload's settings name no number.
 _PLACES = 8
@@ -17,16 +17,6 @@ def works_in_steps(record: RunRecord) -> bool:
     """Whether the engine noted that the model can be stepped."""
     notes = record.events["detail"][record.events["kind"] == "note"] if len(record.events["kind"]) else ()
     return any(isinstance(detail, dict) and detail.get("steps") is True for detail in notes)
-
-
-def _not_yet(context: Context) -> str:
-    return "batching is continuous already" if context.settings.batching == "continuous" else ""
-
-
-def _steps(context: Context) -> str:
-    if works_in_steps(context.record):
-        return ""
-    return "the model does not work in steps (it has no start, done, step, join and leave)"
 
 
 def _sets(context: Context) -> Change:
@@ -75,8 +65,11 @@ FIX = Fix(
     risk="reading a new prompt holds up answers under way",
     changes_outputs=True,
     needs=(
-        _not_yet,
-        _steps,
+        need(lambda context: context.settings.batching != "continuous", "batching is continuous already"),
+        need(
+            lambda context: works_in_steps(context.record),
+            "the model does not work in steps (it has no start, done, step, join and leave)",
+        ),
         at_default("memory_limit_mb", "batches are kept below {} MB, which requests that join could not be"),
         at_default("backend", "with backend = {!r} the model runs whole"),
         wait_for_batch,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, batches_shared
+from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.shared.conditions import at_default, batches_shared, need
 from latfix.runners.fixes.shared.run_evidence import open_ms
 
 #: What is left of the wait when the window is gone; two replays without any change differ by less.
 _LEFT = 0.5
-
-
-def _window_there(context: Context) -> str:
-    return "" if context.settings.batch_window_ms > 0 else "there is no batch window"
 
 
 def _verify(applied: Applied) -> Verified:
@@ -29,7 +25,7 @@ FIX = Fix(
     needs=(
         at_default("batching", "batching is {}, which has no fixed window"),
         batches_shared("requests run one by one (max_batch_size = 1), and none waits for company"),
-        _window_there,
+        need(lambda context: context.settings.batch_window_ms > 0, "there is no batch window"),
     ),
     sets={"batch_window_ms": 0.0},
     verify=_verify,

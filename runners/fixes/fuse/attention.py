@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.conditions import at_default, on_host
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, torch_runs_it
 
 _FLASH, _MATH = "_scaled_dot_product_flash_attention", "_scaled_dot_product_attention_math"
-
-
-def _kernels_on_cpu(context: Context) -> str:
-    return "" if context.on_cpu else "kernels of attention are chosen here on the CPU only"
 
 
 def _fused_kernel_ran(context: Context) -> str:
@@ -39,7 +35,7 @@ FIX = Fix(
     changes_outputs=True,
     needs=(
         at_default("attention", "attention is {} already"),
-        _kernels_on_cpu,
+        on_host("kernels of attention are chosen here on the CPU only"),
         at_default("compile", "the model is compiled, and the kernels in it are chosen already"),
         _fused_kernel_ran,
         torch_runs_it,

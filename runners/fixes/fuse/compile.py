@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.conditions import at_default, need
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, replaced, torch_runs_it
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
@@ -11,12 +11,6 @@ from latfix.runners.model_transforms.torch_compile import compiler_missing
 COMPILING_S = 90.0
 #: Where the compiler breaks a model into graphs and steps between them, graphs must take this share of the time.
 _MOST_TIME = 0.5
-
-
-def _sees_kernels(context: Context) -> str:
-    if context.settings.precision == "int8_dynamic" and context.on_cpu:
-        return "does not go with quantize.int8_dynamic, whose kernels it cannot see into"
-    return ""
 
 
 def compiler_there(_: Context) -> str:
@@ -54,7 +48,15 @@ FIX = Fix(
     risk="a start that is later by the compilation; shapes not seen at warm-up run uncompiled",
     changes_outputs=True,
     making_s=COMPILING_S,
-    needs=(at_default("compile", "the model is compiled already"), _sees_kernels, torch_runs_it, compiler_there),
+    needs=(
+        at_default("compile", "the model is compiled already"),
+        need(
+            lambda context: not (context.on_cpu and context.settings.precision == "int8_dynamic"),
+            "does not go with quantize.int8_dynamic, whose kernels it cannot see into",
+        ),
+        torch_runs_it,
+        compiler_there,
+    ),
     sets=_sets,
     verify=_verify,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu, on_host
 from latfix.runners.fixes.shared.model_facts import facts, replaced
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
@@ -20,11 +20,6 @@ def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -
     :param on: the kind of device that it runs on, ``cpu`` or ``cuda``.
     """
 
-    def right_device(context: Context) -> str:
-        if context.on_cpu == (on == "cpu"):
-            return ""
-        return "the model runs on the CPU" if context.on_cpu else "the model runs on a GPU"
-
     def same_precision(context: Context) -> str:
         settings = context.settings
         if settings.precision not in precisions:
@@ -35,18 +30,15 @@ def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -
 
     return (
         at_default("backend", "{} runs the model already"),
-        right_device,
+        on_host() if on == "cpu" else on_gpu("the model runs on the CPU"),
         same_precision,
         *(at_default(name, f"{name} is {{}} already, which is torch's own") for name in _OF_TORCH),
-        _exportable,
+        need(
+            lambda context: not facts(context).get("compile_parts"),
+            "its forward is a Python loop around parts (compile_parts), which no exporter can take whole",
+        ),
         lambda _: backend_missing(backend),
     )
-
-
-def _exportable(context: Context) -> str:
-    if facts(context).get("compile_parts"):
-        return "its forward is a Python loop around parts (compile_parts), which no exporter can take whole"
-    return ""
 
 
 def converted(applied: Applied, backend: str) -> Verified:

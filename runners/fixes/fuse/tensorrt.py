@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from latfix.runners.backends.tensorrt.partition import partition_words
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.fuse.converted_model import convertible
+from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, ran_batches
 
 #: The share of a model's operators that TensorRT must run, where it is known.
 _MOST_OPERATORS = 0.5
-
-
-def _no_engine(context: Context) -> str:
-    engine = count(facts(context).get("modules", {}), "EngineModule")
-    return "the model is a TensorRT engine already" if engine else ""
 
 
 def _verify(applied: Applied) -> Verified:
@@ -50,7 +46,13 @@ FIX = Fix(
     " other shapes than those seen in the traffic",
     changes_outputs=True,
     making_s=120.0,  # a guess: it has not been seen yet
-    needs=(_no_engine, *convertible("tensorrt", ("default", "bf16", "fp16"), on="cuda")),
+    needs=(
+        need(
+            lambda context: not count(facts(context).get("modules", {}), "EngineModule"),
+            "the model is a TensorRT engine already",
+        ),
+        *convertible("tensorrt", ("default", "bf16", "fp16"), on="cuda"),
+    ),
     sets={"backend": "tensorrt"},
     verify=_verify,
 )

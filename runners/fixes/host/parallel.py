@@ -79,7 +79,7 @@ FIX = Fix(
     treats=("input.size", "batching.size", "batching.padding"),
     relief=0.2,
     risk="beside a busy neighbor the threads wait for each other's cores, which raises the tail several times",
-    needs=(on_host, _cores_stand_idle),
+    needs=(on_host(), _cores_stand_idle),
     sets=_sets,
     verify=_verify,
 )

@@ -107,7 +107,7 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.25,
     risk="a core that others also use cannot be left; fewer threads for an operator where cores are few",
-    needs=(at_default("pin", "pin = {} already"), on_host, _cores_there, in_tail(*_TREATS), _quiet_neighbors),
+    needs=(at_default("pin", "pin = {} already"), on_host(), _cores_there, in_tail(*_TREATS), _quiet_neighbors),
     sets=_sets,
     verify=_verify,
 )

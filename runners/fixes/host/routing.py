@@ -9,7 +9,7 @@ import numpy as np
 from latfix.results.worker_summary import weight_range, workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.conditions import at_default, need
 from latfix.runners.fixes.shared.queue_evidence import batch_lengths
 from latfix.runners.fixes.shared.run_evidence import series_range
 from latfix.runners.scheduling.replica_speed import Pace
@@ -65,10 +65,6 @@ def replica_speeds(record: RunRecord) -> list[Replica]:
     return [Replica(worker=k, share=float(shares[k]), slowest=slowest[k], slow=slow[k] / whole) for k in range(count)]
 
 
-def _other_workers(context: Context) -> str:
-    return "there is one worker, and nobody else to route to" if context.settings.workers < 2 else ""
-
-
 def _slow_replica(context: Context) -> str:
     seen = replica_speeds(context.latest or context.record)
     if not seen:
@@ -113,7 +109,7 @@ FIX = Fix(
     needs=(
         at_default("routing", "requests are routed by weight already"),
         at_default("overlap", "batches overlap: when a worker is free again is not known beforehand"),
-        _other_workers,
+        need(lambda context: context.settings.workers >= 2, "there is one worker, and nobody else to route to"),
         _slow_replica,
     ),
     sets={"routing": "weighted"},

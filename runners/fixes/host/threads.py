@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import LITTLE, on_host, tail_share
+from latfix.runners.fixes.shared.conditions import LITTLE, need, on_host, tail_share
 from latfix.runners.replay.run_facts import thread_rows
 
 #: What an operator's threads that wait for a core look like.
@@ -67,11 +67,9 @@ def _quiet(context: Context) -> bool:
 def many_threads(otherwise: str) -> Condition:
     """Operators must run on more than one thread."""
 
-    def condition(context: Context) -> str:
-        one = context.settings.intra_op_threads == 1 or operator_threads(context.record) == 1
-        return otherwise if one else ""
-
-    return condition
+    return need(
+        lambda context: context.settings.intra_op_threads != 1 and operator_threads(context.record) != 1, otherwise
+    )
 
 
 def _more_than_cores(context: Context) -> str:
@@ -110,7 +108,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle", "traffic.burst"),
     relief=0.3,
     risk="a single large request takes longer on an idle machine",
-    needs=(on_host, many_threads("operators run on one thread already"), _more_than_cores, crowded),
+    needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores, crowded),
     sets=_sets,
     verify=_verify,
 )

@@ -60,7 +60,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle"),
     relief=0.25,
     risk="on a quiet machine each parallel operator takes longer by the time that it takes to wake a thread",
-    needs=(on_host, _no_policy, many_threads("operators run on one thread, which waits for no other"), crowded),
+    needs=(on_host(), _no_policy, many_threads("operators run on one thread, which waits for no other"), crowded),
     sets={"env": _PASSIVE},
     verify=_verify,
 )

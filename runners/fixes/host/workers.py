@@ -43,7 +43,7 @@ FIX = Fix(
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
-    needs=(on_host, _room_for_more),
+    needs=(on_host(), _room_for_more),
     sets=_sets,
     verify=_verify,
 )

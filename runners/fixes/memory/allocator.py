@@ -6,8 +6,8 @@ import os
 import platform
 from collections.abc import Mapping
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import tail_share
+from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
+from latfix.runners.fixes.shared.conditions import need, tail_share
 from latfix.runners.fixes.shared.run_evidence import faults_per_request, fewer_faults
 from latfix.runners.host.process_setup import KEEP_FREED, read_tunables, tunables_text
 
@@ -19,6 +19,11 @@ WORTH_IT = 300.0
 IN_TAIL = 0.05
 #: So few a request are no more than those of a service whose memory stays.
 _NEARLY_NONE = 20.0
+
+
+def on_glibc(otherwise: str) -> Condition:
+    """The C library must be glibc."""
+    return need(lambda _: platform.libc_ver()[0] == "glibc", otherwise)
 
 
 def many_faults(context: Context) -> str:
@@ -53,10 +58,6 @@ def _keeps(tunables: Mapping[str, str]) -> bool:
     return KEEP_FREED.items() <= tunables.items()
 
 
-def _on_glibc(_: Context) -> str:
-    return "" if platform.libc_ver()[0] == "glibc" else "the C library is not glibc"
-
-
 def _own_allocator(context: Context) -> str:
     if "GLIBC_TUNABLES" in context.settings.env:
         return "GLIBC_TUNABLES is set already"
@@ -82,7 +83,7 @@ FIX = Fix(
     relief=0.7,
     gentle=True,
     risk="resident memory up to 70 % higher",
-    needs=(_on_glibc, kept_already, _own_allocator, many_faults),
+    needs=(on_glibc("the C library is not glibc"), kept_already, _own_allocator, many_faults),
     sets={"env": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}},
     verify=_verify,
 )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import platform
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.memory.allocator import preloaded
-from latfix.runners.fixes.shared.conditions import at_default, refusals
+from latfix.runners.fixes.memory.allocator import on_glibc, preloaded
+from latfix.runners.fixes.shared.conditions import at_default, need, refusals
 from latfix.runners.fixes.shared.run_evidence import fewer_faults
 from latfix.runners.host.privileges import available_bytes, mib
 
@@ -35,14 +34,6 @@ def growth_bytes(record: RunRecord) -> int:
 
 def _wanted_mib(record: RunRecord) -> int:
     return math.ceil(_MARGIN * growth_bytes(record) / _MIB / _STEP_MIB) * _STEP_MIB
-
-
-def _heap_stays(context: Context) -> str:
-    if platform.libc_ver()[0] != "glibc":
-        return "the C library is not glibc, whose heap can be told to stay"
-    if "malloc" in preloaded(context):
-        return "another allocator is preloaded, with a heap for each thread"
-    return ""
 
 
 def _growth_fits(context: Context) -> str:
@@ -80,7 +71,15 @@ FIX = Fix(
     gentle=True,
     cold=True,
     risk="the peak's memory is taken from the start; a start that is later by it",
-    needs=(at_default("prefault_mb", "{} MiB are prefaulted already"), _heap_stays, _growth_fits),
+    needs=(
+        at_default("prefault_mb", "{} MiB are prefaulted already"),
+        on_glibc("the C library is not glibc, whose heap can be told to stay"),
+        need(
+            lambda context: "malloc" not in preloaded(context),
+            "another allocator is preloaded, with a heap for each thread",
+        ),
+        _growth_fits,
+    ),
     sets=_sets,
     verify=_verify,
 )

@@ -10,11 +10,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     products_in,
     with_compiler,
 )
-from latfix.runners.fixes.shared.model_facts import COMPUTE, slow_layers
-
-
-def _fast_layers(context: Context) -> str:
-    return slow_layers(context, "fp8_dynamic")
+from latfix.runners.fixes.shared.model_facts import COMPUTE, fast_layers
 
 
 def _sets(context: Context) -> Change:
@@ -34,7 +30,7 @@ FIX = Fix(
     risk="accuracy, measured before speed; a start that is later by the compilation",
     changes_outputs=True,
     making_gpu_s=COMPILING_S,
-    needs=(available("fp8_dynamic"), with_compiler, _fast_layers),
+    needs=(available("fp8_dynamic"), with_compiler, fast_layers("fp8_dynamic")),
     sets=_sets,
     verify=_verify,
 )

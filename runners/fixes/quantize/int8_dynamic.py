@@ -13,24 +13,23 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     products_in,
     with_compiler,
 )
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, slow_layers
+from latfix.runners.fixes.shared.conditions import need
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, fast_layers
 
 #: Part of the type's name of every module of this kind on the CPU.
 QUANTIZED = "nn.quantized.dynamic"
 
 
-def _not_compiled_on_cpu(context: Context) -> str:
-    if context.on_cpu and context.settings.compile != "off":
-        return "on the CPU it does not go with torch.compile, which cannot see into its kernels"
-    return ""
-
-
-def _fast_layers(context: Context) -> str:
-    return slow_layers(context, "int8_dynamic")
-
-
 #: Also those of int8 layers that some others are spared from.
-NEEDS = (available("int8_dynamic"), _not_compiled_on_cpu, with_compiler, _fast_layers)
+NEEDS = (
+    available("int8_dynamic"),
+    need(
+        lambda context: not context.on_cpu or context.settings.compile == "off",
+        "on the CPU it does not go with torch.compile, which cannot see into its kernels",
+    ),
+    with_compiler,
+    fast_layers("int8_dynamic"),
+)
 
 
 def int8_layers(context: Context) -> Change:

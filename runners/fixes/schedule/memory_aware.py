@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, batches_shared
+from latfix.runners.fixes.shared.conditions import at_default, batches_shared, need
 from latfix.runners.fixes.shared.queue_evidence import choose_ageing_ms
 from latfix.runners.fixes.shared.run_evidence import series_range
 
@@ -29,12 +29,6 @@ def _standing_bytes(record: RunRecord) -> npt.NDArray[np.float64]:
     if not len(grown):
         return np.zeros(0)
     return np.asarray(np.maximum(np.maximum.accumulate(np.cumsum(grown)), 0), dtype=np.float64)
-
-
-def _batches_formed(context: Context) -> str:
-    if context.settings.batching == "continuous":
-        return "batching is continuous: requests join between steps, and no batch is formed that a limit could hold"
-    return ""
 
 
 def _batches_grow(context: Context) -> str:
@@ -87,7 +81,10 @@ FIX = Fix(
     risk="smaller batches of large inputs; requests that do little work for their memory wait longer",
     needs=(
         at_default("memory_limit_mb", "batches are kept below {} MB already"),
-        _batches_formed,
+        need(
+            lambda context: context.settings.batching != "continuous",
+            "batching is continuous: requests join between steps, and no batch is formed that a limit could hold",
+        ),
         at_default("schedule", "the queue is ordered by {} already"),
         batches_shared("requests run one by one (max_batch_size = 1), so no batch can be made smaller"),
         _batches_grow,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -32,19 +32,24 @@ def at_default(name: str, otherwise: str) -> Condition:
     return condition
 
 
+def need(test: Callable[[Context], object], otherwise: str) -> Condition:
+    """``test`` must hold; ``otherwise`` is the reason where it does not."""
+    return lambda context: "" if test(context) else otherwise
+
+
 def batches_shared(otherwise: str) -> Condition:
     """Requests must not run one by one."""
-    return lambda context: otherwise if context.settings.max_batch_size == 1 else ""
-
-
-def on_host(context: Context) -> str:
-    """The model must run on the CPU."""
-    return "" if context.on_cpu else "the model runs on a GPU"
+    return need(lambda context: context.settings.max_batch_size != 1, otherwise)
 
 
 def on_gpu(otherwise: str) -> Condition:
     """The model must run on a GPU."""
-    return lambda context: otherwise if context.on_cpu else ""
+    return need(lambda context: not context.on_cpu, otherwise)
+
+
+def on_host(otherwise: str = "the model runs on a GPU") -> Condition:
+    """The model must run on the CPU."""
+    return need(lambda context: context.on_cpu, otherwise)
 
 
 def tail_share(diagnosis: Diagnosis, causes: Iterable[str]) -> float:

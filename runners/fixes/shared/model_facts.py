@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from latfix.runners.fixes.fix import Applied, Context, Verified
+from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default
 
 #: What treats long computations: these causes' milliseconds are, all or in part, the model's.
@@ -36,12 +36,15 @@ def count(seen: Mapping[str, int], part: str) -> int:
     return sum(number for name, number in seen.items() if part in name)
 
 
-def slow_layers(context: Context, precision: str, rivals: tuple[str, ...] = ()) -> str:
-    """Why a precision does not pay, from the layers' own times; empty where it may, or was not measured.
+def fast_layers(precision: str, *rivals: str) -> Condition:
+    """A precision must pay by the layers' own times, where they were measured.
 
     :param rivals: other precisions, of less risk, that it must beat as well.
     """
-    seen = facts(context)
+    return lambda context: _slow_layers(facts(context), precision, rivals)
+
+
+def _slow_layers(seen: Mapping[str, Any], precision: str, rivals: tuple[str, ...]) -> str:
     times = seen.get("linear_ms", {})
     if seen.get("modules") and not count(seen["modules"], "nn.modules.linear.Linear"):
         return "no nn.Linear ran in a forward pass"

@@ -1,17 +1,27 @@
-"""Collection out of the requests' way: frozen, off, and done between batches."""
+"""Collection out of the requests' way: frozen, off, done when idle, and in any case before garbage has no bound."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from latfix.runners.engine.idle_gc import IDLE_OBJECTS, IdleCollector
+from latfix.runners.engine import idle_gc as module
+from latfix.runners.engine.idle_gc import IdleCollector
 
 
 @pytest.fixture
-def collector() -> Iterator[IdleCollector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[IdleCollector]:
+    """With bounds that a test reaches quickly."""
+    for name, value in (
+        ("IDLE_OBJECTS", 200),
+        ("FORCED_OBJECTS", 2_000),
+        ("IDLE_SURVIVORS", 3_000),
+        ("FORCED_SURVIVORS", 10_000),
+    ):
+        monkeypatch.setattr(module, name, value)
     made = IdleCollector()
     made.install()
     try:
@@ -20,16 +30,100 @@ def collector() -> Iterator[IdleCollector]:
         made.remove()
 
 
-def _collections() -> int:
-    return sum(generation["collections"] for generation in gc.get_stats())
+class Node:
+    """Keeps itself alive, until a collector comes."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.me = self
+        Node.alive += 1
+
+    def __del__(self) -> None:
+        Node.alive -= 1
+
+
+def test_young_objects_are_collected_when_idle_and_otherwise_only_when_many(collector: IdleCollector) -> None:
+    held = [[k] for k in range(500)]
+    collector.between_batches(idle=False)
+    assert (collector.done.young, collector.done.forced) == (0, 0), "requests wait"
+    collector.between_batches(idle=True)
+    assert (collector.done.young, collector.done.forced) == (1, 0)
+    collector.between_batches(idle=True)
+    assert (collector.done.young, collector.done.forced) == (1, 0), "nothing new to look at"
+    held += [[k] for k in range(2_500)]
+    collector.between_batches(idle=False)
+    assert (collector.done.young, collector.done.forced) == (1, 1)
+    assert collector.done.longest_ns > 0
+    del held
+
+
+def test_what_survives_is_collected_in_full_when_idle(collector: IdleCollector) -> None:
+    held: list[Any] = []
+    while not collector.done.full:
+        assert len(held) < 50_000, "it never came"
+        held += [[k] for k in range(500)]
+        collector.between_batches(idle=True)
+    assert collector.done.full == 1 and collector.done.full_forced == 0
+    assert 3_000 <= len(held) <= 10_000
+
+
+def test_old_garbage_is_found_although_it_is_never_idle(collector: IdleCollector) -> None:
+    """Cycles that outlived a young collection are seen by a full one only, which the automatic collector would do."""
+    Node.alive = 0
+    held: list[Any] = []
+    most = 0
+    for _ in range(60):
+        held = [Node() for _ in range(1_000)]
+        fillers = [[k] for k in range(1_500)]
+        collector.between_batches(idle=False)  # they are alive now, and outlive this one
+        del fillers
+        most = max(most, Node.alive)
+    assert collector.done.full_forced >= 1 and collector.done.full == 0
+    assert most < 40_000, "60,000 nodes were made"
+    assert collector.done.collected > 10_000
+    del held
+
+
+def test_a_heap_that_grows_for_good_is_not_walked_ever_more_often(collector: IdleCollector) -> None:
+    """As Python's own rule: a full collection when a quarter of what is alive came anew."""
+    held: list[Any] = []
+    for _ in range(400):
+        held += [[k] for k in range(500)]
+        collector.between_batches(idle=True)
+    full = collector.done.full
+    assert 1 <= full < 25, "200,000 objects in steps of 3,000 would be 66"
+
+
+def test_objects_that_died_by_themselves_do_not_put_a_full_collection_off(collector: IdleCollector) -> None:
+    for _ in range(200):
+        held = [[k] for k in range(500)]
+        collector.between_batches(idle=True)
+        del held
+    fulls = collector.done.full
+    assert fulls >= 5
+    for _ in range(100):
+        held = [[k] for k in range(500)]
+        collector.between_batches(idle=True)
+        del held
+    assert collector.done.full >= fulls + 2, "what was alive is counted, not what ever came"
+
+
+def test_only_one_thread_collects(collector: IdleCollector) -> None:
+    held = [[k] for k in range(500)]
+    with collector._lock:
+        collector.between_batches(idle=True)
+    assert collector.done.young == 0
+    del held
 
 
 def test_installed_it_freezes_and_switches_the_automatic_one_off(collector: IdleCollector) -> None:
     assert not gc.isenabled()
-    assert collector.frozen > 0
-    before = _collections()
+    assert collector.frozen == collector.done.frozen > 0
+    assert len(gc.get_objects()) < collector.frozen
+    before = gc.get_stats()
     kept = [[k] for k in range(50_000)]
-    assert _collections() == before
+    assert gc.get_stats() == before
     del kept
 
 
@@ -46,33 +140,3 @@ def test_removed_it_leaves_things_as_they_were(enabled: bool) -> None:
     finally:
         gc.enable()
     assert gc.get_freeze_count() == 0
-
-
-def test_an_idle_moment_is_used_once_enough_has_come(collector: IdleCollector) -> None:
-    before = _collections()
-    collector.between_batches(idle=True)
-    assert _collections() == before, "nothing new to look at"
-
-    kept = [[k] for k in range(2 * IDLE_OBJECTS)]
-    collector.between_batches(idle=False)
-    assert _collections() == before, "requests wait"
-    collector.between_batches(idle=True)
-    assert _collections() == before + 1
-    del kept
-
-
-def test_garbage_in_cycles_is_found(collector: IdleCollector) -> None:
-    class Node:
-        alive = 0
-
-        def __init__(self) -> None:
-            self.me = self
-            Node.alive += 1
-
-        def __del__(self) -> None:
-            Node.alive -= 1
-
-    for _ in range(2 * IDLE_OBJECTS):
-        Node()
-    collector.between_batches(idle=True)
-    assert Node.alive < IDLE_OBJECTS

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.results.diagnosis import Diagnosis, Ledger
+from latfix.profilers.allocator_lab.compare_policies import Choice
+from latfix.profilers.forecast.parameter_search import Numbers, Proposal
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.fixes import FIXES, Applied, Context, Fix, Verified
 from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
+from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 MakeRecord = Callable[..., RunRecord]
@@ -25,6 +28,64 @@ _MS = 1_000_000
 _BEFORE = RunnerSettings(max_batch_size=2, batch_window_ms=20.0, intra_op_threads=0)
 _BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
 _Times = float | Sequence[float]
+
+_MIB = 1 << 20
+_LATE = [int(Status.OK)] * 9 + [int(Status.TIMEOUT)]
+_LENGTHS = [20, 400, 60, 150, 300, 30] * 10
+#: Runs that call for a fix which the ordinary one does not call for.
+_CALLED_FOR: dict[str, dict[str, Any]] = {
+    "quantize.fp8_dynamic": {"device": "cuda:0"},
+    "quantize.fp16": {"device": "cuda:0"},
+    "fuse.tensorrt": {"device": "cuda:0"},
+    "batch.continuous": {"notes": [{"steps": True}]},
+    "schedule.shortest_expected": {
+        "members": [[length] for length in _LENGTHS],
+        "compute_ms": [length / 20 for length in _LENGTHS],
+    },
+    "schedule.priority": {"priority": [0, 2], "queue_ms": [1.0, 60.0]},
+    "schedule.memory_aware": {"members": [[40, 40], [50, 51], [45, 190], [60, 62]] * 20, "resident_mb": 2},
+    "admit.limit": {"status": _LATE},
+    "admit.shed": {"status": _LATE, "deadline_ms": 100.0},
+    "memory.page_prefault": {"memory": {"resident_start_bytes": 0, "peak_bytes": 64 * _MIB}},
+    "host.parallel": {"torch_threads": 1, "compute_ms": 20.0, "gap_ms": 80.0},
+    "warmup.resident": {"gap_ms": [5.0, 60.0], "open_ms": 0.0, "compute_ms": [4.0, 8.0], "members": [[50]] * 40},
+    "transfer.pinned": {"device": "cuda:0"},
+    "transfer.overlap": {"device": "cuda:0"},
+    "fuse.cudagraph": {"device": "cuda:0"},
+    "fuse.compile_autotune": {"device": "cuda:0"},
+    "host.routing": {
+        "members": [[50]] * 60,
+        "compute_ms": [4.0, 12.0],
+        "workers": 2,
+        "settings": {"workers": 2},
+    },
+    "cache.embeddings": {"embeddings": {"tables": 1, "rows": 10**6, "bytes": 10**9}},
+}
+_STALLED = {
+    "device": "cuda:0",
+    "device_memory": {
+        "total_bytes": 8 << 30,
+        "left_bytes": 0,
+        "reserved_start_bytes": 1 << 30,
+        "reserved_end_bytes": 7 << 30,
+        "reserved_peak_bytes": 7 << 30,
+        "allocated_start_bytes": 1 << 30,
+        "allocated_peak_bytes": 4 << 30,
+        "retries": 9,
+        "allocs": 40,
+        "frees": 30,
+        "share": 1.0,
+        "backend": "native",
+        "settings": {},
+    },
+}
+_CALLED_FOR |= {"memory.device_allocator": _STALLED, "memory.limit": _STALLED}
+#: What their measurements on the bench found.
+_FOUND: dict[str, Any] = {
+    "quantize.int8_excluded": {"keep": {"head": 0.2}},
+    "memory.device_allocator": Choice(setting="expandable_segments:True", said="none would be left"),
+    "batch.tune": Proposal(numbers=Numbers(limit=4, window_ms=5.0, workers=1, threads=0), score=0.5, looked_at=9),
+}
 
 
 def _ns(milliseconds: _Times, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -130,7 +191,24 @@ def _samples(series: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return samples
 
 
-def _diagnosis() -> Diagnosis:
+def _cause(cause: str, share: float) -> CauseSummary:
+    return CauseSummary(
+        cause=cause,
+        tail_ms=100 * share,
+        tail_share=share,
+        own_ms=100 * share,
+        propagated_ms=0.0,
+        ci95_ms=(0.0, 0.0),
+        named=share > 0.1,
+        evidence_class="measured",
+        requests=1,
+        evidence="",
+        whatif_ms={},
+        fixes=(),
+    )
+
+
+def _diagnosis(shares: Mapping[str, float]) -> Diagnosis:
     none = np.zeros((0, 0), dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)
     return Diagnosis(
@@ -146,7 +224,7 @@ def _diagnosis() -> Diagnosis:
         excess_ms=0.0,
         reference_ms=0.0,
         unexplained_ms=0.0,
-        causes=(),
+        causes=tuple(_cause(cause, share) for cause, share in shares.items()),
         dispatch_ms={},
         throughput_rps=0.0,
         overhead={},
@@ -169,13 +247,38 @@ def make_record() -> MakeRecord:
 
 @pytest.fixture(scope="session")
 def make_context() -> Callable[..., Context]:
-    """A context of a record, settings, and whatever else a context has."""
+    """A context of a record, settings, shares of the tail by cause, and whatever else a context has."""
 
-    def make(run: RunRecord | None = None, settings: RunnerSettings = _BEFORE, **more: Any) -> Context:
-        known: dict[str, Any] = {"diagnosis": _diagnosis(), "default_collate": True, "cores": 2}
+    def make(
+        run: RunRecord | None = None,
+        settings: RunnerSettings = _BEFORE,
+        *,
+        shares: Mapping[str, float] | None = None,
+        **more: Any,
+    ) -> Context:
+        known: dict[str, Any] = {"diagnosis": _diagnosis(shares or {}), "default_collate": True, "cores": 2}
         return Context(settings=settings, record=_record() if run is None else run, **{**known, **more})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def uncalled() -> frozenset[str]:
+    """Fixes for which an ordinary run does not call."""
+    return frozenset({*_CALLED_FOR, *_FOUND})
+
+
+@pytest.fixture(scope="session")
+def calling(make_record: MakeRecord, make_context: Callable[..., Context]) -> Callable[..., Context]:
+    """A context in which a fix applies, under the settings given."""
+
+    def call(fix: Fix, *settings: RunnerSettings) -> Context:
+        run = make_record(**_CALLED_FOR.get(fix.id, {}))
+        if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
+            settings = (RunnerSettings(**run.meta["settings"]),)
+        return make_context(run, *settings, found=_FOUND)
+
+    return call
 
 
 @pytest.fixture(scope="session")
@@ -206,7 +309,6 @@ def machine_that_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         "fuse.compile.compiler_missing": lambda: "",
         "fuse.converted_model.backend_missing": lambda _: "",
         "memory.allocator.platform": glibc,
-        "memory.page_prefault.platform": glibc,
         "memory.page_prefault.available_bytes": lambda: 4 << 30,
         "memory.huge_pages.huge_page_mode": lambda: "madvise",
         "memory.huge_pages.glibc_version": lambda: (2, 36),

@@ -15,88 +15,18 @@ import pytest
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.config.settings_tables import validate_settings
 from latfix.files.toml_reader import TomlFile
-from latfix.profilers.allocator_lab.compare_policies import Choice
-from latfix.profilers.forecast.parameter_search import Numbers, Proposal
-from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
-from latfix.settings import RunnerSettings
-from latfix.stages import Status
+from latfix.settings import Precision, RunnerSettings
 
 Make = Callable[..., RunRecord]
 MakeContext = Callable[..., Context]
 
+CONV = "torch.nn.modules.conv.Conv2d"
+LINEAR = "torch.nn.modules.linear.Linear"
+MATH = "aten::_scaled_dot_product_attention_math"
+
 BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
-MIB = 1 << 20
-LATE = [int(Status.OK)] * 9 + [int(Status.TIMEOUT)]
-LENGTHS = [20, 400, 60, 150, 300, 30] * 10
-#: Runs that call for a fix which the ordinary one does not call for.
-CALLED_FOR: dict[str, dict[str, Any]] = {
-    "quantize.fp8_dynamic": {"device": "cuda:0"},
-    "quantize.fp16": {"device": "cuda:0"},
-    "fuse.tensorrt": {"device": "cuda:0"},
-    "batch.continuous": {"notes": [{"steps": True}]},
-    "schedule.shortest_expected": {
-        "members": [[length] for length in LENGTHS],
-        "compute_ms": [length / 20 for length in LENGTHS],
-    },
-    "schedule.priority": {"priority": [0, 2], "queue_ms": [1.0, 60.0]},
-    "schedule.memory_aware": {"members": [[40, 40], [50, 51], [45, 190], [60, 62]] * 20, "resident_mb": 2},
-    "admit.limit": {"status": LATE},
-    "admit.shed": {"status": LATE, "deadline_ms": 100.0},
-    "memory.page_prefault": {"memory": {"resident_start_bytes": 0, "peak_bytes": 64 * MIB}},
-    "host.parallel": {"torch_threads": 1, "compute_ms": 20.0, "gap_ms": 80.0},
-    "warmup.resident": {"gap_ms": [5.0, 60.0], "open_ms": 0.0, "compute_ms": [4.0, 8.0], "members": [[50]] * 40},
-    "transfer.pinned": {"device": "cuda:0"},
-    "transfer.overlap": {"device": "cuda:0"},
-    "fuse.cudagraph": {"device": "cuda:0"},
-    "fuse.compile_autotune": {"device": "cuda:0"},
-    "host.routing": {
-        "members": [[50]] * 60,
-        "compute_ms": [4.0, 12.0],
-        "workers": 2,
-        "settings": {"workers": 2},
-    },
-    "cache.embeddings": {"embeddings": {"tables": 1, "rows": 10**6, "bytes": 10**9}},
-}
-_STALLED = {
-    "device": "cuda:0",
-    "device_memory": {
-        "total_bytes": 8 << 30,
-        "left_bytes": 0,
-        "reserved_start_bytes": 1 << 30,
-        "reserved_end_bytes": 7 << 30,
-        "reserved_peak_bytes": 7 << 30,
-        "allocated_start_bytes": 1 << 30,
-        "allocated_peak_bytes": 4 << 30,
-        "retries": 9,
-        "allocs": 40,
-        "frees": 30,
-        "share": 1.0,
-        "backend": "native",
-        "settings": {},
-    },
-}
-CALLED_FOR |= {"memory.device_allocator": _STALLED, "memory.limit": _STALLED}
-#: What their measurements on the bench found.
-FOUND: dict[str, Any] = {
-    "quantize.int8_excluded": {"keep": {"head": 0.2}},
-    "memory.device_allocator": Choice(setting="expandable_segments:True", said="none would be left"),
-    "batch.tune": Proposal(numbers=Numbers(limit=4, window_ms=5.0, workers=1, threads=0), score=0.5, looked_at=9),
-}
-
-
-@pytest.fixture
-def calling(make_record: Make, make_context: MakeContext) -> Callable[..., Context]:
-    """A context in which a fix applies, under the settings given."""
-
-    def call(fix: Fix, *settings: RunnerSettings) -> Context:
-        run = make_record(**CALLED_FOR.get(fix.id, {}))
-        if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
-            settings = (RunnerSettings(**run.meta["settings"]),)
-        return make_context(run, *settings, found=FOUND)
-
-    return call
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
@@ -114,15 +44,14 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
     read = validate_settings(table, TomlFile(tmp_path / "plan.toml", text), "fix.settings")
     assert before.with_overrides(read) == settings
     if fix.id == "batch.tune":  # the search looks once, and has what it found applied
-        assert FOUND[fix.id].numbers.changes(settings) == {}
+        assert now.found[fix.id].numbers.changes(settings) == {}
     elif fix.id != "batch.size":  # may double more than once
         assert fix.obstacle(calling(fix, settings)) != ""
 
 
-@pytest.mark.parametrize("fix", [BY_ID[name] for name in (*CALLED_FOR, *FOUND)], ids=lambda fix: fix.id)
-def test_what_calls_for_a_fix_is_looked_at(fix: Fix, make_context: MakeContext) -> None:
+def test_what_calls_for_a_fix_is_looked_at(uncalled: frozenset[str], make_context: MakeContext) -> None:
     """An ordinary run is none of those that call for them; each says why in a sentence."""
-    assert fix.obstacle(make_context()) != ""
+    assert [name for name in uncalled if not BY_ID[name].obstacle(make_context())] == []
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
@@ -195,6 +124,70 @@ def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make
             {},
             "the 2 workers are alike",
         ),
+        (
+            "quantize.int8_dynamic",
+            {},
+            {"model": {"modules": {"torch.nn.modules.conv.Conv2d": 3}}},
+            {},
+            "no nn.Linear",
+        ),
+        (
+            "quantize.int8_dynamic",
+            {},
+            {"model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 1.0, "int8_dynamic": 1.2}}},
+            {},
+            "take 1.2 ms in it, 1 ms as they are",
+        ),
+        (
+            "quantize.int8_weight_only",
+            {},
+            {"model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 8.0, "bf16": 2.0, "int8_weight_only": 3.5}}},
+            {},
+            "3.5 ms in it, 2 ms in bf16",
+        ),
+        (
+            "quantize.int8_weight_only",
+            {},
+            {"model": {"modules": {LINEAR: 4}, "few_row_products": 0}},
+            {},
+            "many rows",
+        ),
+        ("quantize.int8_weight_only", {"precision": "bf16"}, {}, {}, "bf16 already"),
+        ("quantize.int8_weight_only", {"compile": "dynamic"}, {}, {}, "compiled already"),
+        ("quantize.int8_excluded", {}, {}, {}, "was not measured"),
+        ("quantize.int8_excluded", {}, {}, {"found": {"quantize.int8_excluded": {}}}, "found none whose exclusion"),
+        ("quantize.int8_excluded", {}, {}, {"found": {"quantize.int8_excluded": {"reason": "it died"}}}, ": it died"),
+        ("quantize.int8_dynamic", {"backend": "openvino"}, {}, {}, "openvino runs the model"),
+        ("fuse.compile", {"backend": "onnxruntime"}, {}, {}, "onnxruntime runs the model"),
+        ("fuse.onnxruntime", {"precision": "bf16"}, {}, {}, "precision is bf16"),
+        ("fuse.onnxruntime", {"compile": "dynamic"}, {}, {}, "compile is dynamic"),
+        ("fuse.onnxruntime", {}, {"device": "cuda:0"}, {}, "GPU"),
+        ("fuse.onnxruntime", {}, {"model": {"compile_parts": True}}, {}, "Python loop"),
+        ("fuse.openvino", {"precision": "int8_dynamic"}, {}, {}, "precision is int8_dynamic"),
+        ("fuse.openvino", {"precision": "bf16", "keep_precision": ("head",)}, {}, {}, "keep_precision"),
+        ("fuse.openvino", {"attention": "math"}, {}, {}, "attention is math"),
+        ("fuse.openvino", {"backend": "onnxruntime"}, {}, {}, "onnxruntime runs the model already"),
+        ("fuse.tensorrt", {}, {}, {}, "the model runs on the CPU"),
+        ("fuse.tensorrt", {"precision": "int8_dynamic"}, {"device": "cuda:0"}, {}, "precision is int8_dynamic"),
+        (
+            "fuse.tensorrt",
+            {},
+            {"device": "cuda:0", "model": {"modules": {"latfix.runners.model_files.engine_file.EngineModule": 1}}},
+            {},
+            "a TensorRT engine already",
+        ),
+        ("fuse.channels_last", {}, {"model": {"modules": {LINEAR: 4}}}, {}, "no two-dimensional convolution"),
+        (
+            "fuse.channels_last",
+            {},
+            {"model": {"modules": {CONV: 3}, "layouts": {"channels_last": 5}}},
+            {},
+            "5 of 5 images",
+        ),
+        ("fuse.channels_last", {"compile": "dynamic"}, {}, {}, "compiler"),
+        ("fuse.attention", {}, {"model": {"kernels": {"aten::addmm": 3}}}, {}, "no scaled_dot_product_attention ran"),
+        ("fuse.attention", {}, {"model": {"kernels": {MATH: 3}}}, {}, "do not allow it"),
+        ("fuse.attention", {}, {"device": "cuda:0"}, {}, "CPU only"),
     ],
 )
 def test_a_fix_says_why_it_does_not_apply(
@@ -211,30 +204,12 @@ def test_a_fix_says_why_it_does_not_apply(
     assert words in BY_ID[fix].obstacle(now)
 
 
-def of_the_tail(cause: str, share: float) -> CauseSummary:
-    return CauseSummary(
-        cause=cause,
-        tail_ms=100 * share,
-        tail_share=share,
-        own_ms=100 * share,
-        propagated_ms=0.0,
-        ci95_ms=(0.0, 0.0),
-        named=False,
-        evidence_class="counted",
-        requests=1,
-        evidence="",
-        whatif_ms={},
-        fixes=(),
-    )
-
-
 @pytest.mark.parametrize("share", [0.03, 0.02])
 def test_an_allocator_is_judged_by_all_that_memory_costs_the_tail(
     share: float, make_record: Make, make_context: MakeContext
 ) -> None:
-    causes = [of_the_tail(cause, share) for cause in ("memory.page_faults", "memory.fragmentation", "python.gc")]
-    few = make_context(make_record(faults=2))
-    told = BY_ID["memory.allocator"].obstacle(replace(few, diagnosis=replace(few.diagnosis, causes=tuple(causes))))
+    shares = dict.fromkeys(("memory.page_faults", "memory.fragmentation", "python.gc"), share)
+    told = BY_ID["memory.allocator"].obstacle(make_context(make_record(faults=2), shares=shares))
     assert ("page faults a request" in told) == (2 * share < 0.05)
 
 
@@ -319,3 +294,40 @@ def test_what_changes_answers_says_so() -> None:
         "batch.continuous",
         "batch.tune",
     }
+
+
+def test_layers_that_are_about_as_fast_are_left_to_a_trial(make_record: Make, make_context: MakeContext) -> None:
+    times = {"default": 1.0, "bf16": 1.1, "int8_dynamic": 1.05, "int8_weight_only": 1.05}
+    now = make_context(make_record(model={"modules": {LINEAR: 4}, "linear_ms": times}))
+    assert BY_ID["quantize.int8_dynamic"].obstacle(now) == BY_ID["quantize.int8_weight_only"].obstacle(now) == ""
+
+
+@pytest.mark.parametrize(
+    ("fix", "device", "precisions"),
+    [
+        ("fuse.onnxruntime", "cpu", ("default",)),
+        ("fuse.openvino", "cpu", ("default", "bf16")),
+        ("fuse.tensorrt", "cuda:1", ("default", "bf16", "fp16")),
+    ],
+)
+def test_a_backend_may_be_asked_for_its_precisions_where_it_is_installed(
+    fix: str,
+    device: str,
+    precisions: tuple[Precision, ...],
+    make_record: Make,
+    make_context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = make_record(device=device)
+    for precision in precisions:
+        assert BY_ID[fix].obstacle(make_context(run, RunnerSettings(precision=precision))) == ""
+    missing = "latfix.runners.fixes.fuse.converted_model.backend_missing"
+    monkeypatch.setattr(missing, lambda backend: f"needs {backend}")
+    assert BY_ID[fix].obstacle(make_context(run)) == f"needs {fix.partition('.')[2]}"
+
+
+def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_context: MakeContext) -> None:
+    found = {"quantize.int8_excluded": {"keep": {"layers.1": 0.2, "head": 0.1}}}
+    now = make_context(None, RunnerSettings(keep_precision=("head",)), found=found)
+    change = BY_ID["quantize.int8_excluded"].change(now)
+    assert change == {"precision": "int8_dynamic", "keep_precision": ["head", "layers.1"]}

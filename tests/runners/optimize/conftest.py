@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.settings import Objective, RunnerSettings
+from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
 
 LOAD_S = 2.0
@@ -377,6 +379,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(FakeArm, "world", made, raising=False)
     monkeypatch.setattr("latfix.runners.optimize.measurement.Arm", FakeArm)
+    # Effects here are clear or none: fewer resamples tell them apart.
+    monkeypatch.setattr("latfix.results.comparison.arm_ratios", partial(arm_ratios, replicates=100))
     monkeypatch.setattr("latfix.runners.optimize.optimizer.Forecast", lambda _: None)
     for module in ("optimizer", "journal"):
         disk = SimpleNamespace(load=lambda folder: made.records[folder])

@@ -270,12 +270,12 @@ def test_shifts_are_told_when_they_begin_and_when_they_end() -> None:
 
 def test_what_others_take_of_a_device_counts_until_batches_tell() -> None:
     router = Router(2)
-    router.told(1, 0.5, 10)
+    router.note_others(1, 0.5, 10)
     assert (router.weight(0), router.weight(1)) == (1.0, 2.0)
     ticket = router.took(1, 20, size=1, longest=1)
     router.ended(1, ticket, 30, size=1, longest=1, total=1)
     assert router.weight(1) == 1.0, "its own batch is newer"
-    router.told(1, 7.0, 40)
+    router.note_others(1, 7.0, 40)
     assert router.weight(1) == pytest.approx(10.0), "never all of it"
 
 
@@ -286,7 +286,7 @@ def test_of_equals_the_one_that_stood_longest_is_woken() -> None:
     assert router.best_standing() == 2
     router.leaves(2, 1)
     assert router.best_standing() == 0
-    router.told(0, 0.3, 5)
+    router.note_others(0, 0.3, 5)
     assert router.best_standing() == 1
     for worker in (0, 1):
         router.leaves(worker, 6)

@@ -35,15 +35,6 @@ def machine(*domains: tuple[int, ...]) -> Topology:
     )
 
 
-@pytest.fixture(autouse=True)
-def a_machine_of_two_domains(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (host_pin, locality_cores):
-        monkeypatch.setattr(module, "read_topology", lambda: machine((0, 1), (2, 3)))
-    monkeypatch.setattr(host_priority, "least_nice", lambda: -20)
-    monkeypatch.setattr(host_priority, "current_nice", lambda: 0)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-
-
 def worker(*cores: int, nice: int = 0, migrations: int = 0, **more: int) -> dict[str, Any]:
     return {"cores": cores_text(cores), "allowed": list(cores), "nice": nice, "migrations": migrations, **more}
 

@@ -28,20 +28,6 @@ ALLOCATOR, PREFAULT = memory_allocator.FIX, memory_page_prefault.FIX
 HUGE, POOL = memory_huge_pages.FIX, memory_pool.FIX
 
 
-@pytest.fixture(autouse=True)
-def a_machine_that_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LD_PRELOAD", "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
-    libc = SimpleNamespace(libc_ver=lambda: ("glibc", "2.36"))
-    monkeypatch.setattr(memory_allocator, "platform", libc)
-    monkeypatch.setattr(memory_page_prefault, "platform", libc)
-    monkeypatch.setattr(memory_page_prefault, "available_bytes", lambda: 8192 * MIB)
-    monkeypatch.setattr(memory_huge_pages, "huge_page_mode", lambda: "madvise")
-    monkeypatch.setattr(memory_huge_pages, "glibc_version", lambda: (2, 36))
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(preload, "preload_name", lambda allocator: allocator.sonames[0])
-
-
 def test_evidence_that_is_split_among_causes_is_added_up(make_record: Make, make_context: Make) -> None:
     """Page faults, growing heaps and fragmentation are the same trouble in three rows of the ledger."""
     split = {"memory.page_faults": 0.02, "memory.allocator": 0.025, "memory.fragmentation": 0.01}
@@ -168,7 +154,7 @@ def test_prefaulting_what_is_not_needed_or_not_there_is_refused(
     monkeypatch.setattr(memory_page_prefault, "available_bytes", lambda: 200 * MIB)
     found = PREFAULT.obstacle(make_context(make_record(memory=grown(400, 500))))
     assert found == "128 MiB would be needed, 200 MiB are available"
-    monkeypatch.setattr(memory_page_prefault, "platform", SimpleNamespace(libc_ver=lambda: ("", "")))
+    monkeypatch.setattr(memory_allocator, "platform", SimpleNamespace(libc_ver=lambda: ("", "")))
     assert "not glibc" in PREFAULT.obstacle(make_context(make_record(memory=grown(400, 500))))
 
 

@@ -1,0 +1,195 @@
+"""latfix from Python: read a run as pandas frames, diagnose it, compare two, replay a workload."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfix.run_record.run_meta import RunMeta
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from latfix.results.comparison import Comparison
+    from latfix.results.diagnosis import Diagnosis
+    from latfix.run_record.chunked_record import RecordFile
+    from latfix.run_record.run_record import RunRecord
+
+#: Columns that are points in time, from the run's start; other ``*_ns`` are durations.
+_MOMENTS = ("t", "arrival", "free", "open", "close", "collated", "h2d_end", "compute_end", "d2h_end", "finish_end")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. Frames are read when first asked for; times are in milliseconds (``latency_ms``), moments in
+    seconds from the run's start (``arrival_s``)."""
+
+    record: RunRecord | RecordFile
+
+    @property
+    def folder(self) -> Path:
+        """Where it was read from."""
+        return self.record.folder
+
+    @cached_property
+    def meta(self) -> RunMeta:
+        """What was replayed, where and how: ``run.json``."""
+        return RunMeta.from_json(self.record.meta)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row a request: ``id``, ``arrival_s``, a column for each stage, ``latency_ms``, ``status``, features."""
+        return self._frame("requests").set_index("index")
+
+    @cached_property
+    def batches(self) -> pd.DataFrame:
+        """A row a batch: when it opened, closed and ended, its size, what its thread did."""
+        return self._frame("batches").set_index("batch_id")
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """Collections, compilations, spans, errors and notes; ``detail`` is a dict."""
+        frame = self._frame("events")
+        frame["detail"] = frame["detail"].map(json.loads)
+        return frame
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """What was sampled beside the requests: ``t_s``, ``series``, ``value`` in the unit that the series names."""
+        return self._frame("samples")
+
+    @cached_property
+    def causes(self) -> pd.DataFrame:
+        """A row for each request and cause: own and propagated milliseconds beyond a quiet request."""
+        from latfix.profilers.diagnose import write_causes
+
+        path = self.folder / "causes.parquet"
+        if path.exists():
+            return _read(path)
+        with tempfile.TemporaryDirectory() as folder:
+            write_causes(diagnose(self), Path(folder) / "causes.parquet")
+            return _read(Path(folder) / "causes.parquet")
+
+    def _frame(self, name: str) -> pd.DataFrame:
+        from latfix.run_record.run_record import finalize
+
+        path = self.folder / f"{name}.parquet"
+        if path.exists():
+            return _read(path)
+        with tempfile.TemporaryDirectory() as folder:  # the runner was killed: its segments are turned into Parquet
+            copy = Path(folder) / "run"
+            shutil.copytree(self.folder, copy)
+            finalize(copy)
+            return _read(copy / f"{name}.parquet")
+
+
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.read_parquet(path)
+    names = {}
+    for name in frame.columns:
+        if name.endswith("_ns") and pd.api.types.is_numeric_dtype(frame[name]):
+            base = name.removesuffix("_ns")
+            names[name] = f"{base}_s" if base in _MOMENTS else f"{base}_ms"
+            frame[name] = frame[name] / (1e9 if base in _MOMENTS else 1e6)
+    return frame.rename(columns=names)
+
+
+def read_run(folder: str | Path) -> Run:
+    """A run's folder, complete or not.
+
+    :raises InputError: it is not a run's, or is damaged.
+    """
+    from latfix.run_record.chunked_record import open_record
+
+    return Run(open_record(Path(folder)))
+
+
+def diagnose(run: Run | str | Path, *, percentile: float | None = None, seed: int = 0) -> Diagnosis:
+    """Attribute the tail of a run to causes.
+
+    :param run: a run, or its folder.
+    :param percentile: where the tail begins, above 0 and below 100; the workload's objective where ``None``.
+    :param seed: of the bootstrap.
+    """
+    from latfix.profilers.diagnose import diagnose as attribute
+
+    return attribute(_run(run).record, percentile=percentile, seed=seed)
+
+
+def compare(
+    base: Run | str | Path | Sequence[Run | str | Path],
+    new: Run | str | Path | Sequence[Run | str | Path],
+    *,
+    seed: int = 0,
+) -> Comparison:
+    """Compare runs before and after, in pairs.
+
+    :param base: a run or its folder; or several, replayed in turns with as many of ``new``.
+    :raises InputError: the folder of one is not a run's.
+    :raises ValueError: there are not equally many.
+    """
+    from latfix.results.comparison import compare_rounds
+    from latfix.run_record.run_record import RunRecord
+
+    def loaded(runs: Run | str | Path | Sequence[Run | str | Path]) -> list[RunRecord]:
+        several = [runs] if isinstance(runs, Run | str | Path) else runs
+        records = [each.record if isinstance(each, Run) else Path(each) for each in several]
+        folders = [each if isinstance(each, Path) else each.folder for each in records]
+        return [
+            each if isinstance(each, RunRecord) else RunRecord.load(folder)
+            for each, folder in zip(records, folders, strict=True)
+        ]
+
+    return compare_rounds(loaded(base), loaded(new), seed=seed)
+
+
+def replay(
+    workload: str | Path,
+    traffic: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    profile: str = "",
+    limit: int | None = None,
+    speed: float = 1.0,
+    seed: int = 0,
+    **settings: Any,
+) -> Run:
+    """Replay recorded traffic against a workload, in a process of its own.
+
+    :param workload: a workload's folder, a model file, or the name of a sample.
+    :param traffic: recorded traffic instead of the workload's own.
+    :param out: a new folder for the run; one under ``latfix-runs/`` where ``None``.
+    :param profile: of the workload's ``workload.toml``.
+    :param limit: replay only the first so many requests.
+    :param speed: this many times as fast as recorded.
+    :param settings: of the runner, by their names in ``workload.toml``: ``max_batch_size=4``.
+    :raises InputError: something of it is wrong.
+    :raises RunnerError: the model or its runner failed.
+    """
+    from latfix.cli.shared.options import TrafficOptions, load_traffic
+    from latfix.config.settings_tables import validate_settings
+    from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.files.toml_reader import TomlFile
+    from latfix.runners.replay.run_session import Replay, default_folder, open_folder, run
+
+    options = TrafficOptions(limit=limit, speed=speed)
+    options.check()
+    spec = load_spec(str(workload), traffic=None if traffic is None else Path(traffic), profile=profile)
+    check_runs(spec)
+    checked = validate_settings(settings, TomlFile(Path("replay")), "settings")
+    schedule = load_traffic(spec, options)
+    folder = open_folder(Path(out) if out is not None else default_folder(spec.name, "replay"))
+    job = Replay(spec=spec, traffic=schedule, settings=spec.settings.with_overrides(checked), seed=seed)
+    return Run(run(folder, job))
+
+
+def _run(run: Run | str | Path) -> Run:
+    return run if isinstance(run, Run) else read_run(run)

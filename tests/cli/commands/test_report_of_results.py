@@ -1,0 +1,82 @@
+"""``latfix report`` on results that are no runs: shown again from their folder, or from their JSON alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from latfix.results import DOCUMENTS
+
+Cli = Callable[..., tuple[int, str, str]]
+DOCUMENTS_FOLDER = Path(__file__).parents[2] / "results" / "documents"
+WRITTEN = sorted(path.stem for path in DOCUMENTS_FOLDER.glob("*.json") if path.stem != "run")
+#: A word that each result shows.
+SHOWN = {
+    "diagnosis": "Where the tail comes from",
+    "comparison": "95 % interval",
+    "optimization": "What was tried",
+    "sweep": "max_batch_size=4",
+    "selftest": "python.gc",
+    "doctor": "nothing was changed",
+    "history": "history  ",
+    "fragmentation": "torch's defaults",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_result_is_shown_from_its_json_alone(name: str, cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    shutil.copy(DOCUMENTS_FOLDER / f"{name}.json", file)
+    code, out, err = cli("report", file)
+    assert code == 0, err
+    assert SHOWN[name] in out
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    code, out, _ = cli("report", file, "--json", "-")
+    assert code == 0 and json.loads(out) == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("name", ["optimization", "sweep", "selftest", "doctor", "comparison", "fragmentation"])
+def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str, cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "result"
+    folder.mkdir()
+    shutil.copy(DOCUMENTS_FOLDER / f"{name}.json", folder)
+    code, out, err = cli("report", folder)
+    assert code == 0, err
+    assert SHOWN[name] in out
+    assert (folder / "report.html").exists() == (name in ("optimization", "sweep"))
+    code, _, err = cli("report", folder, "--out", tmp_path / "elsewhere")
+    assert code == 0 and (tmp_path / "elsewhere" / "report.html").exists() == (name in ("optimization", "sweep"))
+
+
+def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert diagnose()[0] == 0
+    folder = tmp_path / "compared"
+    assert cli("compare", tmp_path / "run-1", tmp_path / "run-2", "--out", folder)[0] == 0
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    assert cli("report", folder)[0] == 0
+    assert (folder / "report.html").read_text() == page
+    shutil.rmtree(tmp_path / "run-1")
+    (folder / "report.html").unlink()
+    assert cli("report", folder)[0] == 0 and not (folder / "report.html").exists()
+
+
+def test_the_file_of_a_run_stands_for_its_folder(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
+    assert diagnose()[0] == 0
+    code, out, err = cli("report", tmp_path / "run-1" / "run.json")
+    assert code == 0 and "Where the tail comes from" in out, err
+
+
+@pytest.mark.parametrize("option", ["--percentile=95", "--gate=p99<1s", "--slowest=2", "--request=r1", "--history=x"])
+def test_options_that_need_rows_are_refused(option: str, cli: Cli) -> None:
+    code, out, err = cli("report", DOCUMENTS_FOLDER / "sweep.json", option)
+    assert code == 2 and out == "" and err.startswith(f"latfix: {option.partition('=')[0]}: found ")
+
+
+def test_every_kind_of_document_is_tried() -> None:
+    assert {*WRITTEN, "run", "explanation", "backends"} == set(DOCUMENTS)

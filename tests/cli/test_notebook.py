@@ -1,0 +1,116 @@
+"""latfix from Python: the session of docs/api.md, frames of whole and of killed runs, what a notebook shows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import latfix
+from latfix.errors import InputError
+from latfix.results.comparison import Comparison
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def notebook(
+    service: Any, cli: Any, write_workload: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A working directory with ``my_workload`` and a run of it in ``run``; replays are simulated."""
+    write_workload(tmp_path / "my_workload", traffic=[{"arrival_s": k * 0.1, "tokens": k} for k in range(300)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("latfix.runners.replay.run_session.run", service.replay)
+    assert cli("diagnose", "my_workload", "--out", "run")[0] == 0
+    return tmp_path
+
+
+def test_the_page_of_the_api_runs_as_it_stands(notebook: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    session: dict[str, Any] = {}
+    exec("\n".join(blocks), session)  # one notebook: each cell uses the names of those before
+    assert isinstance(session["comparison"], Comparison)
+    assert len(session["slow"]) == 10 and len(session["again"].requests) == 200
+    assert session["again"].meta.settings["max_batch_size"] == 4
+    assert (notebook / "smaller-batches" / "run.json").is_file()
+
+
+@pytest.mark.usefixtures("notebook")
+def test_frames_have_units_in_their_names() -> None:
+    run = latfix.read_run("run")
+    record = run.record
+    assert run.requests["latency_ms"].to_numpy() == pytest.approx(record.requests["latency_ns"] / 1e6)  # type: ignore[union-attr]
+    assert run.requests["arrival_s"].iloc[1] == pytest.approx(0.1) and run.requests["tokens"].tolist() == [
+        *range(300)
+    ]
+    assert run.batches["open_s"].iloc[-1] > 29 and len(run.events) == len(run.samples) == 0
+    for frame in (run.requests, run.batches, run.events, run.samples, run.causes):
+        assert not [name for name in frame.columns if name.endswith("_ns")]
+    ledger = latfix.diagnose(run).ledger
+    assert run.causes["own_ms"].sum() == pytest.approx(ledger.own_ns.sum() / 1e6)
+
+
+def test_causes_of_a_run_that_was_never_diagnosed(notebook: Path) -> None:
+    written = latfix.read_run("run").causes
+    (notebook / "run" / "causes.parquet").unlink()
+    assert latfix.read_run("run").causes.equals(written)
+
+
+def test_a_killed_run_is_read_and_left_as_it_is(notebook: Path, service: Any) -> None:
+    whole = latfix.read_run("run")
+    killed = notebook / "killed"
+    shutil.copytree(notebook / "run", killed)
+    segments = killed / "segments"
+    segments.mkdir()
+    service._write(segments, whole.record.requests["arrival_ns"], seed=1)  # type: ignore[union-attr]
+    for path in killed.glob("*.parquet"):
+        if path.name != "traffic.parquet":
+            path.unlink()
+    before = sorted(path.name for path in killed.rglob("*"))
+    run = latfix.read_run(killed)
+    assert len(run.requests) == 300 and run.batches["size"].eq(1).all()
+    assert sorted(path.name for path in killed.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("notebook")
+def test_several_rounds_are_compared_in_pairs() -> None:
+    rounds = [latfix.replay("my_workload", out=f"r{k}") for k in range(4)]
+    compared = latfix.compare(rounds[:2], ["r2", rounds[3]])
+    assert compared.paired and compared.rounds == 2
+    assert compared.to_json() == latfix.compare(["r0", "r1"], ["r2", "r3"]).to_json()
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"max_batch": 4}, "max_batch"), ({"max_batch_size": 0}, "max_batch_size"), ({"limit": 0}, "--limit")],
+)
+def test_a_wrong_setting_is_refused_before_anything_runs(arguments: Any, message: str, service: Any) -> None:
+    with pytest.raises(InputError, match=message):
+        latfix.replay("my_workload", **arguments)
+    assert service.runs == 1
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_notebook_shows_results_with_every_text_escaped() -> None:
+    diagnosis = latfix.diagnose("run")
+    evil = tuple(replace(cause, cause=HOSTILE, evidence=HOSTILE) for cause in diagnosis.causes)
+    shown = replace(diagnosis, sentence=HOSTILE, notes=(HOSTILE,), causes=evil)._repr_html_()
+    assert "<script" not in shown and "&lt;script&gt;" in shown and "<table>" in shown
+    compared = replace(latfix.compare("run", "run"), notes=(HOSTILE,))._repr_html_()
+    assert "<script" not in compared and "p99, ms" in compared
+
+
+def test_importing_latfix_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'pandas', 'pyarrow', 'typer', 'rich', 'scipy', 'latfix.notebook'}"
+    code = f"import sys, latfix; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
