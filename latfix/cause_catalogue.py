@@ -1,39 +1,249 @@
-"""Every cause that a diagnosis can name, by its id."""
+"""Every cause of latency that latfix can assign: its id, how it is known, and what to call it.
+
+What each claims of a run is decided in ``profilers/causes``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-#: What happened, in the words of someone on call.
-CAUSE_WORDS: Mapping[str, str] = {
-    "traffic.burst": "arrivals outran the runner for a moment",
-    "traffic.overload": "arrivals outran the runner for good",
-    "traffic.priority": "overtaken by requests of higher priority",
-    "batching.window": "waited for the batch timer while the worker was free",
-    "batching.size": "computed longer because others shared the batch",
-    "batching.padding": "computed on padding",
-    "input.size": "this input needs more work (explained, not a fault)",
-    "cold.start": "first use: lazy initialization, weights paged in",
-    "cold.compile": "compilation in the request's path",
-    "memory.allocator": "the allocator's slow path",
-    "memory.fragmentation": "memory was free but not in one piece",
-    "memory.page_faults": "pages faulted in during the request",
-    "transfer.copy": "host–device copy slower than its bytes need",
-    "transfer.sync": "the host waited for the device where it need not",
-    "dispatch.launch": "the device starved for launches",
-    "gpu.clocks": "clocks lowered: thermal, power or idle",
-    "gpu.contention": "another process used the device",
-    "host.contention": "runnable but not running: too few cores for the threads",
-    "host.throttle": "the cgroup's CPU quota was exhausted",
-    "host.steal": "the hypervisor took the core",
-    "host.slowdown": "on the core for longer than the same work takes",
-    "python.gc": "the garbage collector ran",
-    "python.gil": "waited for the interpreter lock",
-    "external.dependency": "waited for something outside: network, database, disk",
-    "drift.memory": "slower with age: memory grew",
-    "drift.cache": "slower with age: a cache grew",
-    "drift.sessions": "slower with age: sessions grew",
-    "drift.unknown": "slower with age, no known reason",
-    "observer": "latfix itself: late dispatch, probe reads",
-    "unexplained": "none of the known causes",
-}
+EvidenceClass = Literal["measured", "counted", "modelled", "propagated", "remainder"]
+
+#: The cause that holds what no other explains.
+UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCause:
+    """One cause.
+
+    :param id: in reports, plans and gates.
+    :param evidence_class: how its own part is known.
+    :param title: what happened, in the words of someone on call.
+    :param happened: what happened to a request, to follow "… is" in a sentence.
+    :param behind: what the requests ahead suffered, to follow "requests waiting behind …".
+    """
+
+    id: str
+    evidence_class: EvidenceClass
+    title: str
+    happened: str
+    behind: str
+
+
+_KNOWN: tuple[KnownCause, ...] = (
+    KnownCause(
+        "traffic.burst",
+        "modelled",
+        "arrivals outran the runner for a moment",
+        happened="arrivals outrunning the runner for a moment",
+        behind="arrivals outrunning the runner for a moment",
+    ),
+    KnownCause(
+        "traffic.overload",
+        "modelled",
+        "arrivals outran the runner for good",
+        happened="arrivals outrunning the runner for good",
+        behind="arrivals outrunning the runner for good",
+    ),
+    KnownCause(
+        "traffic.priority",
+        "modelled",
+        "overtaken by requests of higher priority",
+        happened="being overtaken by requests of higher priority",
+        behind="being overtaken by requests of higher priority",
+    ),
+    KnownCause(
+        "batching.window",
+        "measured",
+        "waited for the batch timer while the worker was free",
+        happened="waiting for the batch timer while the worker was free",
+        behind="a worker held by the batch timer",
+    ),
+    KnownCause(
+        "batching.size",
+        "modelled",
+        "computed longer because others shared the batch",
+        happened="sharing a larger batch",
+        behind="an oversized batch",
+    ),
+    KnownCause(
+        "batching.padding",
+        "modelled",
+        "computed on padding",
+        happened="computing on padding",
+        behind="batches padded to a long input",
+    ),
+    KnownCause(
+        "input.size",
+        "modelled",
+        "this input needs more work (explained, not a fault)",
+        happened="inputs that need more work",
+        behind="a larger input",
+    ),
+    KnownCause(
+        "cold.start",
+        "modelled",
+        "first use: lazy initialization, weights paged in",
+        happened="first use (lazy initialization, weights paged in)",
+        behind="one that met first use",
+    ),
+    KnownCause(
+        "cold.compile",
+        "measured",
+        "compilation in the request's path",
+        happened="compilation in the request's path",
+        behind="one that paid for a compilation",
+    ),
+    KnownCause(
+        "memory.allocator",
+        "counted",
+        "the allocator's slow path",
+        happened="the allocator growing the heap or giving memory back",
+        behind="one for which the heap grew or shrank",
+    ),
+    KnownCause(
+        "memory.fragmentation",
+        "counted",
+        "memory was free but not in one piece",
+        happened="the heap growing because what was free in it lay in pieces",
+        behind="one for which a fragmented heap grew",
+    ),
+    KnownCause(
+        "memory.page_faults",
+        "counted",
+        "pages faulted in during the request",
+        happened="pages faulted in during the request",
+        behind="one that faulted pages in",
+    ),
+    KnownCause(
+        "transfer.copy",
+        "measured",
+        "host–device copy slower than its bytes need",
+        happened="a copy to or from the GPU that took longer than its bytes need",
+        behind="one whose copy to or from the GPU took long",
+    ),
+    KnownCause(
+        "transfer.sync",
+        "modelled",
+        "the host waited for the device where it need not",
+        happened="the GPU idle because the host had waited for it",
+        behind="one in which the host and the GPU waited for each other",
+    ),
+    KnownCause(
+        "dispatch.launch",
+        "modelled",
+        "the device starved for launches",
+        happened="the GPU waiting for the host to issue its work",
+        behind="one in which the GPU waited for the host",
+    ),
+    KnownCause(
+        "gpu.clocks",
+        "modelled",
+        "clocks lowered: thermal, power or idle",
+        happened="the GPU computing at a lower clock",
+        behind="one that the GPU computed at a lower clock",
+    ),
+    KnownCause(
+        "gpu.contention",
+        "counted",
+        "another process used the device",
+        happened="another process using the GPU",
+        behind="one that shared the GPU with another process",
+    ),
+    KnownCause(
+        "host.contention",
+        "measured",
+        "runnable but not running: too few cores for the threads",
+        happened="other threads or processes taking the core",
+        behind="one whose core was taken",
+    ),
+    KnownCause(
+        "host.throttle",
+        "measured",
+        "the cgroup's CPU quota was exhausted",
+        happened="the cgroup's CPU quota running out",
+        behind="one that the CPU quota stopped",
+    ),
+    KnownCause(
+        "host.steal",
+        "counted",
+        "the hypervisor took the core",
+        happened="the hypervisor taking the core",
+        behind="one whose core the hypervisor took",
+    ),
+    KnownCause(
+        "host.slowdown",
+        "modelled",
+        "on the core for longer than the same work takes",
+        happened="the core working slower than usual",
+        behind="one whose core worked slower than usual",
+    ),
+    KnownCause(
+        "python.gc",
+        "measured",
+        "the garbage collector ran",
+        happened="the garbage collector running during the request",
+        behind="one that the garbage collector interrupted",
+    ),
+    KnownCause(
+        "python.gil",
+        "counted",
+        "waited for the interpreter lock",
+        happened="waiting for the interpreter lock that another thread held",
+        behind="one that waited for the interpreter lock",
+    ),
+    KnownCause(
+        "external.dependency",
+        "measured",
+        "waited for something outside: network, database, disk",
+        happened="waiting for something outside (database, network, disk) in prepare or finish",
+        behind="one that waited for something outside",
+    ),
+    KnownCause(
+        "drift.memory",
+        "modelled",
+        "slower with age: memory grew",
+        happened="work slowing down while memory grew",
+        behind="one slowed by growing memory",
+    ),
+    KnownCause(
+        "drift.cache",
+        "modelled",
+        "slower with age: a cache grew",
+        happened="work slowing down while a cache of shapes or compilations grew",
+        behind="one slowed by a growing cache",
+    ),
+    KnownCause(
+        "drift.sessions",
+        "modelled",
+        "slower with age: sessions grew",
+        happened="work slowing down while sessions piled up",
+        behind="one slowed by sessions that piled up",
+    ),
+    KnownCause(
+        "drift.unknown",
+        "modelled",
+        "slower with age, no known reason",
+        happened="work slowing down with age",
+        behind="one slowed with age",
+    ),
+    KnownCause(
+        "observer",
+        "measured",
+        "latfix itself: late dispatch, probe reads",
+        happened="latfix itself being late",
+        behind="one that latfix delayed",
+    ),
+    KnownCause(
+        "unexplained",
+        "remainder",
+        "none of the known causes",
+        happened="something that no probe accounts for",
+        behind="one slowed by something that no probe accounts for",
+    ),
+)
+
+CATALOGUE: Mapping[str, KnownCause] = {cause.id: cause for cause in _KNOWN}

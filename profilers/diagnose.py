@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger_parquet import CausesFile
 from latfix.profilers.attribution.machine_noise_floor import above_noise
@@ -30,7 +31,7 @@ from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_m
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
 from latfix.profilers.over_time.active_intervals import activity
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary, Diagnosis, WhatIf
+from latfix.results.diagnosis import CauseSummary, Diagnosis, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES
@@ -134,7 +135,7 @@ class _Findings:
             unexplained_ms=by_id[UNEXPLAINED].tail_ms if UNEXPLAINED in by_id else 0.0,
             causes=causes,
             dispatch_ms={**_percentiles_ms(totals.lag, 50, 99), "max": totals.lag.largest / 1e6},
-            throughput_rps=self._throughput_rps(),
+            throughput_rps=totals.throughput.rps,
             overhead=overhead_of(meta),
             ledger=ledger,
             partial=self.source.partial,
@@ -198,10 +199,6 @@ class _Findings:
             }
             for stage, known in totals.stages.items()
         }
-
-    def _throughput_rps(self) -> float:
-        span_ns = self.seen.ended_ns - self.seen.first_ns
-        return self.totals.requests / (span_ns / 1e9) if span_ns > 0 else 0.0
 
     def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:
         """Figures that say how far the attribution can be trusted, and those over time and by worker."""

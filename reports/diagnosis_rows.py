@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import finite, interval_bounds, key_label, sentence, significant
 from latfix.reports.vocabulary import cause_words
-from latfix.results.diagnosis import UNEXPLAINED, Activity, CauseSummary, Diagnosis, Window
+from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
 
 FAILED_STATUSES = ("error", "timeout", "shed")

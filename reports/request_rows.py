@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import NONE, count, from_ns, share, significant
-from latfix.results.diagnosis import UNEXPLAINED, Ledger
+from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import Happening, Holder, StageTime, Story, Wait
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, STATUS_NAMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from latfix.cause_catalogue import CAUSE_WORDS
+from latfix.cause_catalogue import CATALOGUE
 from latfix.formatting import visible
 from latfix.results.diagnosis import Diagnosis
 
@@ -109,7 +109,7 @@ SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
 
 def cause_words(cause: str) -> str:
     """What a cause means, or an empty text for an id this version does not know."""
-    return CAUSE_WORDS.get(cause, "")
+    return CATALOGUE[cause].title if cause in CATALOGUE else ""
 
 
 def diagnosis_severity(diagnosis: Diagnosis) -> Severity:

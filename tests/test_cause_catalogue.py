@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from latfix.cause_catalogue import CAUSE_WORDS
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
 from latfix.profilers.causes import CAUSES
 
 
 def test_every_cause_that_is_searched_for_is_in_the_catalogue() -> None:
-    assert {cause.id for cause in CAUSES} == set(CAUSE_WORDS)
+    assert {cause.id for cause in CAUSES} == set(CATALOGUE)
+    assert len(CAUSES) == len(CATALOGUE)
+    assert CAUSES[-1].id == UNEXPLAINED

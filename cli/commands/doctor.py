@@ -35,10 +35,11 @@ def doctor(
     folder = None if out is None else open_folder(out)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("looking …"):
-        document = examine(seconds).to_json()
+        found = examine(seconds)
+    document = found.to_json()
     if folder is not None:
         write_json(folder / _DOCUMENT, document)
     target.write(document)
     if not target.to_stdout:
-        console.print(render_doctor(document))
+        console.print(render_doctor(found))
     return EXIT_OK

@@ -77,11 +77,11 @@ def fragmentation(
     names = (standing, *policy) if policy else (standing, *(each for each in SETTINGS if each != standing), *ARENAS)
     console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("replaying …"):
-        found = compared(made, room, compare(made, room, names)).to_json()
+        found = compared(made, room, compare(made, room, names))
     if folder is not None:
         write_trace(folder / _TRACE, made)
-        write_json(folder / _DOCUMENT, found)
-    target.write(found)
+        write_json(folder / _DOCUMENT, found.to_json())
+    target.write(found.to_json())
     if not target.to_stdout:
         console.print(render_fragmentation(found))
     return EXIT_OK

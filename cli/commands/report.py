@@ -137,11 +137,11 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
         case Scoreboard():
             return selftest.render_scoreboard(result)
         case Doctor():
-            return doctor.render_doctor(document)
+            return doctor.render_doctor(result)
         case BackendsTable():
             return backends.render_backends(document)
         case Fragmentation():
-            return fragmentation.render_fragmentation(document)
+            return fragmentation.render_fragmentation(result)
         case HistoryTrends():
             return history.render_history(trends_of(result), file=Path(result.file), workload=None)
     raise InputError("found run.json; expected the folder that it is in, whose rows a report needs")

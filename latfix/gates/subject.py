@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from latfix.formatting import LATENCY_KEYS
 from latfix.run_record.dispatch_lag import dispatch_lag
-from latfix.run_record.throughput import throughput_rps
+from latfix.run_record.run_record import throughput_rps
 from latfix.stages import Status
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from latfix.cause_catalogue import CAUSE_WORDS
+from latfix.cause_catalogue import CATALOGUE
 from latfix.errors import InputError
 from latfix.formatting import LATENCY_KEYS, clipped
 from latfix.statistics.percentiles import percentile_key, percentile_of
@@ -136,9 +136,9 @@ def _metric(name: str, wrong: Callable[[str, str], InputError]) -> str:
         return metric
     if metric.startswith("cause:"):
         cause = metric.removeprefix("cause:")
-        if cause in CAUSE_WORDS:
+        if cause in CATALOGUE:  # a misspelled one would always pass
             return metric
-        near = difflib.get_close_matches(cause, CAUSE_WORDS, n=1)
+        near = difflib.get_close_matches(cause, CATALOGUE, n=1)
         raise wrong(f"the cause {cause!r}", f"cause:{near[0]}" if near else "an id of docs/causes.md")
     near = difflib.get_close_matches(metric, _METRICS, n=1)
     hint = f"{near[0]!r}" if near else "one of " + ", ".join((*_METRICS, "another percentile, cause:ID"))

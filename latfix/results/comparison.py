@@ -16,8 +16,7 @@ from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.subject import GateSubject
 from latfix.results.html_table import html_table
 from latfix.run_record.dispatch_lag import dispatch_lag
-from latfix.run_record.run_record import RunRecord
-from latfix.run_record.throughput import throughput_rps
+from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule, Verdict, judge

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import interval, share, significant
 from latfix.gates.evaluate import GateResult
@@ -16,12 +17,8 @@ from latfix.results.html_table import html_table
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 
-EvidenceClass = Literal["measured", "counted", "modelled", "propagated", "remainder"]
-
 #: Causes that a notebook shows.
 _SHOWN = 10
-#: The cause that holds what no other explains.
-UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

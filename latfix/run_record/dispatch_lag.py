@@ -12,16 +12,19 @@ from latfix.stages import Status
 if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
 
-#: A replay is late where its own lag at p99 exceeds both of these.
-LATE_MS = 1.0
-LATE_SHARE = 0.1
+_LATE_MS, _LATE_SHARE = 1.0, 0.1
+
+
+def is_late(lag_p99_ms: float, median_ms: float) -> bool:
+    """True if a replay's lag spoils its latencies: at p99 above 1 ms and above a tenth of the median latency."""
+    return lag_p99_ms > max(_LATE_MS, _LATE_SHARE * median_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchLag:
     """Scheduled arrival to handing over, over the measured requests, in milliseconds.
 
-    :param trustworthy: the p99 lag is below 1 ms or below a tenth of the median latency.
+    :param trustworthy: see :func:`is_late`.
     """
 
     p50_ms: float
@@ -44,5 +47,5 @@ def dispatch_lag(record: RunRecord) -> DispatchLag:
         p50_ms=float(np.median(lag)),
         p99_ms=p99,
         max_ms=float(lag.max()),
-        trustworthy=p99 <= max(LATE_MS, LATE_SHARE * typical),
+        trustworthy=not is_late(p99, typical),
     )

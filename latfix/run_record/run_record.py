@@ -154,6 +154,40 @@ class RunRecord:
         return int(self.meta.get("scheduled", len(self.traffic))) - sum(self.counts().values())
 
 
+class Throughput:
+    """Requests that ended ``ok`` a second, from the first scheduled arrival to the last end of a measured request."""
+
+    def __init__(self) -> None:
+        self.served, self._first_ns, self._last_ns = 0, 2**62, -(2**62)
+
+    def add(self, rows: Columns) -> None:
+        """Count requests of the run."""
+        measured = rows["warmup"] == 0
+        arrival = rows["arrival_ns"][measured]
+        self.served += int(np.count_nonzero(rows["status"][measured] == Status.OK))
+        self._first_ns = min(self._first_ns, int(arrival.min(initial=self._first_ns)))
+        self._last_ns = max(self._last_ns, int((arrival + rows["latency_ns"][measured]).max(initial=self._last_ns)))
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last end; 0 where nothing was measured."""
+        return max(self._last_ns - self._first_ns, 0) / 1e9
+
+    @property
+    def rps(self) -> float:
+        """Requests a second; 0 where nothing was measured."""
+        return self.served / self.seconds if self.seconds > 0 else 0.0
+
+
+def throughput_rps(records: Sequence[RunRecord]) -> float:
+    """:class:`Throughput` of several runs together."""
+    runs = [Throughput() for _ in records]
+    for run, record in zip(runs, records, strict=True):
+        run.add(record.requests)
+    seconds = sum(run.seconds for run in runs)
+    return sum(run.served for run in runs) / seconds if seconds > 0 else 0.0
+
+
 def read_meta(folder: Path) -> dict[str, Any]:
     """``run.json`` of a run's folder.
 

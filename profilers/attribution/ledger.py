@@ -11,7 +11,7 @@ import numpy.typing as npt
 from latfix.profilers.attribution.tail import Doubt
 from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.causes.cause import Cause, Claim
+from latfix.profilers.causes.cause import Claim
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
 from latfix.profilers.evidence.reference_latency import Reference, quiet_median
@@ -359,8 +359,3 @@ def _finished_before(accounts: _Accounts) -> npt.NDArray[np.int64]:
             running = np.concatenate([[0], np.cumsum(entries)])
             result[k, turn] = running[:-1] - running[first]
     return result
-
-
-def cause_of(cause_id: str) -> Cause:
-    """The cause with an id."""
-    return next(cause for cause in CAUSES if cause.id == cause_id)

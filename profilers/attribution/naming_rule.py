@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import TailFigures
 from latfix.profilers.evidence.units import Evidence
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary
+from latfix.results.diagnosis import CauseSummary
 
 #: A cause is not named below this, this share of p50, or this share of what slow requests exceed normal ones by.
 _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
 from latfix.formatting import milliseconds
-from latfix.profilers.attribution.ledger import cause_of
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.evidence.units import Evidence
-from latfix.results.diagnosis import UNEXPLAINED, CauseSummary
+from latfix.results.diagnosis import CauseSummary
+from latfix.run_record.dispatch_lag import is_late
 from latfix.run_record.run_record import RunRecord
 
 STEADY, INCONCLUSIVE = "steady", "inconclusive"
@@ -58,7 +59,7 @@ def judge(
     close = tail.mean_ms - median <= max(HARDLY_ABOVE * median, 0.1)
     # All requests alike may still be all late: a queue that never empties, a timer that all wait for.
     if close and (top is None or median <= _MOSTLY_WAITING * (tail.mean_ms - tail.excess_ms)):
-        extra = f"; all requests carry {milliseconds(top.tail_ms)} of {cause_of(top.cause).happened}" if top else ""
+        extra = f"; all requests carry {milliseconds(top.tail_ms)} of {CATALOGUE[top.cause].happened}" if top else ""
         return Verdict(
             word=STEADY,
             sentence=f"{opening}: steady, slow requests take hardly longer than typical ones{extra}.",
@@ -90,14 +91,14 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
     if largest is not None and largest.tail_share > _MOST_UNEXPLAINED and largest.cause in OF_THE_MACHINE:
         return (
             f"no fault stands out; {milliseconds(largest.tail_ms)} of the {milliseconds(tail.excess_ms)} by which "
-            f"slow requests exceed normal ones is {cause_of(largest.cause).happened}, by a little in many requests, "
+            f"slow requests exceed normal ones is {CATALOGUE[largest.cause].happened}, by a little in many requests, "
             "as on any machine with neighbors"
         )
     return "no cause of the slow requests stands out from the run's own noise"
 
 
 def _share(cause: CauseSummary, tail: Tail) -> str:
-    known = cause_of(cause.cause)
+    known = CATALOGUE[cause.cause]
     waits = cause.propagated_ms > cause.own_ms
     what = f"requests waiting behind {known.behind}" if waits else known.happened
     part = 100 * cause.tail_share
@@ -111,7 +112,7 @@ def dispatch_trust(lag_ms: float, median_ms: float, observer_share: float) -> st
     :param lag_ms: p99 of the lag that is the replayer's own. A lag that the service made, by a collection that
         held the interpreter lock, would have met the request in any server of that process.
     """
-    if lag_ms > 0.1 * median_ms and lag_ms > 1.0:
+    if is_late(lag_ms, median_ms):
         return (
             f"Requests were handed over up to {milliseconds(lag_ms)} late (p99; the median latency is "
             f"{milliseconds(median_ms)}): the replay itself was too slow for these percentiles to mean anything."

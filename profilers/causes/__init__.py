@@ -10,7 +10,7 @@ from latfix.profilers.causes.cause import Cause
 from latfix.profilers.causes.cold import compile as cold_compile
 from latfix.profilers.causes.cold import start as cold_start
 from latfix.profilers.causes.device import dispatch_launch, gpu_clocks, gpu_contention, transfer_copy, transfer_sync
-from latfix.profilers.causes.drift import drift_cache, drift_memory, drift_sessions, drift_unknown
+from latfix.profilers.causes.drift import drift_causes
 from latfix.profilers.causes.host import contention as host_contention
 from latfix.profilers.causes.host import slowdown as host_slowdown
 from latfix.profilers.causes.host import steal as host_steal
@@ -46,10 +46,10 @@ CAUSES: tuple[Cause, ...] = (
     input_size.CAUSE,  # modelled work
     batching_size.CAUSE,
     batching_padding.CAUSE,
-    drift_memory.CAUSE,  # what of it rises and stays, so that a level is drift and an episode slowdown
-    drift_cache.CAUSE,
-    drift_sessions.CAUSE,
-    drift_unknown.CAUSE,
+    drift_causes.MEMORY,  # what of it rises and stays, so that a level is drift and an episode slowdown
+    drift_causes.CACHE,
+    drift_causes.SESSIONS,
+    drift_causes.UNKNOWN,
     host_slowdown.CAUSE,  # what the model of work leaves of on-CPU time
     traffic_burst.CAUSE,  # what the queue's replay leaves at reference service
     traffic_overload.CAUSE,

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from latfix.cause_catalogue import CATALOGUE, EvidenceClass
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.evidence.units import Evidence
-from latfix.results.diagnosis import EvidenceClass
 
 Ints = npt.NDArray[np.int64]
 
@@ -87,24 +87,22 @@ class TailFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One cause of the catalogue.
+    """One cause of :data:`latfix.cause_catalogue.CATALOGUE`.
 
-    :param id: its id in reports, plans and gates.
-    :param evidence_class: how its own part is known.
     :param fixes: ids of fixes that treat it, the likeliest first.
-    :param happened: what happened to a request, to follow "… is" in the verdict's sentence.
-    :param behind: what the requests ahead suffered, to follow "requests waiting behind …".
     :param claim: what it claims of a run.
     :param sentence: its evidence, one sentence with the figures.
     """
 
     id: str
-    evidence_class: EvidenceClass
     fixes: tuple[str, ...]
-    happened: str
-    behind: str
     claim: Callable[[Evidence, Left], Claim]
     sentence: Callable[[Evidence, TailFigures], str]
+
+    @property
+    def evidence_class(self) -> EvidenceClass:
+        """How its own part is known."""
+        return CATALOGUE[self.id].evidence_class
 
 
 def no_claim(_evidence: Evidence, _left: Left) -> Claim:

@@ -26,10 +26,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="external.dependency",
-    evidence_class="measured",
     fixes=(),
-    happened="waiting for something outside (database, network, disk) in prepare or finish",
-    behind="one that waited for something outside",
     claim=_claim,
     sentence=_sentence,
 )

@@ -39,7 +39,6 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="input.size",
-    evidence_class="modelled",
     fixes=(
         "quantize.int8_dynamic",
         "quantize.int8_weight_only",
@@ -53,8 +52,6 @@ CAUSE = Cause(
         "fuse.channels_last",
         "host.parallel",
     ),
-    happened="inputs that need more work",
-    behind="a larger input",
     claim=_claim,
     sentence=_sentence,
 )

@@ -26,10 +26,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="observer",
-    evidence_class="measured",
     fixes=(),
-    happened="latfix itself being late",
-    behind="one that latfix delayed",
     claim=_claim,
     sentence=_sentence,
 )

@@ -16,10 +16,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="unexplained",
-    evidence_class="remainder",
     fixes=(),
-    happened="something that no probe accounts for",
-    behind="one slowed by something that no probe accounts for",
     claim=no_claim,
     sentence=_sentence,
 )

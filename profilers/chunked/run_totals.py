@@ -22,6 +22,7 @@ from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Ledger
 from latfix.results.worker_summary import WorkerTally
+from latfix.run_record.run_record import Throughput
 from latfix.stages import STAGES, STATUS_NAMES
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.latency_summary import QUANTILES
@@ -147,7 +148,7 @@ class RunTotals:
         self.latency, self.lag, self.observed = (Distribution(exact=exact) for _ in range(3))
         self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in STAGES}
         self.handed = Arrivals()
-        self.measured_ns = 2**62, -(2**62)
+        self.throughput = Throughput()
         self.statuses = np.zeros(len(STATUS_NAMES), np.int64)
         self.tail, self.tail_latency_ns = 0, 0
         self.tail_own, self.tail_propagated = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
@@ -206,11 +207,9 @@ class RunTotals:
         measured = rows["warmup"] == 0
         self.statuses += np.bincount(rows["status"][measured], minlength=len(STATUS_NAMES))
         self.lag.add(rows["dispatch_ns"][measured])
-        arrival, latency = rows["arrival_ns"][measured], rows["latency_ns"][measured]
-        first, last = self.measured_ns
-        self.measured_ns = int(arrival.min(initial=first)), int((arrival + latency).max(initial=last))
+        self.throughput.add(rows)
         if self.windows is not None:
-            self.windows.offer(arrival)
+            self.windows.offer(rows["arrival_ns"][measured])
 
     def _add_latency(self, chunk: ChunkLedger) -> None:
         ledger, evidence = chunk.ledger, chunk.evidence

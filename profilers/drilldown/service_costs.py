@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.profilers.evidence.units import BATCH_UNITS, Evidence, Unit
 from latfix.profilers.evidence.work_model import Ints
-from latfix.results.diagnosis import UNEXPLAINED, Ledger
+from latfix.results.diagnosis import Ledger
 
 #: Causes that no member's own entry tells of a batch: waits, what the model says of it directly, the remainder.
 _NOT_SHARED = ("traffic.", "batching.", "input.size", UNEXPLAINED)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
 from latfix.formatting import count, from_ns
-from latfix.profilers.causes import CAUSES
-from latfix.results.diagnosis import UNEXPLAINED
 from latfix.results.request_explanation import Entry, Holder, Story
 
-_KNOWN = {cause.id: cause for cause in CAUSES}
 #: An excess below this share of the reference makes no request slow.
 _SLOW = 0.15
 _MINOR_NS = 10_000
@@ -67,7 +65,7 @@ def _reasons(entries: tuple[Entry, ...], excess: int) -> list[str]:
     for ns, waits, cause in sorted(sides, key=lambda side: -side[0]):
         if len(reasons) == _TOLD or told >= _ENOUGH * excess or ns < 0.1 * excess:
             break
-        known = _KNOWN.get(cause)
+        known = CATALOGUE.get(cause)
         if waits:
             words = f"waiting behind {known.behind}" if known else f"waiting, for {cause}"
         else:

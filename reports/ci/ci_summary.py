@@ -72,11 +72,22 @@ def read_summary(
 ) -> Summary:
     """The summary of a document.
 
-    :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline.
+    :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline;
+        of other results, what is known of every one.
     :param workload: its name where the document has none.
     """
     common: dict[str, Any] = {"command": command, "failure": failure, "unjudged": tuple(unjudged)}
-    if "before" not in document:
+    schema = document.get("schema")
+    if schema not in (Diagnosis.SCHEMA, Comparison.SCHEMA, Optimization.SCHEMA):
+        return Summary(
+            **common,
+            workload=str(document.get("workload") or workload),
+            device=str(document.get("device") or ""),
+            verdict=str(document.get("verdict") or ""),
+            sentence=str(document.get("sentence") or ""),
+            notes=tuple(map(str, document.get("notes") or ())),
+        )
+    if schema == Diagnosis.SCHEMA:
         run = Diagnosis.from_json(document)
         bounds = {key: interval_bounds(run.latency_ci95_ms.get(key)) for key in LATENCY_KEYS}
         return Summary(
@@ -93,7 +104,7 @@ def read_summary(
         )
     found: Comparison | Optimization
     steps: list[StepRow] = []
-    if document.get("schema") == Comparison.SCHEMA:
+    if schema == Comparison.SCHEMA:
         found = Comparison.from_json(document)
         change = comparison_change(found)
     else:

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import count, significant
 from latfix.reports.terminal.widgets import Portable, add_figures, plain_table, safe
+from latfix.results.fragmentation import Fragmentation
 
 _GIB, _MIB = 1 << 30, 1 << 20
 #: Columns of a terminal that names of policies get at least; all of them fit into 80.
 _NAMES = 20
 
 
-def render_fragmentation(document: Mapping[str, Any]) -> RenderableType:
-    """The document of ``latfix fragmentation`` as people read it."""
+def render_fragmentation(found: Fragmentation) -> RenderableType:
+    """Policies side by side, the answer first."""
     table = plain_table()
     table.add_column("policy", overflow="fold", min_width=_NAMES)
     add_figures(table, "failed", "stalls", "calls", "held", "stuck", "int.", "ext.")
-    for result in document["policies"]:
-        bad = "red" if result["failed"] else "yellow" if result["retries"] else ""
+    for result in found.policies:
+        bad = "red" if result.failed else "yellow" if result.retries else ""
         table.add_row(
-            safe(result["policy"]),
-            Text(count(result["failed"]), style=bad),
-            Text(count(result["retries"]), style=bad),
-            count(result["device_allocs"] + result["device_frees"]),
-            _short(result["peak_reserved"]),
-            _short(result["peak_stuck"]),
-            f"{result['internal']:.1%}",
-            f"{result['external']:.1%}",
+            safe(result.policy),
+            Text(count(result.failed), style=bad),
+            Text(count(result.retries), style=bad),
+            count(result.device_allocs + result.device_frees),
+            _short(result.peak_reserved),
+            _short(result.peak_stuck),
+            f"{result.internal:.1%}",
+            f"{result.external:.1%}",
         )
-    parts: list[RenderableType] = [Text.assemble(safe(document["answer"], "bold", limit=600)), Text(), table]
-    worst = document["policies"][0]["worst"]
+    parts: list[RenderableType] = [Text.assemble(safe(found.answer, "bold", limit=600)), Text(), table]
+    worst = found.policies[0].worst
     if worst is not None:
         parts.append(
             Text(
@@ -42,7 +40,7 @@ def render_fragmentation(document: Mapping[str, Any]) -> RenderableType:
                 f"{size(worst['free_bytes'])} were free, {size(worst['largest_free_block'])} of them in one piece."
             )
         )
-    recorded = document["recorded"]
+    recorded = found.recorded
     if recorded:
         parts.append(
             Text(
@@ -50,7 +48,7 @@ def render_fragmentation(document: Mapping[str, Any]) -> RenderableType:
                 f"{count(recorded['device_allocs'] + recorded['device_frees'])} device calls."
             )
         )
-    parts.append(Text(f"\n{_how(document)}", style="dim"))
+    parts.append(Text(f"\n{_how(found)}", style="dim"))
     return Portable(Group(*parts))
 
 
@@ -64,10 +62,10 @@ def _short(value: float) -> str:
     return f"{significant(value / _GIB, 2)}G" if value >= _GIB else f"{value / _MIB:.0f}M"
 
 
-def _how(document: Mapping[str, Any]) -> str:
+def _how(found: Fragmentation) -> str:
     return (
-        f"{document['source']}: {count(document['events'])} events, {size(document['peak_bytes'])} in use at most, "
-        f"{size(document['largest_bytes'])} the largest; a device of {size(document['capacity_bytes'])}. Models, not "
+        f"{found.source}: {count(found.events)} events, {size(found.peak_bytes)} in use at most, "
+        f"{size(found.largest_bytes)} the largest; a device of {size(found.capacity_bytes)}. Models, not "
         "measurements. Stalls: cached memory is given back first, and the device waited for. Calls: of the device. "
         "Held, and stuck (free, and not to be given back): at most. Internal and external fragmentation: in the "
         "mean over allocations."

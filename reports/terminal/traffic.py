@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latfix.errors import InputError, input_error
+from latfix.formatting import visible
 from latfix.reports.charts.inline_svg import load_matplotlib
 from latfix.traffic.summary import FeatureSummary, Gaps, TrafficShape, seconds_text
 
@@ -20,6 +21,8 @@ _PARTS = " ▏▎▍▌▋▊▉"
 _CHART_COLUMNS = 60
 _CHART_ROWS = 4
 _BAR_WIDTH = 30
+#: Longest name or value of a feature, in characters.
+_NAME = 24
 _HISTOGRAM_ROWS = 8
 _COLORS = {"steady": "green", "periodic": "cyan", "bursty": "yellow", "long-tailed": "magenta"}
 PICTURE_SUFFIXES = (".svg", ".png")
@@ -54,7 +57,7 @@ def _figures(shape: TrafficShape) -> Table:
 
 
 def _rows(shape: TrafficShape) -> list[tuple[str, str]]:
-    source = f"{_printable(shape.source, 200)} ({shape.format})" if shape.source else shape.format
+    source = f"{visible(shape.source, limit=200)} ({shape.format})" if shape.source else shape.format
     rows = [("source", source)]
     rows.append(("requests", f"{shape.count:,} in {seconds_text(shape.span_s)}"))
     if shape.skipped_lines:
@@ -113,17 +116,12 @@ def _features(shape: TrafficShape) -> Table:
 
 
 def _feature_cells(feature: FeatureSummary) -> list[str]:
-    cells = [_printable(feature.name), f"{feature.present:,}"]
+    cells = [visible(feature.name, limit=_NAME), f"{feature.present:,}"]
     cells += [figure(feature.numbers[key]) if key in feature.numbers else "" for key in ("min", "p50", "p95", "max")]
-    top = ", ".join(f"{_printable(value)} {count:,}" for value, count in feature.top[:3])
+    top = ", ".join(f"{visible(value, limit=_NAME)} {count:,}" for value, count in feature.top[:3])
     more = (feature.distinct or 0) - min(3, len(feature.top))
     cells.append(f"{top}, {more:,} more" if more > 0 else top)
     return cells
-
-
-def _printable(text: str, limit: int = 24) -> str:
-    shown = text if text.isprintable() else ascii(text)[1:-1]
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
 def _rate_chart(shape: TrafficShape) -> Text:
@@ -203,7 +201,7 @@ def draw_shape(shape: TrafficShape, path: Path) -> None:
         rate_axes, gap_axes = picture.subplots(2, 1)
         _draw_rate(rate_axes, shape)
         _draw_gaps(gap_axes, shape)
-        title = f"{_printable(shape.source, 60) or shape.format}: {shape.kind}, {shape.count:,} requests"
+        title = f"{visible(shape.source, limit=60) or shape.format}: {shape.kind}, {shape.count:,} requests"
         picture.suptitle(title, fontsize=11)
         svg = path.suffix.lower() == ".svg"
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from latfix.formatting import clipped
+
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter fails one request
 #: only, and so does a panic in a native library, which is no ``Exception`` either.
 USER_ERRORS = (BaseException,)
@@ -17,7 +19,7 @@ def describe(error: BaseException) -> str:
     except USER_ERRORS:  # an exception of the user's own, whose text cannot be had
         return name
     text = " ".join(text.encode("utf-8", "replace").decode().split())
-    return f"{name}: {text[:300]}" if text else name
+    return f"{name}: {clipped(text, 300)}" if text else name
 
 
 def call_model(model: Any, inputs: Any) -> Any:

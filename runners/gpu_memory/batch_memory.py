@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from latfix.runners.gpu_memory.caching_allocator import DeviceAllocator, allocator_of
+from latfix.runners.host.privileges import status_bytes
 
-_STATUS = Path("/proc/self/status")
 #: Written to ``clear_refs``, it sets the high-water mark of resident memory back to what is resident now.
-_RESET = b"5"
+RESET_PEAK = b"5"
 
 
 class PeakMemory:
@@ -31,7 +30,7 @@ class PeakMemory:
         if device == "cpu":
             try:
                 self._reset_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-                self.available = _resident_bytes("VmHWM") > 0
+                self.available = status_bytes("VmHWM") > 0
             except OSError:
                 self.available = False
         self._base = self._held()
@@ -45,7 +44,7 @@ class PeakMemory:
             self._allocator.reset_peaks()
             return
         try:
-            os.write(self._reset_fd, _RESET)
+            os.write(self._reset_fd, RESET_PEAK)
         except OSError:  # a kernel without it, or a sandbox that refuses
             self.available = False
 
@@ -55,14 +54,14 @@ class PeakMemory:
             return 0
         if self._allocator is not None:
             return max(self._seen(self._allocator) - self._base, 0)
-        return max(_resident_bytes("VmHWM") - self._base, 0)
+        return max(status_bytes("VmHWM") - self._base, 0)
 
     def forget(self) -> None:
         """A run begins, from which on the highest of the device is kept over all batches."""
         self._in_use = self._held_most = 0
 
     def highest(self) -> tuple[int, int]:
-        """Bytes of the device in use and held at most since then: whoever reads its own peaks finds them set back."""
+        """Bytes of the device in use and held at most since then; the allocator's own peaks are reset meanwhile."""
         return self._in_use, self._held_most
 
     def close(self) -> None:
@@ -77,7 +76,7 @@ class PeakMemory:
             return 0
         if self._allocator is not None:
             return int(self._allocator.stats()["allocated_bytes"]["all"]["current"])
-        return _resident_bytes("VmRSS")
+        return status_bytes("VmRSS")
 
     def _seen(self, allocator: DeviceAllocator) -> int:
         """The most bytes in use since the peaks were set back, which is kept."""
@@ -85,12 +84,3 @@ class PeakMemory:
         in_use, held = (int(stats[name]["all"]["peak"]) for name in ("allocated_bytes", "reserved_bytes"))
         self._in_use, self._held_most = max(self._in_use, in_use), max(self._held_most, held)
         return in_use
-
-
-def _resident_bytes(field: str) -> int:
-    """A field of ``/proc/self/status`` that is told in kB, in bytes; 0 where it is not there."""
-    with _STATUS.open("rb") as status:
-        for line in status:
-            if line.startswith(field.encode() + b":"):
-                return int(line.split()[1]) * 1024
-    return 0

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.runners.gpu_memory.batch_memory import RESET_PEAK
 from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, DeviceFacts, allocators_of
 from latfix.runners.host.cpu_topology import cores_text
 from latfix.runners.host.malloc_libraries import loaded_allocator
@@ -26,9 +27,6 @@ from latfix.runners.scheduling.keep_warm import summed
 if TYPE_CHECKING:
     from latfix.runners.engine.engine import Engine
     from latfix.runners.service.loaded_service import Service
-
-#: Written to ``clear_refs``, it sets the high-water mark of resident memory back to what is resident now.
-_RESET_PEAK = "5"
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class RunFacts:
     def begin(self) -> None:
         """Before the first measured request, with the threads running."""
         with contextlib.suppress(OSError):  # the peak is then that of the whole process
-            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+            Path("/proc/self/clear_refs").write_bytes(RESET_PEAK)
         self._resident = status_bytes("VmRSS")
         self._faults = _faults()
         self._device.begin(self.engine.steering.peak if self.engine.steering is not None else None)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from latfix.results.diagnosis import UNEXPLAINED, Diagnosis
+from latfix.cause_catalogue import UNEXPLAINED
+from latfix.results.diagnosis import Diagnosis
 from latfix.results.selftest_scoreboard import CaseScore, RequestErrors
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.ground_truth import Truth

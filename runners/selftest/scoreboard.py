@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from latfix.results.diagnosis import UNEXPLAINED
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.results.selftest_scoreboard import CaseScore, CauseScore, Measure, Scoreboard, Share
 
 TOP1, TOP1_MIXED, PRECISION, RECALL = 0.95, 0.85, 0.95, 0.90

@@ -110,12 +110,8 @@ def test_a_forked_process_that_outlives_the_model_holds_nothing_up(
     ("source", "code", "named"),
     [
         (_adapter(load="raise OSError('no weights here')"), 4, "load('cpu') raised OSError: no weights here"),
-        (_adapter(load="raise SystemExit('stop')"), 4, "load('cpu') raised SystemExit: stop"),
-        (_adapter(load="return 3"), 4, "load returned int; expected a torch.nn.Module"),
         (_adapter(load="os._exit(5)"), 4, "exit code 5"),
-        ("import no_such_module\nfrom latfix import Workload\nclass A(Workload): pass", 4, "no_such_module"),
         ("x = 1\nclass A: pass", 2, "not a subclass of latfix.Workload"),
-        ("from latfix import Workload\nclass A(Workload): pass", 4, "A.load(device) must return"),
     ],
 )
 def test_a_workload_that_does_not_load(
@@ -143,7 +139,6 @@ def test_where_every_request_fails_the_first_reason_is_said(
 
 EDGES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "one request": ([{"arrival_s": 0}], 1),
-    "two at once": ([{"arrival_s": 5}, {"arrival_s": 5}], 2),
     "all at zero": ([{"arrival_s": 0, "id": str(k)} for k in range(200)], 200),
     "first after an hour": ([{"arrival_s": 3600 + k * 0.01, "id": str(k)} for k in range(20)], 20),
     "ten thousand in a second": ([{"arrival_s": k * 1e-4, "id": str(k)} for k in range(10_000)], 10_000),

@@ -127,14 +127,13 @@ def _document(cli: Cli, *arguments: object) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("victim", ["runner", "latfix", "both"])
 def test_a_killed_run_is_kept_but_for_its_last_second(
-    victim: str, seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
+    victim: str, start: Callable[[], Started], cli: Cli, tmp_path: Path
 ) -> None:
     # GIVEN a run that is some way into its traffic
     run = start()
-    chance = random.Random(f"{victim}{seed}")
+    chance = random.Random(victim)
     run.wait_for_answers(300)
     runners = run.children()
     assert len(runners) == 1
@@ -166,7 +165,7 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
     assert compared["before"]["requests"]["ok"] == len(kept)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_before_the_first_answer_it_is_still_readable_or_says_why_not(
     seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
 ) -> None:

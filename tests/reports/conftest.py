@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from rich.console import Console, RenderableType
 
-from latfix.results.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
+from latfix.cause_catalogue import EvidenceClass
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization import Optimization
 from latfix.run_record.run_record import RUN_SCHEMA, RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
@@ -24,6 +27,21 @@ KEYS = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
 
 
 Session = tuple[RunRecord, Diagnosis]
+
+
+def printed(renderable: RenderableType, *, width: int = 80, color: bool = False, encoding: str = "utf-8") -> str:
+    """What a console of this width and encoding shows."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    system: Literal["standard"] | None = "standard" if color else None
+    Console(file=file, width=width, force_terminal=color, color_system=system, legacy_windows=False).print(renderable)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def in_one_line(text: str) -> str:
+    """Without line breaks and runs of blanks."""
+    return " ".join(text.split())
 
 
 def make_record(

@@ -3,63 +3,37 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import json
-import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import latfix.sample_workloads
-from latfix import Request, Workload
+from latfix import Request
 from latfix.request import PRIORITIES
-from latfix.settings import Objective, RunnerSettings
-
-FOLDER = Path(latfix.sample_workloads.__file__).resolve().parent / "assistant"
-
-
-def load_module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"assistant_under_test_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.sample_workloads.conftest import ASSISTANT, batch_output
 
 
 @pytest.fixture(scope="module")
 def module() -> Any:
-    return load_module("workload")
+    return ASSISTANT.module()
 
 
 @pytest.fixture(scope="module")
 def train() -> Any:
-    return load_module("train")
+    return ASSISTANT.module("train")
 
 
 @pytest.fixture(scope="module")
-def workload(module: Any) -> Any:
-    workload = module.AssistantWorkload()
-    workload.folder = FOLDER
-    return workload
+def workload() -> Any:
+    return ASSISTANT.loaded()[0]
 
 
 @pytest.fixture(scope="module")
-def model(workload: Any) -> Any:
-    return workload.load("cpu")
+def model() -> Any:
+    return ASSISTANT.loaded()[1]
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +47,7 @@ def request(name: str = "r", payload: Any = None, session: str | None = None, **
 
 
 def run(model: Any, workload: Any, requests: Sequence[Request]) -> dict[str, torch.Tensor]:
-    with torch.inference_mode():
-        output = model(**workload.collate([workload.prepare(r) for r in requests]))
+    output = batch_output(workload, model, requests)
     assert isinstance(output, dict)
     return output
 
@@ -101,11 +74,6 @@ def damaged(model: Any, part: str) -> Any:
     for parameter in submodule.parameters():
         parameter += parameter.std() * torch.randn(parameter.shape, generator=generator)
     return model
-
-
-def test_adapter_is_a_workload_with_a_score(module: Any, workload: Any) -> None:
-    assert isinstance(workload, Workload)
-    assert module.AssistantWorkload.has_evaluate()
 
 
 def test_each_request_gets_as_many_tokens_as_it_asked_for(model: Any, workload: Any, mixed: list[Request]) -> None:
@@ -266,11 +234,8 @@ def test_parts_compile_whole_and_once_for_all_lengths(model: Any, workload: Any,
     assert len(graphs) == known
 
 
-def test_traffic_is_ordered_and_complete() -> None:
-    requests = [json.loads(line) for line in (FOLDER / "traffic.jsonl").read_text().splitlines()]
-    arrivals = [r["arrival_s"] for r in requests]
-    assert arrivals == sorted(arrivals) and arrivals[0] >= 0 and 38 < arrivals[-1] < 45
-    assert 500 < len(requests) == len({r["id"] for r in requests})
+def test_traffic_is_of_conversations_that_grow() -> None:
+    requests = ASSISTANT.records()
     assert {r["priority"] for r in requests} == set(PRIORITIES)
     assert all(1 <= r["input_tokens"] <= 256 and 1 <= r["output_tokens"] <= 64 for r in requests)
     grown = 0
@@ -281,11 +246,6 @@ def test_traffic_is_ordered_and_complete() -> None:
         grown += before > 0
         seen[r["session"]] = r["input_tokens"]
     assert grown > 200
-
-
-def test_the_script_makes_the_committed_traffic_and_validation_texts(train: Any) -> None:
-    for name, lines in [("traffic.jsonl", train.traffic_lines()), ("validation.jsonl", train.validation_lines())]:
-        assert (FOLDER / name).read_bytes() == ("\n".join(lines) + "\n").encode()
 
 
 def test_training_writes_weights_that_the_adapter_can_load(
@@ -303,16 +263,7 @@ def test_training_writes_weights_that_the_adapter_can_load(
     assert all(torch.equal(made[0][key], made[1][key]) for key in made[0])
 
 
-def test_files_are_small_and_flat() -> None:
-    assert (FOLDER / "model.safetensors").stat().st_size <= 5_000_000
-    assert (FOLDER / "validation.jsonl").stat().st_size <= 1_000_000
-    assert [p for p in FOLDER.iterdir() if p.is_dir() and p.name != "__pycache__"] == []
-
-
-def test_settings_are_known_ones_and_the_page_explains_each() -> None:
-    settings = tomllib.loads((FOLDER / "workload.toml").read_text())
-    assert set(settings["runner"]) <= {f.name for f in fields(RunnerSettings)}
-    assert set(settings["objective"]) <= {f.name for f in fields(Objective)}
-    assert (FOLDER / settings["workload"]["traffic"]).is_file()
-    page = (FOLDER / "README.md").read_text()
+def test_the_page_explains_each_setting() -> None:
+    settings = tomllib.loads((ASSISTANT.folder / "workload.toml").read_text())
+    page = (ASSISTANT.folder / "README.md").read_text()
     assert [key for key in settings["runner"] if f"`{key}" not in page] == []

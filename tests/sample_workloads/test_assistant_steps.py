@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import latfix.sample_workloads
 from latfix import Request
 from latfix.runners.engine.continuous_batching import Steps
-
-FOLDER = Path(latfix.sample_workloads.__file__).resolve().parent / "assistant"
+from tests.sample_workloads.conftest import ASSISTANT
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
 def workload() -> Any:
-    spec = importlib.util.spec_from_file_location("assistant_steps_under_test", FOLDER / "workload.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    workload = module.AssistantWorkload()
-    workload.folder = FOLDER
-    return workload
+    return ASSISTANT.loaded()[0]
 
 
 @pytest.fixture(scope="module")
-def model(workload: Any) -> Any:
-    return workload.load("cpu")
+def model() -> Any:
+    return ASSISTANT.loaded()[1]
 
 
 def request(k: int, prompt: int, new: int) -> Request:

@@ -21,10 +21,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="batching.padding",
-    evidence_class="modelled",
     fixes=("batch.bucket", "batch.size"),
-    happened="computing on padding",
-    behind="batches padded to a long input",
     claim=_claim,
     sentence=_sentence,
 )

@@ -50,10 +50,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="batching.size",
-    evidence_class="modelled",
     fixes=("batch.size", "batch.bucket", "batch.adaptive", "batch.continuous"),
-    happened="sharing a larger batch",
-    behind="an oversized batch",
     claim=_claim,
     sentence=_sentence,
 )

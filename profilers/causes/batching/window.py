@@ -21,10 +21,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="batching.window",
-    evidence_class="measured",
     fixes=("batch.window", "batch.adaptive", "batch.continuous"),
-    happened="waiting for the batch timer while the worker was free",
-    behind="a worker held by the batch timer",
     claim=_claim,
     sentence=_sentence,
 )

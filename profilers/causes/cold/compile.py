@@ -35,10 +35,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="cold.compile",
-    evidence_class="measured",
     fixes=("warmup.shapes",),
-    happened="compilation in the request's path",
-    behind="one that paid for a compilation",
     claim=_claim,
     sentence=_sentence,
 )

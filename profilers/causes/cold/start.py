@@ -75,10 +75,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="cold.start",
-    evidence_class="modelled",
     fixes=("warmup.shapes", "memory.page_prefault", "warmup.resident"),
-    happened="first use (lazy initialization, weights paged in)",
-    behind="one that met first use",
     claim=_claim,
     sentence=_sentence,
 )

@@ -32,10 +32,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="dispatch.launch",
-    evidence_class="modelled",
     fixes=("fuse.cudagraph",),
-    happened="the GPU waiting for the host to issue its work",
-    behind="one in which the GPU waited for the host",
     claim=_claim,
     sentence=_sentence,
 )

@@ -66,10 +66,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="gpu.clocks",
-    evidence_class="modelled",
     fixes=("host.routing",),
-    happened="the GPU computing at a lower clock",
-    behind="one that the GPU computed at a lower clock",
     claim=_claim,
     sentence=_sentence,
 )

@@ -44,10 +44,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="gpu.contention",
-    evidence_class="counted",
     fixes=("host.routing",),
-    happened="another process using the GPU",
-    behind="one that shared the GPU with another process",
     claim=_claim,
     sentence=_sentence,
 )

@@ -37,10 +37,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="transfer.copy",
-    evidence_class="measured",
     fixes=("transfer.pinned", "transfer.overlap"),
-    happened="a copy to or from the GPU that took longer than its bytes need",
-    behind="one whose copy to or from the GPU took long",
     claim=_claim,
     sentence=_sentence,
 )

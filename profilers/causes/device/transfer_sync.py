@@ -32,10 +32,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="transfer.sync",
-    evidence_class="modelled",
     fixes=(),
-    happened="the GPU idle because the host had waited for it",
-    behind="one in which the host and the GPU waited for each other",
     claim=_claim,
     sentence=_sentence,
 )

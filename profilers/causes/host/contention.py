@@ -75,10 +75,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="host.contention",
-    evidence_class="measured",
     fixes=("host.priority", "host.threads", "host.pin", "host.wait_policy", "host.routing"),
-    happened="other threads or processes taking the core",
-    behind="one whose core was taken",
     claim=_claim,
     sentence=_sentence,
 )

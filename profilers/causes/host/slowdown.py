@@ -27,10 +27,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="host.slowdown",
-    evidence_class="modelled",
     fixes=("host.threads", "locality.cores", "cache.embeddings", "warmup.resident", "host.routing"),
-    happened="the core working slower than usual",
-    behind="one whose core worked slower than usual",
     claim=_claim,
     sentence=_sentence,
 )

@@ -60,10 +60,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="host.steal",
-    evidence_class="counted",
     fixes=("host.routing",),
-    happened="the hypervisor taking the core",
-    behind="one whose core the hypervisor took",
     claim=_claim,
     sentence=_sentence,
 )

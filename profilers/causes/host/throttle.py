@@ -58,10 +58,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="host.throttle",
-    evidence_class="measured",
     fixes=("host.threads",),
-    happened="the cgroup's CPU quota running out",
-    behind="one that the CPU quota stopped",
     claim=_claim,
     sentence=_sentence,
 )

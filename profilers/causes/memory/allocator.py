@@ -51,7 +51,6 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="memory.allocator",
-    evidence_class="counted",
     fixes=(
         "memory.allocator",
         "memory.pool",
@@ -62,8 +61,6 @@ CAUSE = Cause(
         "memory.jemalloc",
         "memory.tcmalloc",
     ),
-    happened="the allocator growing the heap or giving memory back",
-    behind="one for which the heap grew or shrank",
     claim=_claim,
     sentence=_sentence,
 )

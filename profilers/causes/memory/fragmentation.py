@@ -51,7 +51,6 @@ def _largest_free(evidence: Evidence) -> str:
 
 CAUSE = Cause(
     id="memory.fragmentation",
-    evidence_class="counted",
     fixes=(
         "memory.allocator",
         "memory.pool",
@@ -62,8 +61,6 @@ CAUSE = Cause(
         "memory.jemalloc",
         "memory.tcmalloc",
     ),
-    happened="the heap growing because what was free in it lay in pieces",
-    behind="one for which a fragmented heap grew",
     claim=_claim,
     sentence=_sentence,
 )

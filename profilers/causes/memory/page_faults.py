@@ -84,7 +84,6 @@ def _interval(evidence: Evidence) -> str:
 
 CAUSE = Cause(
     id="memory.page_faults",
-    evidence_class="counted",
     fixes=(
         "memory.allocator",
         "memory.pool",
@@ -93,8 +92,6 @@ CAUSE = Cause(
         "memory.jemalloc",
         "memory.tcmalloc",
     ),
-    happened="pages faulted in during the request",
-    behind="one that faulted pages in",
     claim=_claim,
     sentence=_sentence,
 )

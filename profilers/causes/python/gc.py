@@ -38,10 +38,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="python.gc",
-    evidence_class="measured",
     fixes=("gc.freeze",),
-    happened="the garbage collector running during the request",
-    behind="one that the garbage collector interrupted",
     claim=_claim,
     sentence=_sentence,
 )

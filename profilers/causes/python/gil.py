@@ -67,10 +67,7 @@ def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
 
 CAUSE = Cause(
     id="python.gil",
-    evidence_class="counted",
     fixes=(),
-    happened="waiting for the interpreter lock that another thread held",
-    behind="one that waited for the interpreter lock",
     claim=_claim,
     sentence=_sentence,
 )

@@ -18,7 +18,6 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="traffic.burst",
-    evidence_class="modelled",
     fixes=(
         "host.workers",
         "batch.size",
@@ -33,8 +32,6 @@ CAUSE = Cause(
         "fuse.openvino",
         "fuse.tensorrt",
     ),
-    happened="arrivals outrunning the runner for a moment",
-    behind="arrivals outrunning the runner for a moment",
     claim=no_claim,
     sentence=_sentence,
 )

@@ -17,7 +17,6 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="traffic.overload",
-    evidence_class="modelled",
     fixes=(
         "host.workers",
         "batch.size",
@@ -33,8 +32,6 @@ CAUSE = Cause(
         "fuse.openvino",
         "fuse.tensorrt",
     ),
-    happened="arrivals outrunning the runner for good",
-    behind="arrivals outrunning the runner for good",
     claim=no_claim,
     sentence=_sentence,
 )

@@ -17,10 +17,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="traffic.priority",
-    evidence_class="modelled",
     fixes=("schedule.priority",),
-    happened="being overtaken by requests of higher priority",
-    behind="being overtaken by requests of higher priority",
     claim=no_claim,
     sentence=_sentence,
 )

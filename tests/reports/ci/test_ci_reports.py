@@ -209,6 +209,13 @@ def test_every_optimization_gives_every_report(optimization: Optimization) -> No
     assert all(line.startswith("::") for line in annotation_lines(summary))
 
 
+def test_results_of_other_commands_give_reports_too() -> None:
+    summary = read_summary({"schema": "latfix.sweep/1", "workload": "ranker", "notes": ["short"]}, command="report")
+    assert (summary.workload, summary.notes, summary.gates, summary.change) == ("ranker", ("short",), (), None)
+    _check_schema(_junit(summary))
+    assert "short" in _html(summary)
+
+
 def _elements(html: str) -> list[str]:
     return re.findall("<(?!!--)[a-z0-9/]+", html)
 

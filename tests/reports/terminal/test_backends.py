@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from latfix.reports.terminal.backends import render_backends
+from tests.reports.conftest import printed
 
 
 def row(backend: str, **more: Any) -> dict[str, Any]:
@@ -33,12 +32,8 @@ def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, 
         "backends": [row("eager torch"), *rows],
         **more,
     }
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding="ascii" if ascii_only else "utf-8", errors="strict")
-    console = Console(file=file, width=160, force_terminal=color, color_system="standard" if color else None)
-    console.print(render_backends(document))
-    file.flush()
-    return raw.getvalue().decode()
+    encoding = "ascii" if ascii_only else "utf-8"
+    return printed(render_backends(document), width=160, color=color, encoding=encoding)
 
 
 def test_every_figure_is_there() -> None:

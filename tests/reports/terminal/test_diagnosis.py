@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
 
 from latfix.formatting import significant
 from latfix.reports.terminal.diagnosis import render_comparison, render_diagnosis, render_optimization
@@ -18,22 +16,10 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.decision import Verdict
+from tests.reports.conftest import in_one_line
+from tests.reports.conftest import printed as shown
 
 Session = tuple[RunRecord, Diagnosis]
-
-
-def shown(renderable: RenderableType, *, width: int = 80, color: bool = False, encoding: str = "utf-8") -> str:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding)
-    Console(
-        file=file, width=width, force_terminal=color, color_system="standard" if color else None, legacy_windows=False
-    ).print(renderable)
-    file.flush()
-    return raw.getvalue().decode(encoding)
-
-
-def in_one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

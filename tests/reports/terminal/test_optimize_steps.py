@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from latfix.reports.terminal.diagnosis import render_optimization
 from latfix.results.optimization import Optimization, TriedFix
+from tests.reports.conftest import printed
 
 SHARED = "in the same replays"
 
@@ -32,10 +31,8 @@ def step(fix: str, reason: str, together: tuple[str, ...] = (), **more: Any) -> 
 
 
 def lines_of(found: Optimization, *steps: Mapping[str, Any]) -> list[str]:
-    out = io.StringIO()
-    console = Console(file=out, width=160, color_system=None)
-    console.print(render_optimization(replace(found, steps=tuple(map(TriedFix.from_json, steps))), folder=None))
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    report = render_optimization(replace(found, steps=tuple(map(TriedFix.from_json, steps))), folder=None)
+    return [line.rstrip() for line in printed(report, width=160).splitlines()]
 
 
 def words_of(fix: str, lines: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 from latfix.reports.diagnosis_rows import active_causes
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.run_record.run_record import RunRecord
+from tests.reports.conftest import printed
 
 Session = tuple[RunRecord, Diagnosis]
 HOSTILE = "<b>x</b>\x1b[31m"
@@ -47,11 +46,7 @@ PART = {"throughout": False, "intervals_s": [[12.4, 18.9], [31.0, 35.2]], "text"
 
 
 def terminal(diagnosis: Diagnosis, *, width: int = 80, encoding: str = "utf-8") -> str:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding)
-    Console(file=file, width=width, legacy_windows=False).print(render_diagnosis(diagnosis, folder=None))
-    file.flush()
-    return raw.getvalue().decode(encoding)
+    return printed(render_diagnosis(diagnosis, folder=None), width=width, encoding=encoding)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

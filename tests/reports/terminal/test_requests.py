@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 from latfix.formatting import significant
 from latfix.profilers.drilldown.explain import tell, tell_slowest
@@ -30,6 +28,7 @@ from latfix.results.request_explanation import (
     Wait,
 )
 from latfix.run_record.run_record import RunRecord
+from tests.reports.conftest import in_one_line, printed
 
 Session = tuple[RunRecord, Diagnosis]
 HOSTILE = '<script>alert(1)</script>\x1b[31m[red]x[/red]\x00\u202egnp.exe"\ud800\n\t$ {0}'
@@ -138,16 +137,7 @@ LOST = replace(FAILED, row=None, status="not recorded", error="", stages=(), lat
 
 
 def shown(*stories: Story, width: int = 80, encoding: str = "utf-8", slowest: tuple[Story, ...] | None = None) -> str:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding)
-    console = Console(file=file, width=width, force_terminal=True, color_system=None, legacy_windows=False)
-    console.print(render_stories(stories, slowest or (), listed=slowest is not None))
-    file.flush()
-    return raw.getvalue().decode(encoding)
-
-
-def in_one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printed(render_stories(stories, slowest or (), listed=slowest is not None), width=width, encoding=encoding)
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from latfix.errors import InputError
 from latfix.reports.terminal.traffic import draw_shape, figure, render_shape
 from latfix.traffic.parsed_fields import feature_array, fill_ids
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import TrafficShape, describe
+from tests.reports.conftest import printed as console_text
 
 
 def shape_of(seconds: list[float], source: str = "t.jsonl", **features: Sequence[object]) -> TrafficShape:
@@ -39,9 +38,7 @@ def shape_of(seconds: list[float], source: str = "t.jsonl", **features: Sequence
 
 
 def printed(shape: TrafficShape, width: int = 100) -> str:
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(render_shape(shape))
-    return stream.getvalue()
+    return console_text(render_shape(shape), width=width)
 
 
 SHAPES = {

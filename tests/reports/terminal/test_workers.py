@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from latfix.reports.diagnosis_rows import weight_words
 from latfix.reports.html.pages import write_run_report
@@ -16,6 +14,7 @@ from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.worker_summary import WorkerRow
 from latfix.run_record.run_record import RunRecord
+from tests.reports.conftest import printed
 
 ROW: dict[str, Any] = {
     "worker": 0,
@@ -38,9 +37,7 @@ def _with(diagnosis: Diagnosis, *rows: Any) -> Diagnosis:
 
 
 def _shown(diagnosis: Diagnosis, width: int = 100) -> str:
-    file = StringIO()
-    Console(width=width, file=file).print(render_diagnosis(diagnosis, folder=None))
-    return file.getvalue()
+    return printed(render_diagnosis(diagnosis, folder=None), width=width)
 
 
 def test_one_worker_has_no_table(ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path) -> None:

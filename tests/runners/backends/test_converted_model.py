@@ -9,60 +9,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.backends import artifact_cache as cache
 from latfix.runners.backends import converted_model as converted
 from latfix.runners.backends.onnx_export import Exported
 from latfix.runners.backends.requirements import backend_missing
-from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.traffic.schedule import Traffic
+from tests.runners.backends import padded_service
+from tests.runners.backends.padded_service import loaded, traffic, verified
 
 WriteWorkload = Callable[..., Path]
 
-#: Two named inputs, one padded to the longest of the batch; two answers of different shapes.
-PADDED = """
-import torch
-from latfix import Workload
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(9, 8, padding_idx=0)
-        self.mix = torch.nn.Linear(8, 8)
-        self.out = torch.nn.Linear(8, 3)
-
-    def forward(self, tokens, scale):
-        x = torch.relu(self.mix(self.embed(tokens))) * scale[:, None, None]
-        return {"each": x, "all": self.out(x.sum(1))}
-
-class Padded(Workload):
-    def load(self, device):
-        torch.manual_seed(0)
-        return Net()
-
-    def prepare(self, request):
-        k = int(request.features["value"])
-        return {"scale": torch.tensor(1.0 + k), "tokens": torch.arange(k + 2) % 8 + 1}
-"""
+PADDED = padded_service.PADDED.replace("EACH", "x")
 BACKENDS = [
     pytest.param(
         name, marks=pytest.mark.skipif(bool(backend_missing(name)), reason=backend_missing(name) or "installed")
     )
     for name in ("onnxruntime", "openvino")
 ]
-
-
-def traffic(n: int = 12) -> Traffic:
-    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
 
 
 @pytest.fixture(scope="module")
@@ -82,27 +52,6 @@ def own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
     return write_workload(tmp_path_factory.mktemp("converted") / "padded", adapter=PADDED)
-
-
-def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
-    settings = RunnerSettings(device="cpu", intra_op_threads=1, **{"max_batch_size": 4, **values})
-    service = Service(folder, "adapter:Padded", settings)
-    service.load()
-    service.warm_shapes(traffic(n))
-    return service
-
-
-def verified(fix: Any, service: Service) -> Any:
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict()},
-        requests={},
-        batches={},
-        events={},
-        samples={},
-        traffic=traffic(),
-    )
-    return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.results.diagnosis import CauseSummary, Diagnosis, EvidenceClass, Ledger
+from latfix.cause_catalogue import EvidenceClass
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.selftest_scoreboard import CaseScore, Scoreboard, Share
 from latfix.runners.selftest.ground_truth import Truth
 from latfix.runners.selftest.plan import make_case

@@ -6,52 +6,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
-from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
 from latfix.runners.service.batch_shapes import traffic_shapes
 from latfix.runners.service.loaded_service import Service
-from latfix.settings import RunnerSettings
-from latfix.traffic.schedule import Traffic
+from tests.runners.backends import padded_service
+from tests.runners.backends.padded_service import loaded, traffic
 
 WriteWorkload = Callable[..., Path]
 
-#: Integers and numbers, padded to the longest of the batch; a running sum that stays in PyTorch; two answers.
-PADDED = """
-import torch
-from latfix import Workload
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(9, 8, padding_idx=0)
-        self.mix = torch.nn.Linear(8, 8)
-        self.out = torch.nn.Linear(8, 3)
-
-    def forward(self, tokens, scale):
-        x = torch.relu(self.mix(self.embed(tokens))) * scale[:, None, None]
-        return {"each": torch.cumsum(x, 1), "all": self.out(x.sum(1))}
-
-class Padded(Workload):
-    def load(self, device):
-        torch.manual_seed(0)
-        return Net()
-
-    def prepare(self, request):
-        k = int(request.features["value"])
-        return {"scale": torch.tensor(1.0 + k), "tokens": torch.arange(k + 2) % 8 + 1}
-"""
-
-
-def traffic(n: int = 12) -> Traffic:
-    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
+#: Its running sum stays in PyTorch.
+PADDED = padded_service.PADDED.replace("EACH", "torch.cumsum(x, 1)")
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +37,6 @@ def padded(tmp_path: Path, write_workload: WriteWorkload) -> Path:
     return write_workload(tmp_path / "padded", adapter=PADDED)
 
 
-def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
-    settings = RunnerSettings(device="cpu", intra_op_threads=1, **{"max_batch_size": 4, **values})
-    service = Service(folder, "adapter:Padded", settings)
-    service.load()
-    service.warm_shapes(traffic(n))
-    return service
-
-
 def compiled(folder: Path, n: int = 12, **values: Any) -> Service:
     return loaded(folder, n, backend="tensorrt", **values)
 
@@ -85,16 +47,7 @@ def conversion(service: Service) -> dict[str, Any]:
 
 
 def verified(service: Service, fix: Any = fuse_tensorrt.FIX) -> Any:
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict()},
-        requests={},
-        batches={},
-        events={},
-        samples={},
-        traffic=traffic(),
-    )
-    return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
+    return padded_service.verified(fix, service)
 
 
 def serve(service: Service, *values: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The form that the four drifts share: one claim, granted to the one whose companion the growth follows."""
+"""``drift.*``: slower with age. One claim, granted to the drift whose companion the growth follows."""
 
 from __future__ import annotations
 
@@ -11,31 +11,18 @@ from latfix.profilers.causes.drift.growth import Growth, find_growths
 from latfix.profilers.evidence.units import Evidence
 
 
-def drift_cause(cause_id: str, *, happened: str, behind: str) -> Cause:
-    """One of the drifts, as a cause."""
-
-    def claim(evidence: Evidence, left: Left) -> Claim:
-        growths = find_growths(evidence, left)
-        if not growths or evidence.norms.of("drift.origin", partial(origin_of, evidence, growths)).cause != cause_id:
-            return Claim()
-        units: dict[str, Parts] = {}
-        for growth in growths:
-            known = units.get(growth.unit, Parts())
-            units[growth.unit] = Parts(
-                cpu=growth.claim if growth.part == "cpu" else known.cpu,
-                blocked=growth.claim if growth.part == "blocked" else known.blocked,
-            )
-        return Claim(units=units)
-
-    return Cause(
-        id=cause_id,
-        evidence_class="modelled",
-        fixes=(),
-        happened=happened,
-        behind=behind,
-        claim=claim,
-        sentence=_sentence,
-    )
+def _claim(cause_id: str, evidence: Evidence, left: Left) -> Claim:
+    growths = find_growths(evidence, left)
+    if not growths or evidence.norms.of("drift.origin", partial(origin_of, evidence, growths)).cause != cause_id:
+        return Claim()
+    units: dict[str, Parts] = {}
+    for growth in growths:
+        known = units.get(growth.unit, Parts())
+        units[growth.unit] = Parts(
+            cpu=growth.claim if growth.part == "cpu" else known.cpu,
+            blocked=growth.claim if growth.part == "blocked" else known.blocked,
+        )
+    return Claim(units=units)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
@@ -69,3 +56,13 @@ def _companion_words(origin: Origin) -> str:
     if origin.cause == "drift.unknown":
         return f"{words} alongside, and which of them it follows cannot be told"
     return f"{words} alongside"
+
+
+def _drift(cause_id: str) -> Cause:
+    return Cause(id=cause_id, fixes=(), claim=partial(_claim, cause_id), sentence=_sentence)
+
+
+MEMORY = _drift("drift.memory")
+CACHE = _drift("drift.cache")
+SESSIONS = _drift("drift.sessions")
+UNKNOWN = _drift("drift.unknown")

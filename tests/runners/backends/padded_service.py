@@ -1,0 +1,67 @@
+"""A service whose model another backend is to run, and what a fix sees of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.fixes import Applied
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+#: Two named inputs, integers and numbers, one padded to the longest of the batch; two answers of different shapes.
+#: EACH is the first of them.
+PADDED = """
+import torch
+from latfix import Workload
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(9, 8, padding_idx=0)
+        self.mix = torch.nn.Linear(8, 8)
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, tokens, scale):
+        x = torch.relu(self.mix(self.embed(tokens))) * scale[:, None, None]
+        return {"each": EACH, "all": self.out(x.sum(1))}
+
+class Padded(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        return Net()
+
+    def prepare(self, request):
+        k = int(request.features["value"])
+        return {"scale": torch.tensor(1.0 + k), "tokens": torch.arange(k + 2) % 8 + 1}
+"""
+
+
+def traffic(n: int = 12) -> Traffic:
+    return Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
+
+
+def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
+    settings = RunnerSettings(device="cpu", intra_op_threads=1, **{"max_batch_size": 4, **values})
+    service = Service(folder, "adapter:Padded", settings)
+    service.load()
+    service.warm_shapes(traffic(n))
+    return service
+
+
+def verified(fix: Any, service: Service) -> Any:
+    """What the fix's proof says of the service after its traffic."""
+    record = RunRecord(
+        folder=Path("run"),
+        meta={"settings": service.settings.as_dict()},
+        requests={},
+        batches={},
+        events={},
+        samples={},
+        traffic=traffic(),
+    )
+    return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
