@@ -1,4 +1,4 @@
-"""The commands that a report tells its reader to run next."""
+"""The commands that a report suggests to run next."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ReplayProgress:
     :param requests: in the schedule.
     :param last_s: when its last one is due.
     :param segment: the file that rows of ended requests are appended to.
-    :param loading: the service is loaded first, about which nothing is heard until it has.
+    :param loading: the service is loaded first, which reports no progress.
     """
 
     def __init__(self, *, label: str, requests: int, last_s: float, segment: Path, loading: bool) -> None:

@@ -17,10 +17,10 @@ from latfix.results.request_explanation import Happening, Holder, StageTime, Sto
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, STATUS_NAMES
 
-#: Entries and causes below this are not told one by one.
+#: Smaller entries and causes are summed.
 SMALL_NS = 10_000
-_CAUSES_TOLD = 3
-_HAPPENINGS_TOLD = 6
+_MOST_CAUSES = 3
+_MOST_HAPPENINGS = 6
 
 
 def counted(number: int, what: str) -> str:
@@ -107,9 +107,9 @@ def _account_words(stage: StageTime) -> str:
 def stage_lines(stage: StageTime) -> list[tuple[str, str]]:
     """What happened in a stage, a line each, with its tone: empty, ``own``, ``other`` or ``error``."""
     lines = [(words, "") for words in (_parts_words(stage), _account_words(stage)) if words]
-    for event in stage.happenings[:_HAPPENINGS_TOLD]:
+    for event in stage.happenings[:_MOST_HAPPENINGS]:
         lines.append((_event_words(event), "error" if event.kind == "error" else "own" if event.own else "other"))
-    rest = stage.happenings[_HAPPENINGS_TOLD:]
+    rest = stage.happenings[_MOST_HAPPENINGS:]
     if rest:
         number, total = sum(event.count for event in rest), sum(event.duration_ns for event in rest)
         lines.append((f"{count(number)} more events, {_ms(total)}", "other"))
@@ -140,7 +140,7 @@ def wait_words(wait: Wait) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRow:
-    """Work that held a thread while a request waited; the last row may sum what is not told one by one.
+    """Work that held a thread while a request waited; the last row may sum the rest.
 
     :param slow: it took a fifth longer than is typical, or more.
     """
@@ -197,8 +197,8 @@ def _holder_label(wait: Wait, holder: Holder) -> str:
 def why_words(causes: tuple[tuple[str, int], ...], holder: Holder | None = None) -> str:
     """The largest causes of a holder's excess, and what else is known of it."""
     large = [(name, ns) for name, ns in causes if abs(ns) >= SMALL_NS]
-    told = large[:_CAUSES_TOLD]
-    told += [pair for pair in large[_CAUSES_TOLD:] if pair[0] == UNEXPLAINED]
+    told = large[:_MOST_CAUSES]
+    told += [pair for pair in large[_MOST_CAUSES:] if pair[0] == UNEXPLAINED]
     words = [f"{name} {_ms(ns)}" for name, ns in told]
     if holder is not None:
         words += holder.facts
@@ -281,7 +281,7 @@ def balance_words(story: Story) -> str:
 
 def short_entries(story: Story) -> str:
     """The largest entries on one line."""
-    entries = story.entries[:_CAUSES_TOLD]
+    entries = story.entries[:_MOST_CAUSES]
     return ", ".join(_entry_words(entry.cause, entry.own_ns, entry.propagated_ns) for entry in entries)
 
 
@@ -357,7 +357,7 @@ def _largest_entries(ledger: Ledger, index: int) -> str | None:
     if not len(found):
         return None
     own, propagated = ledger.own_ns[:, found[0]], ledger.propagated_ns[:, found[0]]
-    order = np.argsort(-np.abs(own + propagated), kind="stable")[:_CAUSES_TOLD]
+    order = np.argsort(-np.abs(own + propagated), kind="stable")[:_MOST_CAUSES]
     pairs = [(ledger.causes[k], int(own[k]), int(propagated[k])) for k in order]
     return ", ".join(_entry_words(*pair) for pair in pairs if pair[1] + pair[2])
 

@@ -159,7 +159,7 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     """The figure as one ``<svg>`` element.
 
     :param name: unique on the page; it prefixes every id inside.
-    :param label: what a reader who cannot see the picture is told.
+    :param label: a description for readers who cannot see the picture.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})

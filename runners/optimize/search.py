@@ -31,7 +31,7 @@ class Search:
     :param fixes: those that may be tried, of ``catalogue``.
     :param trials: most candidates to replay; ``None`` for no limit.
     :param reserved_s: seconds that must be left for the final replay.
-    :param note: told of every step as soon as it is decided; ``say`` of what else was found.
+    :param note: called with every step as soon as it is decided; ``say`` with what else was found.
     :param steps: those of an earlier search that goes on; ``layers`` likewise.
     """
 
@@ -54,8 +54,8 @@ class Search:
         self._bench = bench
         self._diagnosis = diagnosis
         self._catalogue = {fix.id: fix for fix in catalogue}
-        recorded = [fix.id for fix in catalogue if fix.set_up is not None and fix.set_up.recorded]
-        self.found: dict[str, Any] = dict.fromkeys(recorded, layers) if layers else {}
+        self._recorded = next((fix.id for fix in catalogue if fix.set_up is not None and fix.set_up.recorded), "")
+        self.found: dict[str, Any] = {self._recorded: layers} if layers else {}
         self._predictor = predictor
         self._fixes = list(fixes)
         self._trials = trials
@@ -72,8 +72,8 @@ class Search:
     @property
     def layers(self) -> Mapping[str, Any]:
         """The finding that the journal keeps (:class:`latfix.runners.fixes.fix.SetUp`); empty without one."""
-        recorded = (fix.id for fix in self._catalogue.values() if fix.set_up is not None and fix.set_up.recorded)
-        return next((self.found[name] for name in recorded if name in self.found), {})
+        found: Mapping[str, Any] = self.found.get(self._recorded, {})
+        return found
 
     @property
     def kept(self) -> list[Step]:
@@ -96,7 +96,7 @@ class Search:
     def ladder(self, base: Arm) -> Arm:
         """Try fixes in groups, most promising first; a group that is better is kept whole. Returns the last arm.
 
-        What fixes promise is asked anew whenever something was kept.
+        The order is made anew whenever something was kept.
         """
         tried = {step.fix for step in self.steps}
         self._set_up(base)
@@ -173,14 +173,13 @@ class Search:
         """Measure, once each, what fixes must know before they can be decided."""
         decided = {step.fix for step in self.steps}
         for fix in self._fixes:
-            wanted = fix.set_up is not None and fix.id not in decided and fix.id not in self.found
-            if not wanted or fix.set_up is None or self._out_of_budget([]):
+            set_up = fix.set_up
+            if set_up is None or fix.id in decided or fix.id in self.found or self._out_of_budget([]):
                 continue
-            if not fix.set_up.due(self._context(base)):
-                continue
-            found = self.found[fix.id] = fix.set_up.measure(self._bench, base)
-            if words := fix.set_up.shown(found):
-                self._say(f"{fix.id}: {words}")
+            if set_up.due(self._context(base)):
+                found = self.found[fix.id] = set_up.measure(self._bench, base)
+                if words := set_up.shown(found):
+                    self._say(f"{fix.id}: {words}")
 
     def leave_one_out(self, base: Arm) -> Arm:
         """Take each kept fix out once: what does the service with all of them gain by it, beside the others?

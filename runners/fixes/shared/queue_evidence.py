@@ -50,7 +50,7 @@ class Waits:
     def of(cls, record: RunRecord, key: str | None = None) -> Waits:
         """Of a record.
 
-        :param key: the feature that lengths are told by; ``None`` for what the run went by, empty for elements.
+        :param key: the feature that gives lengths; ``None`` for what the run went by, empty for elements.
         """
         rows = record.requests
         some = np.flatnonzero((rows["index"] >= 0) & (rows["batch_id"] >= 0) & (rows["warmup"] == 0))

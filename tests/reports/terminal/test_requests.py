@@ -143,13 +143,10 @@ def shown(*stories: Story, width: int = 80, encoding: str = "utf-8", slowest: tu
 @pytest.mark.parametrize("width", [60, 80, 140])
 @pytest.mark.parametrize("told", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"])
 def test_it_fits_every_width_and_obeys_nothing(told: Story, width: int) -> None:
+    assert told.status in shown(told, encoding="ascii")
     text = shown(told, width=width, slowest=(told,))
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in text)
-
-
-def test_a_terminal_without_unicode() -> None:
-    assert "request" in shown(story(HOSTILE), story(), encoding="ascii")
 
 
 def test_the_whole_story_is_there() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.profilers.causes import CAUSES
+from latfix.results.optimization import TriedFix
 from latfix.runners import fixes, optimize
 from latfix.runners.fixes import FIXES, Fix
 from latfix.settings import RunnerSettings
@@ -45,6 +46,8 @@ def test_a_declaration_is_whole(fix: Fix) -> None:
     assert not (fix.gentle and fix.changes_outputs)
     step = fix.step("skipped", "why").tried().to_json()
     assert (step["fix"], step["title"], step["risk"]) == (fix.id, fix.title, fix.risk)
+    older = {key: value for key, value in step.items() if key not in ("title", "risk")}
+    assert TriedFix.from_json(older).title == ""
     plan = Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=RunnerSettings().as_dict()),))
     assert f'id = "{fix.id}"' in plan_text(plan)
 
