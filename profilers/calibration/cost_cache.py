@@ -15,7 +15,7 @@ from typing import Any
 
 from latfix.files.atomic_write import write_json
 from latfix.formatting import finite
-from latfix.profilers.calibration.microbenchmarks import MEASURES, UnitCost, measure, minor_fault
+from latfix.profilers.calibration.microbenchmarks import MEASURES, UnitCost, flat, measure, minor_fault
 
 #: Raised with every change of what is measured or how.
 CALIBRATION_VERSION = 1
@@ -40,10 +40,7 @@ class UnitCosts:
 
         Also ``page_bytes`` and ``cached`` (0 or 1).
         """
-        values: dict[str, float] = {}
-        for name, cost in self.costs.items():
-            values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}
-        return values | {"page_bytes": mmap.PAGESIZE, "cached": int(self.cached)}
+        return flat(self.costs) | {"page_bytes": mmap.PAGESIZE, "cached": int(self.cached)}
 
 
 def unit_costs(folder: Path | None = None) -> UnitCosts:
