@@ -124,7 +124,7 @@ def shown(value: object, limit: int = 60) -> str:
     return clipped(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value), limit)
 
 
-def clipped(text: str, limit: int = 60) -> str:
+def clipped(text: str, limit: int) -> str:
     """``text``, cut to ``limit`` characters; an ellipsis is the last where it was longer."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 

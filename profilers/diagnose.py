@@ -11,9 +11,8 @@ import numpy as np
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger_parquet import CausesFile
-from latfix.profilers.attribution.machine_noise_floor import above_noise
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
-from latfix.profilers.attribution.queueing_noise_floor import chance_wait_ns
+from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_ns
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.verdict import dispatch_trust, judge, warnings
 from latfix.profilers.causes import CAUSES

@@ -83,8 +83,9 @@ class Part:
         """Keep what speaks against the part, or against one item of it; fail where there is something."""
         found = self.found
         lines = [*problems, *([f"its process: {found['cut']}"] if "cut" in found else [])]
-        cut = any("no time" in line for line in lines)
-        self.update(problems={**self.read()["problems"], item: lines}, complete=not cut)
+        every = {**self.read()["problems"], item: lines}
+        cut = any("no time" in line for each in every.values() for line in each)
+        self.update(problems=every, complete=not cut)
         assert not lines, "\n".join(lines)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +30,7 @@ from latfix.cli.shared.options import (
     check_seed,
     load_traffic,
 )
+from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.errors import (
     EXIT_GATE_FAILED,
     EXIT_INCONCLUSIVE,
@@ -43,9 +43,7 @@ from latfix.errors import (
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
     from latfix.results.sweep_result import Outcome, Setting
-    from latfix.runners.replay.runner_process import OnEvent
     from latfix.settings import RunnerSettings
-    from latfix.traffic.schedule import Traffic
 
 DEFAULT_LOADS = "0.25,0.5,0.75,1,1.25,1.5"
 _MOST_LOADS, _MOST_SETTINGS = 40, 64
@@ -139,8 +137,8 @@ def sweep(
     part = part_of(schedule, count, shortest_s=0.0 if requests else shortest_point_s(budget_s))
     _check_that_a_point_fits(part, grid[-1], budget_s)
     folder = open_folder(out or default_folder(spec.name, "sweep"))
-    shown = _Shown()
-    shown.plan(part, grid, settings, budget_s)
+    shown = ReplayLines()
+    shown.say(_plan_line(part, grid, settings, budget_s))
     runner = Sweep(
         spec,
         part,
@@ -305,31 +303,14 @@ def _check_positive(option: str, value: float | None, unit: str) -> None:
         raise InputError(f"{option}: found {value}; expected {unit} above 0")
 
 
-class _Shown:
-    """Progress on standard error: what is ahead, each replay, and what went wrong."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False)
-
-    def say(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
-
-    def plan(self, part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> None:
-        points = len(grid) * len(settings)
-        seconds = len(settings) * sum(part.seconds(load) for load in grid)
-        line = (
-            f"sweep: {len(grid)} loads x {len(settings)} settings, {len(part.traffic):,} requests a point, about "
-            f"{seconds:.0f} s of replays of {budget_s:.0f} s"
-        )
-        if seconds > budget_s:
-            line += f"; not all of the {points} points will fit: those past saturation are left out"
-        self.say(line)
-
-    @contextlib.contextmanager
-    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
-        from latfix.cli.shared.replay_progress import progress_of
-
-        with progress_of(label, traffic, folder) as progress:
-            yield progress.on_event
+def _plan_line(part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> str:
+    """What is ahead, for standard error."""
+    points = len(grid) * len(settings)
+    seconds = len(settings) * sum(part.seconds(load) for load in grid)
+    line = (
+        f"sweep: {len(grid)} loads x {len(settings)} settings, {len(part.traffic):,} requests a point, about "
+        f"{seconds:.0f} s of replays of {budget_s:.0f} s"
+    )
+    if seconds > budget_s:
+        line += f"; not all of the {points} points will fit: those past saturation are left out"
+    return line

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latfix.cli.shared.diagnose_flow import show_gates
-from latfix.cli.shared.replay_progress import progress_of
+from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from latfix.results.optimization import Optimization
     from latfix.results.optimization_step import Step
     from latfix.runners.optimize.optimizer import Options, Outcome
-    from latfix.runners.replay.runner_process import OnEvent
     from latfix.settings import RunnerSettings
     from latfix.traffic.schedule import Traffic
 
@@ -52,36 +49,30 @@ def optimize_into(
     :param plan: the path of that plan; empty without one.
     :param resume: the folder of an optimization that goes on; ``folder`` itself.
     """
-    from rich.console import Console
-
     from latfix.reports.terminal.diagnosis import render_tail
     from latfix.runners.optimize.optimizer import Optimizer
     from latfix.runners.replay.run_session import Interrupted
 
-    aside = Console(file=sys.stderr)
-    console = outputs.console()
+    console, progress = outputs.console(), ReplayLines()
     with outputs.in_any_case(spec.name, gates.texts):
-        with _Watching(aside) as watching:
-            optimizer = Optimizer(
-                spec,
-                traffic,
-                settings,
-                folder,
-                options,
-                watch=watching.replay,
-                say=watching.say,
-                show=lambda diagnosis: console.print(render_tail(diagnosis)),
-                resume=resume is not None,
-            )
-            try:
-                outcome = optimizer.run()
-            except Interrupted as stopped:
-                kept = stopped.record.folder
-                watching.say(
-                    f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it."
-                )
-                outputs.interrupted(spec.name, gates.texts)
-                return EXIT_INTERRUPTED
+        optimizer = Optimizer(
+            spec,
+            traffic,
+            settings,
+            folder,
+            options,
+            watch=progress.replay,
+            say=progress.say,
+            show=lambda diagnosis: console.print(render_tail(diagnosis)),
+            resume=resume is not None,
+        )
+        try:
+            outcome = optimizer.run()
+        except Interrupted as stopped:
+            kept = stopped.record.folder
+            progress.say(f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it.")
+            outputs.interrupted(spec.name, gates.texts)
+            return EXIT_INTERRUPTED
         return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
 
 
@@ -139,27 +130,6 @@ def _conclude(
     if outcome.failure:
         raise RunnerError(outcome.failure)
     return exit_code(results) if results else EXIT_OK
-
-
-class _Watching:
-    """Progress of many replays: each its own line or bar, steps as lines."""
-
-    def __init__(self, console: Any) -> None:
-        self._console = console
-
-    def __enter__(self) -> _Watching:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False)
-
-    @contextlib.contextmanager
-    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
-        with progress_of(label, traffic, folder) as progress:
-            yield progress.on_event
 
 
 def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[list[GateResult], HistoryRow | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ if TYPE_CHECKING:
     from latfix.reports.replay_progress import ReplayProgress
     from latfix.run_record.run_record import RunRecord
     from latfix.runners.replay.run_session import Replay
+    from latfix.runners.replay.runner_process import OnEvent
     from latfix.traffic.schedule import Traffic
 
 
@@ -31,3 +34,22 @@ def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
 
     with progress_of(replay.spec.name, replay.traffic, folder, loading=True) as progress:
         return run(folder, replay, on_event=progress.on_event)
+
+
+class ReplayLines:
+    """Progress of several replays on standard error: each its own bar, with lines between them."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
+        """Show one replay while it runs."""
+        with progress_of(label, traffic, folder) as progress:
+            yield progress.on_event

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
+from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import normal_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -125,11 +126,9 @@ def _rate(cell: Cell) -> str:
 
 def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float | None) -> float | None:
     """Where the percentile, made to grow with load, crosses the limit: straight between cells, on logarithms."""
-    from scipy.optimize import isotonic_regression  # imported late: it is slow to import
-
     value = np.array([min(cell.percentile.value, 1e6 * limit) for cell in cells])
     rate = np.log([cell.offered for cell in cells])
-    level = isotonic_regression(np.log(np.maximum(value, 1e-12))).x
+    level = rising_level(np.log(np.maximum(value, 1e-12)))
     goal = math.log(limit)
     if level[0] > goal:
         crossing = float(rate[0])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, InputError
 from latfix.files.json_documents import Document
-from latfix.formatting import key_label
+from latfix.formatting import finite, key_label
 from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
 from latfix.gates.subject import Bounds, GateSubject
@@ -135,8 +135,8 @@ def _result(held: Held, passed: bool | None, reason: str, *, runs: int | None = 
     unknown = held.gate.needs_history and held.level is None
     return GateResult(
         gate=held.gate,
-        value=_finite(held.figure),
-        limit=None if unknown else _finite(held.limit),
+        value=finite(held.figure),
+        limit=None if unknown else finite(held.limit),
         passed=passed,
         reason=reason,
         more_runs=runs,
@@ -149,10 +149,6 @@ def exit_code(results: Iterable[GateResult]) -> int:
     if any(passed is False for passed in outcomes):
         return EXIT_GATE_FAILED
     return EXIT_INCONCLUSIVE if None in outcomes else EXIT_OK
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _name(held: Held) -> str:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.formatting import LATENCY_KEYS
-from latfix.run_record.dispatch_lag import dispatch_lag
-from latfix.run_record.run_record import throughput_rps
 from latfix.stages import Status
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
-from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 from latfix.statistics.percentiles import (
     beyond_summary,
     latencies_of,
@@ -138,34 +135,6 @@ class GateSubject:
                 if excess > 0
             },
             trustworthy=bool(document.get("trustworthy", True)),
-        )
-
-    @classmethod
-    def from_optimization(cls, document: Mapping[str, Any], side: Literal["before", "after"]) -> GateSubject:
-        """One side of ``optimization.json`` or of a comparison's document; ``after`` carries the ratio."""
-        part = document[side]
-        entries = document.get("ratio", {}) if side == "after" else {}
-        return cls(
-            latency_ms=part["latency_ms"],
-            requests=part["requests"],
-            latency_ci95_ms={key: _bounds(value) for key, value in part.get("latency_ci95_ms", {}).items()},
-            ratio={key: RatioEstimate.from_json(entry) for key, entry in entries.items() if entry},
-            throughput_rps=part.get("throughput_rps"),
-            accuracy=part.get("accuracy"),
-            trustworthy=bool(part.get("trustworthy", True)),
-        )
-
-    @classmethod
-    def from_record(cls, record: RunRecord, *, seed: int = 0) -> GateSubject:
-        """From the record of a run; cause shares are not known without a diagnosis."""
-        latencies = record.latencies_ns()
-        return cls(
-            latency_ms=summarize_ms(latencies),
-            requests=record.counts(),
-            latency_ci95_ms=summary_intervals_ms(latencies, seed=seed),
-            throughput_rps=throughput_rps([record]),
-            accuracy=record.meta.get("accuracy"),
-            trustworthy=dispatch_lag(record).trustworthy,
         )
 
 

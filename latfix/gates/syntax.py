@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from latfix.cause_catalogue import CATALOGUE
 from latfix.errors import InputError
-from latfix.formatting import LATENCY_KEYS, clipped
+from latfix.formatting import LATENCY_KEYS, visible
 from latfix.statistics.percentiles import percentile_key, percentile_of
 
 Against = Literal["number", "baseline", "history"]
@@ -193,9 +193,4 @@ def _wrong(text: str, found: str, expected: str) -> InputError:
 
 
 def _refused(option: str, text: str, found: str, expected: str) -> InputError:
-    return InputError(f"{option} {_shown(text)}: found {_shown(found)}; expected {expected}")
-
-
-def _shown(text: str) -> str:
-    text = clipped(text)
-    return text if text.isprintable() else repr(text)
+    return InputError(f"{option} {visible(text, limit=60)}: found {visible(found, limit=60)}; expected {expected}")

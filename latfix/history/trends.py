@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import finite
 from latfix.gates.reference_level import Level
 from latfix.history.rows import HistoryRow, Series
 from latfix.statistics.block_bootstrap import ranks
@@ -85,7 +85,7 @@ def trends(rows: Sequence[HistoryRow], metric: str, *, last: int | None = None, 
 
 
 def _trend(series: Series, rows: Sequence[HistoryRow], metric: str, last: int | None, seed: int) -> Trend:
-    points = tuple(Point(row=row, value=_finite(row.subject.figure(metric))) for row in rows)
+    points = tuple(Point(row=row, value=finite(row.subject.figure(metric))) for row in rows)
     sound = [point for point in points if point.value is not None and not point.row.unusable]
     values = [point.value for point in sound if point.value is not None]
     shown = points if last is None else points[-last:]
@@ -155,7 +155,3 @@ def _differs(first: HistoryRow, second: HistoryRow) -> list[str]:
 
 def _version(versions: Mapping[str, Any], key: str) -> str:
     return str(versions.get(key, "none"))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import clipped, interval, key_label, ratio, significant
+from latfix.formatting import interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.subject import GateSubject
 from latfix.results.html_table import html_table
@@ -336,7 +336,7 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = 
 
 
 def _short(value: Any) -> str:
-    return "unset" if value is None else clipped(str(value))
+    return "unset" if value is None else visible(value, limit=60)
 
 
 def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubject:

@@ -84,3 +84,21 @@ def _cheapest_cuts(values: Floats, price: float) -> Ints:
     while edges[-1] > 0:
         edges.append(int(previous[edges[-1]]))
     return np.array(edges[::-1], dtype=np.int64)
+
+
+def rising_level(values: Floats) -> Floats:
+    """The least-squares level that never falls (pool adjacent violators; Barlow et al., 1972).
+
+    SciPy has it too, and takes a second to import.
+    """
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            count = counts[-2] + counts[-1]
+            mean = (means[-2] * counts[-2] + means[-1] * counts[-1]) / count
+            del means[-1], counts[-1]
+            means[-1], counts[-1] = mean, count
+    return np.repeat(np.array(means, dtype=np.float64), counts)

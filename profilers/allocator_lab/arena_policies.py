@@ -1,7 +1,8 @@
-"""Allocators that take all memory at the start: best fit with splitting, and a buddy system.
+"""Allocators that a pool of one's own could have: best fit with splitting, a buddy system, size classes.
 
-The first is what a pool reserved at the start is (``memory.pool`` on a GPU); the second is the textbook's (Knowlton,
-1965): sizes are powers of two, and a block joins only the neighbor that it was split from.
+The first is what a pool reserved at the start is (``memory.pool`` on a GPU). The second is the textbook's (Knowlton,
+1965): sizes are powers of two, and a block joins only the neighbor that it was split from. Both take all memory at
+the start; size classes take each block on its own, and a freed one serves its own class alone.
 """
 
 from __future__ import annotations
@@ -99,3 +100,67 @@ class Buddy:
 
     def _put(self, block: Block) -> None:
         self._free.setdefault(block.size, {})[block.start] = block
+
+
+#: Classes between two powers of two: at most a fifth of a block is wasted.
+STEPS = 4
+
+
+class SizeClasses:
+    """The model; each block is taken from the device on its own, and kept when it is freed.
+
+    :param capacity: bytes that the device has for it.
+    """
+
+    def __init__(self, capacity: int, *, name: str = "size classes") -> None:
+        self.name = name
+        self.capacity = capacity
+        self.counters = Counters()
+        self._kept: dict[tuple[int, int], list[Block]] = {}
+        self._home = FreeBlocks()
+        self._next_start = 0
+
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """:meth:`Policy.allocate`."""
+        need = class_of(size)
+        kept = self._kept.setdefault((stream, need), [])
+        if kept:
+            return hand_out(kept.pop(), size, self.counters)
+        if self.counters.reserved + need > self.capacity:
+            self._release()
+            self.counters.retries += 1
+        if self.counters.reserved + need > self.capacity:
+            raise OutOfMemory
+        self.counters.take(need)
+        block = Block(self._next_start, need, self._home)
+        block.since = stream
+        self._next_start += need
+        return hand_out(block, size, self.counters)
+
+    def free(self, block: Block) -> None:
+        """:meth:`Policy.free`."""
+        take_back(block, self.counters)
+        self._kept[block.since, block.size].append(block)
+
+    def free_bytes(self) -> tuple[int, int]:
+        """:meth:`Policy.free_bytes`."""
+        sizes = [block.size for kept in self._kept.values() for block in kept]
+        return sum(sizes), max(sizes, default=0)
+
+    def stuck_bytes(self) -> int:
+        """:meth:`Policy.stuck_bytes`: none, each block can go back by itself."""
+        return 0
+
+    def _release(self) -> None:
+        for kept in self._kept.values():
+            for block in kept:
+                self.counters.give(block.size)
+            kept.clear()
+
+
+def class_of(size: int) -> int:
+    """The size of the class that serves ``size`` bytes."""
+    if size <= GRAIN * STEPS:
+        return max(-(-size // GRAIN) * GRAIN, GRAIN)
+    step = (1 << ((size - 1).bit_length() - 1)) // STEPS
+    return -(-size // step) * step

@@ -10,7 +10,7 @@ from typing import Any
 
 from latfix.errors import InputError, input_error
 from latfix.files.regular_file import check_regular
-from latfix.formatting import clipped
+from latfix.formatting import visible
 
 #: The most that one allocation may ask for.
 MOST_BYTES = 1 << 50
@@ -167,4 +167,4 @@ def _short(value: object) -> str:
         text = json.dumps(value)
     except RecursionError:  # it was read with a little more room
         return "values nested too deeply"
-    return clipped(text)
+    return visible(text, limit=60)

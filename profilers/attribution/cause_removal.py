@@ -9,31 +9,21 @@ import numpy.typing as npt
 
 from latfix.profilers.attribution.ledger import Books
 from latfix.profilers.attribution.wait_attribution import waits_at
-from latfix.statistics.latency_summary import percentile_ns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_PERCENTILES = (50, 95, 99)
 #: Replayed requests at a time; bounds the memory of a prediction.
 _AT_ONCE = 2_000_000
 
 
-def without(books: Books, removals: Sequence[Collection[str]]) -> list[dict[str, float]]:
-    """p50, p95 and p99 in milliseconds, had the requests not met these causes; one answer a removal.
+def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iterator[Ints]:
+    """Latencies had the requests not met some causes: ``(n,)`` nanoseconds, one array a removal.
 
     What a removed cause owns of a request's own path is taken off, and both queues are replayed with the
     service that is left, so that a wait that two causes share shrinks as it would. What traffic alone makes
     wait (``traffic.*``) is taken off as it stands in the ledger: no service brings it about.
     """
-    if not len(books.ledger.latency_ns):
-        return [dict.fromkeys((f"p{q}" for q in _PERCENTILES), 0.0) for _ in removals]
-    answers = latencies_without(books, removals)
-    return [{f"p{q}": percentile_ns(latency, q) / 1e6 for q in _PERCENTILES} for latency in answers]
-
-
-def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iterator[Ints]:
-    """``(n,)`` predicted nanoseconds of every request of the ledger, one array a removal."""
     ledger, line = books.ledger, books.line
     kept = np.ones((len(removals), len(ledger.causes)))
     for keep, removed in zip(kept, removals, strict=True):

@@ -14,7 +14,7 @@ from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import Claim
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
-from latfix.profilers.evidence.reference_latency import Reference, quiet_median
+from latfix.profilers.evidence.run_baselines import Reference, quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.queueing.queue_simulator import Policy

@@ -28,7 +28,7 @@ def floors_ms(p50_ms: float, excess_ms: float, meta: Mapping[str, Any], chance_w
 
     :param excess_ms: by which the tail exceeds the reference.
     :param meta: of the run, for the floor of its clock.
-    :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.queueing_noise_floor`).
+    :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.noise_floors`).
     """
     timer_ms = float((meta.get("calibration") or {}).get("timer_floor_ns", 0.0)) / 1e6
     least = max(_LEAST_OF_P50 * p50_ms, timer_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)

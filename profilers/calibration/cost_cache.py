@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import mmap
 import os
 import platform
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from latfix.files.atomic_write import write_json
-from latfix.profilers.calibration.microbenchmarks import MEASURES, UnitCost, measure, minor_fault
+from latfix.formatting import finite
+from latfix.profilers.calibration.microbenchmarks import MEASURES, UnitCost, flat, measure, minor_fault
 
 #: Raised with every change of what is measured or how.
 CALIBRATION_VERSION = 1
@@ -40,10 +40,7 @@ class UnitCosts:
 
         Also ``page_bytes`` and ``cached`` (0 or 1).
         """
-        values: dict[str, float] = {}
-        for name, cost in self.costs.items():
-            values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}
-        return values | {"page_bytes": mmap.PAGESIZE, "cached": int(self.cached)}
+        return flat(self.costs) | {"page_bytes": mmap.PAGESIZE, "cached": int(self.cached)}
 
 
 def unit_costs(folder: Path | None = None) -> UnitCosts:
@@ -127,7 +124,7 @@ def _read(file: Path, machine: Mapping[str, Any]) -> dict[str, UnitCost] | None:
         return None
     if not isinstance(document, dict) or document.get("machine") != machine:
         return None
-    age = _number(document.get("made_s"))
+    age = finite(document.get("made_s"))
     costs = document.get("costs")
     if age is None or not 0 <= time.time() - age <= _OLDEST_S or not isinstance(costs, dict):
         return None
@@ -139,15 +136,10 @@ def _read(file: Path, machine: Mapping[str, Any]) -> dict[str, UnitCost] | None:
 def _cost(entry: object) -> UnitCost | None:
     if not isinstance(entry, list) or len(entry) != 3:
         return None
-    numbers = [number for number in map(_number, entry) if number is not None and number >= 0]
+    numbers = [number for number in map(finite, entry) if number is not None and number >= 0]
     if len(numbers) != 3:
         return None
     return UnitCost(value=numbers[0], low=numbers[1], high=numbers[2])
-
-
-def _number(value: object) -> float | None:
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if sound else None  # type: ignore[arg-type]
 
 
 def _holds(known: Mapping[str, UnitCost]) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from latfix.profilers.calibration.microbenchmarks import UnitCost
+from latfix.profilers.calibration.microbenchmarks import UnitCost, flat
 
 _MIB = 1 << 20
 #: Sizes that are measured: a segment of the small pool, and a large one. A price for each call and one for each MiB
@@ -60,14 +60,6 @@ def device_costs(device: str, environment: str = "") -> dict[str, float]:
 def expandable(environment: str) -> bool:
     """Whether settings of torch's allocator ask for expandable segments."""
     return "expandable_segments:true" in environment.replace(" ", "").lower()
-
-
-def flat(costs: dict[str, UnitCost]) -> dict[str, float]:
-    """Costs as ``calibration`` of ``run.json``."""
-    values: dict[str, float] = {}
-    for name, cost in costs.items():
-        values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}
-    return values
 
 
 def measure_calls(

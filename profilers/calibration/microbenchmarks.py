@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -231,3 +231,11 @@ MEASURES: dict[str, Callable[[], UnitCost]] = {
 def measure() -> dict[str, UnitCost]:
     """All unit costs of this machine, now."""
     return {name: take() for name, take in MEASURES.items()}
+
+
+def flat(costs: Mapping[str, UnitCost]) -> dict[str, float]:
+    """Costs as ``calibration`` of ``run.json``."""
+    values: dict[str, float] = {}
+    for name, cost in costs.items():
+        values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}
+    return values

@@ -1,1 +1,1 @@
-"""The same attribution for records that do not fit into memory, chunk by chunk."""
+"""A run in chunks, one where it fits into memory: the ledger of each, and what a diagnosis needs of all."""

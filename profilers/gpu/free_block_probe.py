@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from latfix.profilers.gpu.allocator_counters import NATIVE, Inside, allocator_backend
+from latfix.profilers.gpu.device_ids import device_index
 
 Reading = dict[str, float]
 #: How often a moment for it is looked for.
@@ -69,7 +70,7 @@ def free_blocks_reader(device: str, inside: Inside | None = None) -> Callable[[]
         return None
     import torch
 
-    index = int(device.partition(":")[2] or 0)
+    index = device_index(device)
     listing: Callable[..., list[Mapping[str, Any]]] = torch.cuda.memory_snapshot
     # Older versions always copy the history of allocations with it, which is empty unless somebody records one.
     plain = {"include_traces": False} if "include_traces" in inspect.signature(listing).parameters else {}

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 from latfix.profilers.probes.control_groups import CgroupThrottle
-from latfix.profilers.probes.thread_counters import PoolDelays
+from latfix.profilers.probes.kept_files import KeptOpen
 
 #: Run-queue delay of the thread from which on the cgroup's throttled time is worth a read.
 _WORTH_NS = 1_000_000
 #: The framework's threads appear with the first operators that use them: they are looked for after so many batches.
 _REFRESH = (1, 2, 16, 256)
+
+
+class PoolDelays:
+    """Run-queue delays of the framework's own pool threads (OpenMP), which no snapshot of ours can see.
+
+    :meth:`refresh` finds threads of this process that Python did not start; :meth:`read` returns each
+    one's run-queue delay so far. Used only where operators run on more than one thread.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, KeptOpen] = {}
+
+    def refresh(self) -> None:
+        """Look again for pool threads; call it after the first batches, when the pool exists."""
+        python = {thread.native_id for thread in threading.enumerate()}
+        for entry in os.listdir("/proc/self/task"):  # noqa: PTH208
+            tid = int(entry)
+            if tid in python or tid in self._files:
+                continue
+            try:
+                self._files[tid] = KeptOpen(f"/proc/self/task/{tid}/schedstat", size=64)
+            except OSError:  # the thread ended meanwhile
+                continue
+
+    def read(self) -> dict[int, int]:
+        """Run-queue delay in nanoseconds so far, by native thread id."""
+        delays: dict[int, int] = {}
+        for tid, file in self._files.items():
+            try:
+                delays[tid] = int(file.read().split(b" ", 2)[1])
+            except (OSError, IndexError):  # the thread ended
+                continue
+        return delays
+
+    @staticmethod
+    def largest_growth(before: dict[int, int], after: dict[int, int]) -> int:
+        """The largest growth of any one thread's delay, in nanoseconds."""
+        return max((after[tid] - before.get(tid, after[tid]) for tid in after), default=0)
 
 
 class Delays:

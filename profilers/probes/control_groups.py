@@ -6,10 +6,12 @@ only the mount's top is there; each value is therefore looked for in the process
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from latfix.profilers.probes.kept_files import KeptOpen
 
 #: Where version 1 says "no limit": the largest multiple of a page below 2^63.
 _NO_LIMIT = 1 << 62
@@ -101,18 +103,18 @@ class CgroupThrottle:
     """Time for which a quota kept this process's threads from running; its file is kept open."""
 
     def __init__(self, groups: ControlGroups | None = None) -> None:
-        self._fd = -1
-        self._path: Path | None = None
+        self._file: KeptOpen | None = None
         for folder, _ in (groups or ControlGroups()).folders("cpu"):
-            stat = self._read(folder / _CPU_STAT)
-            if "throttled_usec" in stat or "throttled_time" in stat:
-                self._path = folder / _CPU_STAT
-                break
+            with contextlib.suppress(OSError):
+                file = KeptOpen(folder / _CPU_STAT)
+                if counters(file.read().decode()).keys() & {"throttled_usec", "throttled_time"}:
+                    self._file = file
+                    break
 
     @property
     def available(self) -> bool:
         """Whether the group reports throttling."""
-        return self._path is not None
+        return self._file is not None
 
     def throttled_ns(self) -> int:
         """Throttled time so far, in nanoseconds; 0 where it cannot be read."""
@@ -120,21 +122,10 @@ class CgroupThrottle:
 
     def read(self) -> dict[str, int]:
         """All counters of ``cpu.stat``; empty where it cannot be read."""
-        return {} if self._path is None else self._read(self._path)
-
-    def _read(self, path: Path) -> dict[str, int]:
         try:
-            if self._path is None:
-                return counters(path.read_text())
-            if self._fd < 0:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return counters(os.pread(self._fd, 4096, 0).decode())
+            return {} if self._file is None else counters(self._file.read().decode())
         except OSError:
             return {}
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 def counters(text: str) -> dict[str, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
 
 Reading = dict[str, float]
@@ -90,31 +91,6 @@ class Sampler:
         if time.thread_time_ns() - cpu > SPIKE_NS:
             thread = threading.get_native_id()
             self._events.add("spike", start, end - start, thread=thread, detail={"probe": probe.name})
-
-
-class KeptOpen:
-    """A small file of the kernel's, opened once and read again and again: opening takes longer than reading.
-
-    :param path: of a file that a read at offset 0 makes anew.
-    :raises OSError: it cannot be opened.
-    """
-
-    def __init__(self, path: str | Path, size: int = 4096) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._size = size
-
-    def read(self) -> bytes:
-        """Its content now."""
-        return os.pread(self._fd, self._size, 0)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def host_reader() -> Callable[[], Reading]:

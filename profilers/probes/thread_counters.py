@@ -8,15 +8,14 @@ cgroup quota.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import statistics
-import threading
 import time
 from collections.abc import Callable
 
 from latfix.profilers.probes.heap_readers import HostHeap
+from latfix.profilers.probes.kept_files import LockHeldFile
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 
 Account = tuple[int, ...]
@@ -25,9 +24,6 @@ NO_ACCOUNT: Account = (0,) * len(THREAD_ACCOUNT)
 #: A snapshot whose two clock readings lie further apart than this was interrupted in the middle.
 _TORN_NS = 60_000
 _TRIES = 3
-#: No line of these files is longer.
-_BUFFER = 128
-_pread = ctypes.PyDLL(None).pread
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 _MINFLT = THREAD_ACCOUNT.index("minflt")
@@ -38,44 +34,6 @@ _WATCHED_UNITS = 100
 _NO_HEAP = (0, 0, 0)
 _ARENA, _FREE = 2, 4  # in a reading of ProcessMemory
 NO_GROWTH: Account = (0,) * (len(PROCESS_ACCOUNT) - 1)
-
-
-class _KernelFile:
-    """A small file of ``/proc``, kept open and read without letting go of the interpreter lock.
-
-    A read that lets go hands the lock to any thread that wants it, and takes it back milliseconds later where that
-    thread runs Python: the probe would then cause the wait that it is to measure. The kernel makes these files up in
-    memory, in about a microsecond.
-    """
-
-    __slots__ = ("_arguments", "_buffer", "_fd")
-
-    def __init__(self, path: str) -> None:
-        self._buffer = ctypes.create_string_buffer(_BUFFER)
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
-        # Made once: converting them takes longer than the call.
-        where, size, offset = ctypes.byref(self._buffer), ctypes.c_size_t(_BUFFER), ctypes.c_ssize_t(0)
-        self._arguments = (ctypes.c_int(self._fd), where, size, offset)
-
-    @property
-    def open(self) -> bool:
-        """Whether it can be read."""
-        return self._fd >= 0
-
-    def read(self) -> bytes:
-        """Its content now; empty where it cannot be read."""
-        length = _pread(*self._arguments)
-        return self._buffer.raw[:length] if length > 0 else b""
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._arguments = (ctypes.c_int(-1), *self._arguments[1:])
 
 
 class ThreadCounters:
@@ -89,7 +47,7 @@ class ThreadCounters:
 
     def __init__(self) -> None:
         self.reads = self._queued_ns = 0
-        self._file = _KernelFile("/proc/thread-self/schedstat")
+        self._file = LockHeldFile("/proc/thread-self/schedstat")
         self.snapshot()
         self.reads = 0  # only those that are taken on the requests' path are counted
 
@@ -151,7 +109,7 @@ class ProcessMemory:
         self.heap = heap or HostHeap()
         self.reads = 0
         self._watched = 0  # so many units more begin with a reading
-        self._file = _KernelFile("/proc/self/statm")
+        self._file = LockHeldFile("/proc/self/statm")
         self.latest = self.read()
 
     def read(self) -> Account:
@@ -193,44 +151,6 @@ class ProcessMemory:
     def close(self) -> None:
         """Give the descriptor back."""
         self._file.close()
-
-
-class PoolDelays:
-    """Run-queue delays of the framework's own pool threads (OpenMP), which no snapshot of ours can see.
-
-    :meth:`refresh` finds threads of this process that Python did not start; :meth:`read` returns each
-    one's run-queue delay so far. Used only where operators run on more than one thread.
-    """
-
-    def __init__(self) -> None:
-        self._fds: dict[int, int] = {}
-
-    def refresh(self) -> None:
-        """Look again for pool threads; call it after the first batches, when the pool exists."""
-        python = {thread.native_id for thread in threading.enumerate()}
-        for entry in os.listdir("/proc/self/task"):  # noqa: PTH208
-            tid = int(entry)
-            if tid in python or tid in self._fds:
-                continue
-            try:
-                self._fds[tid] = os.open(f"/proc/self/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:  # the thread ended meanwhile
-                continue
-
-    def read(self) -> dict[int, int]:
-        """Run-queue delay in nanoseconds so far, by native thread id."""
-        delays: dict[int, int] = {}
-        for tid, fd in self._fds.items():
-            try:
-                delays[tid] = int(os.pread(fd, 64, 0).split(b" ", 2)[1])
-            except (OSError, IndexError):  # the thread ended
-                continue
-        return delays
-
-    @staticmethod
-    def largest_growth(before: dict[int, int], after: dict[int, int]) -> int:
-        """The largest growth of any one thread's delay, in nanoseconds."""
-        return max((after[tid] - before.get(tid, after[tid]) for tid in after), default=0)
 
 
 def snapshot_cost_ns(samples: int = 300) -> int:

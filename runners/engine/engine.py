@@ -15,10 +15,10 @@ from typing import Any
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.profilers.gpu.allocator_counters import BatchCounters, Inside, cuda_counters
+from latfix.profilers.probes.batch_delays import PoolDelays
 from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import (
-    PoolDelays,
     ProcessMemory,
     ThreadCounters,
     difference,

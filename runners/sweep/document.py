@@ -14,6 +14,7 @@ from latfix.capacity.model_predictions import ServiceModel
 from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
+from latfix.formatting import finite
 from latfix.results.sweep_result import Measured, Outcome, Setting
 from latfix.runners.sweep.predictions import Predicted, predict, typical_errors
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
@@ -98,8 +99,8 @@ def _head(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
             "recorded_rps": part.recorded,
             "requests_per_point": len(part.traffic),
             "repeated": part.repeated,
-            "dispersion": _finite(part.dispersion),
-            "dispersion_recorded": _finite(part.whole),
+            "dispersion": finite(part.dispersion),
+            "dispersion_recorded": finite(part.whole),
             **part.bursts.to_json(),
         },
     }
@@ -124,7 +125,7 @@ def _setting(
         "largest": None if largest is None else largest.to_json(),
         "knee": None if found is None else found.to_json(),
         "most_achieved_rps": max(served, default=None),
-        "capacity_rps": None if capacity is None else _finite(capacity),
+        "capacity_rps": None if capacity is None else finite(capacity),
         "service": None if service is None else service.to_json(),
     }
 
@@ -158,7 +159,7 @@ def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predict
             "ci95_ms": [_ms(cell.percentile.lo), _ms(cell.percentile.hi)],
             "at_least": any(point.cut for point in points),
             "meets": None if decision is None else decision.meets,
-            "slow_share": None if decision is None else _finite(decision.share),
+            "slow_share": None if decision is None else finite(decision.share),
             "slow_share_ci95": None if decision is None else [decision.lo, decision.hi],
         },
         "enough_requests": cell.enough,
@@ -296,7 +297,3 @@ def _longer(outcome: Outcome) -> str:
 
 def _ms(seconds: float) -> float | None:
     return seconds * 1e3 if math.isfinite(seconds) else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

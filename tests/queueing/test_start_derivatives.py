@@ -172,3 +172,22 @@ def test_batches_by_length_hold_inputs_of_like_length() -> None:
     served = serve(rules, arrival, nothing, nothing, -1, np.zeros(5, np.int64), 1.0, length)
     # THEN the second batch is the oldest with the other short one, and the long ones follow
     assert served.open.tolist() == [0.0, 1300.0, 2900.0, 1300.0, 2900.0]
+
+
+def test_the_window_counts_from_the_oldest_and_not_from_the_head_of_its_class() -> None:
+    # GIVEN a worker busy until 10,000, a low request that comes at 9,000 and a high one at 9,900
+    arrival = np.array([0.0, 9000.0, 9900.0])
+    extra = np.array([[6700.0], [0.0], [0.0]])
+    rules = policy(max_batch=3, window=2000.0)
+    served = serve(rules, arrival, np.zeros_like(extra), extra, -1, np.array([1, 2, 0]), 1.0)
+    # THEN their batch closes at 11,000, as the service's does
+    assert served.end.tolist() == [10_000.0, 12_600.0, 12_600.0]
+
+
+def test_a_free_worker_does_not_take_a_request_up_before_it_comes() -> None:
+    # GIVEN two free workers and two requests at once that are too unlike for one batch
+    arrival, nothing = np.array([100.0, 100.0]), np.zeros((2, 1))
+    rules = policy(workers=2, max_batch=2, by_length=True)
+    served = serve(rules, arrival, nothing, nothing, -1, np.zeros(2, np.int64), 1.0, np.array([10, 500]))
+    assert served.open.tolist() == [100.0, 100.0]
+    assert served.end.tolist() == [1400.0, 1400.0]

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pytest
 
 from latfix.gates.evaluate import evaluate
-from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
 from latfix.results.comparison import Comparison, compare_records, compare_rounds
 from latfix.run_record.dispatch_lag import dispatch_lag
@@ -268,17 +267,6 @@ def test_gates_see_the_new_arm_and_the_ratio(gate: str, passed: bool | None) -> 
     subject, baseline = _comparison().gate_subjects()
 
     assert evaluate(parse_gate(gate), subject, baseline).passed is passed
-
-
-def test_a_record_alone_is_a_subject_of_gates() -> None:
-    on_time = GateSubject.from_record(_record(_latencies(1)))
-    late = GateSubject.from_record(_record(_latencies(1), dispatch_ms=5.0))
-
-    assert on_time.latency_ms == summarize_ms(_latencies(1))
-    assert evaluate(parse_gate("p99<10s"), on_time).passed is True
-    assert evaluate(parse_gate("p99<1ms"), on_time).passed is False
-    assert evaluate(parse_gate("throughput>40"), on_time).passed is True
-    assert evaluate(parse_gate("p99<10s"), late).passed is None
 
 
 def test_lag_is_late_only_above_a_millisecond_and_a_tenth_of_the_median() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.evidence.expected_work import jackknife_error
-from latfix.profilers.evidence.reference_latency import quiet_median
+from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence, spread
 from latfix.profilers.evidence.work_model import Floats
 

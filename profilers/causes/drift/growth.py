@@ -19,12 +19,12 @@ from latfix.profilers.causes.drift.trend_tests import (
     Slope,
     best_step,
     rise_probability,
-    rising_level,
     squares_left,
     theil_sen,
 )
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
+from latfix.statistics.change_points import rising_level
 
 #: A rise counts from this share of a typical service time on.
 LEAST_SHARE = 0.1

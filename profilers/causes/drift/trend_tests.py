@@ -1,4 +1,4 @@
-"""Trends of a few dozen window medians: slope, significance, and the rising level that fits them best.
+"""Trends of a few dozen window medians: slope, significance, and the step that fits them best.
 
 Everything here works on at most a few hundred values; quadratic cost does not matter.
 """
@@ -92,21 +92,6 @@ def _clarity(centered: Floats) -> Floats:
     share = before * (BLOCKS - before) / BLOCKS
     step = np.minimum(np.cumsum(centered, axis=1)[:, :-1], 0.0) ** 2 / (share * BLOCKS)
     return np.asarray(np.maximum(line, step.max(axis=1)), dtype=np.float64)
-
-
-def rising_level(values: Floats) -> Floats:
-    """The least-squares level that never falls (pool adjacent violators; Barlow et al., 1972)."""
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values.tolist():
-        means.append(value)
-        counts.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            count = counts[-2] + counts[-1]
-            mean = (means[-2] * counts[-2] + means[-1] * counts[-1]) / count
-            del means[-1], counts[-1]
-            means[-1], counts[-1] = mean, count
-    return np.repeat(np.array(means, dtype=np.float64), counts)
 
 
 def best_step(values: Floats) -> tuple[int, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from latfix.profilers.allocator_lab.recommend import Choice, choose
+from latfix.profilers.allocator_lab.compare_policies import Choice, choose
 from latfix.profilers.allocator_lab.torch_caching import known_settings
 from latfix.profilers.allocator_lab.torch_snapshot import read_snapshot
 from latfix.profilers.gpu.device_ids import device_index

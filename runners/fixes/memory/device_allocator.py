@@ -8,7 +8,7 @@ replay whose timings count for nothing, and replayed through models of the alloc
 from __future__ import annotations
 
 from latfix.errors import LatfixError
-from latfix.profilers.allocator_lab.recommend import Choice
+from latfix.profilers.allocator_lab.compare_policies import Choice
 from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
 from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, SetUp, Verified
 from latfix.runners.fixes.memory.allocation_replay import recorded_choice

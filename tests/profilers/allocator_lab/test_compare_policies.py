@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from latfix.errors import InputError
-from latfix.profilers.allocator_lab.compare_policies import answer, compare, fragmentation, policy_of, replay
-from latfix.profilers.allocator_lab.recommend import TRIED, choose
+from latfix.profilers.allocator_lab.compare_policies import (
+    TRIED,
+    answer,
+    choose,
+    compare,
+    fragmentation,
+    policy_of,
+    replay,
+)
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace, Event, read_trace, write_trace
 

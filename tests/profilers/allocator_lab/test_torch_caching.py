@@ -8,11 +8,10 @@ from itertools import pairwise
 import pytest
 
 from latfix.errors import InputError
-from latfix.profilers.allocator_lab.arena_policies import BestFit, Buddy
+from latfix.profilers.allocator_lab.arena_policies import BestFit, Buddy, SizeClasses, class_of
 from latfix.profilers.allocator_lab.compare_policies import ARENAS, SETTINGS, policy_of
 from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory, Policy
-from latfix.profilers.allocator_lab.size_classes import SizeClasses, class_of
 from latfix.profilers.allocator_lab.torch_caching import (
     CachingAllocator,
     Settings,

@@ -12,9 +12,9 @@ from latfix.profilers.calibration.gpu_memory_calls import (
     CudaPages,
     device_costs,
     expandable,
-    flat,
     measure_calls,
 )
+from latfix.profilers.calibration.microbenchmarks import flat
 from latfix.profilers.gpu.allocator_counters import (
     AllocatorCounters,
     BatchCounters,

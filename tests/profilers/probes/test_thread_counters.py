@@ -14,10 +14,10 @@ from itertools import pairwise
 
 import pytest
 
+from latfix.profilers.probes.batch_delays import PoolDelays
 from latfix.profilers.probes.thread_counters import (
     NO_ACCOUNT,
     Account,
-    PoolDelays,
     ProcessMemory,
     ThreadCounters,
     difference,
@@ -101,7 +101,7 @@ def test_snapshots_never_fall_and_are_counted(counters: ThreadCounters) -> None:
 
 def test_waking_up_is_charged_with_what_was_waited_since_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     delay = 100  # until it is changed, however often a snapshot that is interrupted reads it again
-    monkeypatch.setattr("latfix.profilers.probes.thread_counters._KernelFile.read", lambda _: b"7 %d 9\n" % delay)
+    monkeypatch.setattr("latfix.profilers.probes.kept_files.LockHeldFile.read", lambda _: b"7 %d 9\n" % delay)
     counters = ThreadCounters()
     delay = 400
     before, waited = counters.wake()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.allocator_lab.recommend import Choice
+from latfix.profilers.allocator_lab.compare_policies import Choice
 from latfix.profilers.forecast.parameter_search import Numbers, Proposal
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord

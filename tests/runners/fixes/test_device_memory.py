@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.allocator_lab.recommend import Choice, choose
+from latfix.profilers.allocator_lab.compare_policies import Choice, choose
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace
 from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf

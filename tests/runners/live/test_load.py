@@ -254,6 +254,7 @@ def test_importing_latfix_stays_light() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_with_a_runner_open_ends_in_order(write_hooked: WriteHooked) -> None:
     """One thread is waiting for an answer that the model still computes while the interpreter goes down."""
     folder = write_hooked(

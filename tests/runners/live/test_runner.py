@@ -160,6 +160,7 @@ def test_many_more_requests_than_rows_from_threads_and_event_loops_at_once(
     assert stats.window == 32 and len(runner.recent()) == 32
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "WINDOW", 64)
     monkeypatch.setattr(live_load, "_EVENTS", 20)

@@ -180,6 +180,7 @@ def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Pat
     assert [event["event"] for event in told] == ["status"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, write_workload: WriteWorkload) -> None:
     # GIVEN a replay of a quarter of an hour
     rows = [{"arrival_s": k * 90.0} for k in range(10)]

@@ -12,6 +12,7 @@ import torch
 
 from latfix.errors import InputError, RunnerError
 from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE
 from latfix.runners.fixes import Applied, Fix, dispatch_inference_mode, warmup_shapes
 from latfix.runners.fixes.fuse import attention as fuse_attention
 from latfix.runners.fixes.fuse import channels_last as fuse_channels_last
@@ -159,7 +160,7 @@ def effective(fix: str, service: Service) -> tuple[bool, str]:
         folder=Path("run"),
         meta={"settings": service.settings.as_dict(), "compilations_in_run": 0},
         requests={},
-        batches={},
+        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
         events={},
         samples={},
         traffic=traffic(),

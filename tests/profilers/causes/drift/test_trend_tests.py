@@ -10,10 +10,10 @@ import pytest
 from latfix.profilers.causes.drift.trend_tests import (
     best_step,
     rise_probability,
-    rising_level,
     squares_left,
     theil_sen,
 )
+from latfix.statistics.change_points import rising_level
 
 
 def test_the_slope_of_a_line_with_outliers() -> None:
