@@ -15,19 +15,19 @@ from typing import Annotated
 import typer
 
 import latfix
-from latfix.cli.commands.backends import backends
-from latfix.cli.commands.compare import compare
-from latfix.cli.commands.diagnose import diagnose
-from latfix.cli.commands.doctor import doctor
-from latfix.cli.commands.fragmentation import fragmentation
-from latfix.cli.commands.history import history
 from latfix.cli.commands.init import init
-from latfix.cli.commands.optimize import optimize
-from latfix.cli.commands.report import report
-from latfix.cli.commands.schema import schema
-from latfix.cli.commands.selftest import selftest
-from latfix.cli.commands.sweep import sweep
-from latfix.cli.commands.traffic import traffic_app
+from latfix.cli.commands.reading.compare import compare
+from latfix.cli.commands.reading.fragmentation import fragmentation
+from latfix.cli.commands.reading.history import history
+from latfix.cli.commands.reading.report import report
+from latfix.cli.commands.reading.schema import schema
+from latfix.cli.commands.reading.traffic import traffic_app
+from latfix.cli.commands.running.backends import backends
+from latfix.cli.commands.running.diagnose import diagnose
+from latfix.cli.commands.running.doctor import doctor
+from latfix.cli.commands.running.optimize import optimize
+from latfix.cli.commands.running.selftest import selftest
+from latfix.cli.commands.running.sweep import sweep
 from latfix.cli.shared.process_streams import asked_to_end_is_interrupted, discard, mend_streams, tell
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 from latfix.runners.replay.folder_lock import release_all

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 
 NONE = "–"
 
@@ -156,3 +157,15 @@ def _visible_character(character: str) -> str:
     if code <= 0xFF:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def html_table(heading: str, notes: Iterable[str], columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A heading, a list of notes and a table, as HTML."""
+    warned = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    head = "".join(f"<th>{escape(title)}</th>" for title in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    listed = f"<ul>{warned}</ul>" if warned else ""
+    return (
+        f"<div><p><strong>{escape(heading)}</strong></p>{listed}"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

@@ -42,7 +42,8 @@ FIX = Fix(
 """
 FORMAT = """
 def _toy(table: RawTable) -> Fields:
-    return _fields(table, instants(table, "toy_ms", unit=_NS_PER_MS), {"toy_size": table.convert("toy_size", count, 0)})
+    arrivals = instants(table, "toy_ms", unit=_NS_PER_MS)
+    return _fields(table, arrivals, {"toy_size": table.convert("toy_size", count, 0)})
 
 
 """

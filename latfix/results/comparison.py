@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import interval, key_label, ratio, significant, visible
+from latfix.formatting import html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.subject import GateSubject
-from latfix.results.html_table import html_table
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.stages import STATUS_NAMES, Status

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import interval, share, significant
+from latfix.formatting import html_table, interval, share, significant
 from latfix.gates.evaluate import GateResult
-from latfix.results.html_table import html_table
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 

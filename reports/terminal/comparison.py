@@ -35,8 +35,7 @@ from latfix.reports.terminal.widgets import (
 )
 from latfix.reports.vocabulary import change_severity
 from latfix.results.comparison import Comparison
-from latfix.results.optimization import Optimization
-from latfix.results.skipped_fixes import Untried, untried_of
+from latfix.results.optimization import Optimization, Untried, untried_of
 
 #: So many fixes that were not tried are shown with a reason each; beyond that they would hide what was.
 _FEW = 8

@@ -16,8 +16,8 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import BUDGET
 from latfix.results.optimization_step import Step
-from latfix.results.skipped_fixes import BUDGET
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.measure.accuracy_guard import judge

@@ -10,8 +10,8 @@ from typing import Any
 
 from latfix.errors import LatfixError
 from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import BUDGET
 from latfix.results.optimization_step import Step
-from latfix.results.skipped_fixes import BUDGET
 from latfix.runners.fixes import Context, Fix
 from latfix.runners.optimize.compute_scout import Scout
 from latfix.runners.optimize.fix_prediction import Predictor, Standing

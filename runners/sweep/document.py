@@ -15,7 +15,7 @@ from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.formatting import finite
-from latfix.results.sweep_result import Measured, Outcome, Setting
+from latfix.results.sweep import Measured, Outcome, Setting
 from latfix.runners.sweep.predictions import Predicted, predict, typical_errors
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 from latfix.traffic.transforms import MAX_REQUESTS

@@ -18,7 +18,7 @@ from latfix.capacity.model_predictions import (
     service_model,
 )
 from latfix.capacity.objective import percentile_of
-from latfix.results.sweep_result import Measured, Outcome, Setting
+from latfix.results.sweep import Measured, Outcome, Setting
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.sweep.replay_prediction import measured_work, replayed, replays_exactly
 

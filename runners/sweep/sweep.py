@@ -16,7 +16,7 @@ from latfix.capacity.next_load import Kind, Proposal, ceiling, propose
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
-from latfix.results.sweep_result import Measured, Options, Outcome, Setting, Skipped
+from latfix.results.sweep import Measured, Options, Outcome, Setting, Skipped
 from latfix.run_record.run_record import SCHEDULE, RunRecord
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted

@@ -16,7 +16,7 @@ from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
-from latfix.results.sweep_result import Options, Outcome, Setting
+from latfix.results.sweep import Options, Outcome, Setting
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.arm import Watch
 from latfix.runners.replay.run_session import Interrupted

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.commands.sweep import parse_numbers, parse_variants
+from latfix.cli.commands.running.sweep import parse_numbers, parse_variants
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.commands.optimize import parse_budget
+from latfix.cli.commands.running.optimize import parse_budget
 from latfix.cli.shared.options import (
     JsonTarget,
     TrafficOptions,

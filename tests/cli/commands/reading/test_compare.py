@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from latfix.cli.commands.compare import compare
+from latfix.cli.commands.reading.compare import compare
 from latfix.errors import InputError
 from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import REQUEST_DTYPE
@@ -164,7 +164,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
     code = (
-        "import sys, latfix.cli.commands.compare\n"
+        "import sys, latfix.cli.commands.reading.compare\n"
         "heavy = {'torch', 'pandas', 'matplotlib', 'pyarrow'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )

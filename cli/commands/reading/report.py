@@ -112,7 +112,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
 
     :param folder: where its page was written.
     """
-    from latfix.cli.commands.history import trends_of
+    from latfix.cli.commands.reading.history import trends_of
     from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
     from latfix.results.backends_table import BackendsTable
     from latfix.results.comparison import Comparison

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from latfix.cli.commands.traffic import traffic_app
+from latfix.cli.commands.reading.traffic import traffic_app
 from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
 
@@ -127,7 +127,7 @@ def test_a_word_for_a_number_is_a_usage_error() -> None:
 
 def test_importing_the_commands_loads_nothing_heavy() -> None:
     program = (
-        "import sys, latfix.cli.commands.traffic\n"
+        "import sys, latfix.cli.commands.reading.traffic\n"
         "heavy = {'torch', 'pandas', 'pyarrow', 'matplotlib', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -42,7 +42,7 @@ from latfix.errors import (
 
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
-    from latfix.results.sweep_result import Outcome, Setting
+    from latfix.results.sweep import Outcome, Setting
     from latfix.settings import RunnerSettings
 
 DEFAULT_LOADS = "0.25,0.5,0.75,1,1.25,1.5"
@@ -90,11 +90,11 @@ def sweep(
     """Replay recorded traffic at several loads and settings: the knee, the largest load, and why theory is off."""
     from latfix.capacity.objective import Target
     from latfix.capacity.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
-    from latfix.cli.commands.optimize import parse_budget
+    from latfix.cli.commands.running.optimize import parse_budget
     from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.config.plan import read_plan
     from latfix.config.workload_toml import check_runs, load_spec
-    from latfix.results.sweep_result import Options
+    from latfix.results.sweep import Options
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.sweep.document import points_document, sweep_document
     from latfix.runners.sweep.sweep import Sweep
@@ -260,7 +260,7 @@ def _value(text: str) -> Any:
 
 
 def _settings(base: RunnerSettings, combinations: Sequence[dict[str, Any]]) -> list[Setting]:
-    from latfix.results.sweep_result import Setting
+    from latfix.results.sweep import Setting
 
     return [
         Setting(number=number, values=values, settings=base.with_overrides(_typed(base, values)))
