@@ -12,6 +12,7 @@ Times are nanoseconds.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -279,8 +280,11 @@ def replay(policy: Policy, arrival: Floats, load: Floats, classes: Ints, lengths
     :param lengths: ``(n,)`` of the inputs, for a policy by length.
     """
     order = np.argsort(arrival, kind="stable")
-    brought: list[float] = load[order].tolist()
     reference: list[float] = policy.reference.tolist()
+    by_length = policy.by_length and policy.max_batch > 1 and lengths is not None
+    if not by_length and len(classes) and classes.min() == classes.max():
+        return Replayed.of(_form_in_order(policy, arrival[order].tolist(), load[order], reference), order)
+    brought: list[float] = load[order].tolist()
 
     def finish(members: Sequence[int], closed: float) -> float:
         return closed + reference[len(members)] + sum(map(brought.__getitem__, members))
@@ -288,6 +292,38 @@ def replay(policy: Policy, arrival: Floats, load: Floats, classes: Ints, lengths
     when = arrival[order]
     queue = discipline_of(policy, when, classes[order], None if lengths is None else lengths[order], finish)
     return Replayed.of(form_batches(when.tolist(), queue, policy.workers), order)
+
+
+def _form_in_order(policy: Policy, when: list[float], load: Floats, reference: list[float]) -> Log:
+    """As :func:`form_batches`, of requests that leave in the order in which they came.
+
+    Who waits is a stretch of them then, and no heap is needed: 2 to 3 times as fast, and most replays are such.
+    """
+    free = [(-math.inf, worker) for worker in range(policy.workers)]
+    running = np.concatenate([[0.0], np.cumsum(load)]).tolist()
+    most, n, log, head = policy.max_batch, len(when), Log(members=list(range(len(when)))), 0
+    while head < n:
+        idle, worker = free[0]
+        came = when[head]
+        opened = closed = max(came, idle)
+        last = min(head + most, n)
+        behind = bisect_right(when, opened, head, last)
+        filler, due = head, came + policy.window
+        if due > opened and behind < head + most:
+            behind = bisect_right(when, due, behind, last)
+            full = behind - head == most
+            filler, closed = (behind - 1, when[behind - 1]) if full else (head, due)
+        end = closed + reference[behind - head] + running[behind] - running[head]
+        heapreplace(free, (end, worker))
+        log.size.append(behind - head)
+        log.worker.append(worker)
+        log.opener.append(head)
+        log.filler.append(filler)
+        log.opened.append(opened)
+        log.closed.append(closed)
+        log.end.append(end)
+        head = behind
+    return log
 
 
 def begun_in_order(arrival: Floats, work: Floats, workers: int) -> Floats:
