@@ -18,7 +18,7 @@ from benchmarks.gpu.parts import Part
 
 _NOTHING_RUN = 3
 _MACHINE_S = 90.0
-_NEEDED = ("torch", "pandas", "pyarrow", "scipy", "jinja2", "msgspec", "typer", "rich", "safetensors", "pynvml")
+_NEEDED = ("torch", "pandas", "pyarrow", "scipy", "jinja2", "typer", "rich", "safetensors", "pynvml")
 _BEGUN = pytest.StashKey[set[str]]()
 
 
