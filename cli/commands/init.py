@@ -13,7 +13,10 @@ from latfix.errors import InputError
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
 ) -> None:
-    """Write a commented workload to start from: workload.toml, adapter and a minute of traffic."""
+    """Write a commented workload to start from.
+
+    Its workload.toml, adapter and a minute of traffic; it runs as it is.
+    """
     from latfix.cli.shared.starter_workload import write_starter
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

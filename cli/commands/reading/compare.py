@@ -30,7 +30,10 @@ def compare(
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
 ) -> int:
-    """Compare recorded runs, complete or not: percentiles, their ratios with intervals, and gates."""
+    """Compare recorded runs, and judge gates on the difference.
+
+    Percentiles and their ratios with intervals; runs may be incomplete.
+    """
     from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code

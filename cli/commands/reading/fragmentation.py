@@ -53,7 +53,10 @@ def fragmentation(
     ] = None,
     json_file: JsonOption = None,
 ) -> int:
-    """Replay allocation traffic through models of allocators: which would have stalled or failed, and why."""
+    """Find the allocator settings that would not have stalled.
+
+    Replays allocation traffic through models of allocators: which would have stalled or failed, and why.
+    """
     from rich.console import Console
 
     from latfix.files.atomic_write import write_json

@@ -33,7 +33,10 @@ def history(
     json_file: JsonOption = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the trends as a page.")] = None,
 ) -> int:
-    """Show how a figure developed over recorded runs: trend, usual level, and the runs that changed it."""
+    """Show how a figure developed over recorded runs.
+
+    Its trend, its usual level, and the runs that changed it.
+    """
     import os
     import sys
 

@@ -50,7 +50,10 @@ def report(
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
 ) -> int:
-    """Diagnose a recorded run again, also one that was killed; or show any other result again."""
+    """Show a recorded run or any other result again.
+
+    A run is diagnosed again, also one that was killed.
+    """
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.run_record.chunked_record import open_record
     from latfix.runners.replay.run_session import open_folder

@@ -17,7 +17,10 @@ def schema(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it there.")] = None,
 ) -> None:
-    """Print the JSON Schema of a document: run, diagnosis, comparison, optimization and the others."""
+    """Print the JSON Schema of a result.
+
+    Of run, diagnosis, comparison, optimization and the others; without a name, lists the names.
+    """
     from latfix.cli.shared.options import see_that_it_can_be_written
     from latfix.files.atomic_write import write_json
     from latfix.files.json_documents import json_schema

@@ -39,7 +39,10 @@ def inspect_command(
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw rate and gaps into an .svg or .png.")
     ] = None,
 ) -> None:
-    """Show what traffic looks like: rate over time, gaps, burstiness, features, and the kind of load."""
+    """Show what traffic looks like.
+
+    Rate over time, gaps, burstiness, features, and the kind of load.
+    """
     from rich.console import Console
 
     from latfix.cli.shared.options import JsonTarget, see_that_it_can_be_written

@@ -49,7 +49,10 @@ def backends(
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> int:
-    """Load the model in every backend that takes it, compare the answers, and time them in turns."""
+    """Compare the backends that can serve a model.
+
+    Loads the model in every backend that takes it, compares the answers, and times them in turns.
+    """
     from rich.console import Console
 
     from latfix.config.workload_toml import check_runs, load_spec

@@ -63,7 +63,7 @@ def diagnose(
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
 ) -> int:
-    """Replay recorded traffic against a workload and attribute the latency of slow requests to causes."""
+    """Replay traffic, and attribute slow requests to causes."""
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.cli.shared.replay_progress import replay_with_progress
     from latfix.config.plan import read_plan

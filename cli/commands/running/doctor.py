@@ -21,7 +21,10 @@ def doctor(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="A new folder for doctor.json.")] = None,
     json_file: JsonOption = None,
 ) -> int:
-    """Look at processor, memory, limits, GPU and packages for what makes latency jitter. It changes nothing."""
+    """Look for what makes latency jitter on this machine.
+
+    Processor, memory, limits, GPU and packages. It changes nothing.
+    """
     from rich.console import Console
 
     from latfix.files.atomic_write import write_json

@@ -72,7 +72,10 @@ def optimize(
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
 ) -> int:
-    """Replay recorded traffic with fixes applied, keep what is decisively better, and write plan and report."""
+    """Try fixes on the same traffic, and keep what is better.
+
+    Replays recorded traffic with fixes applied, keeps what is decisively better, and writes a plan and a report.
+    """
     from latfix.cli.shared.diagnose_flow import Gates
     from latfix.cli.shared.optimize_flow import optimize_into
     from latfix.config.plan import PlannedFix, read_plan

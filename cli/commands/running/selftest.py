@@ -37,7 +37,7 @@ def selftest(
     ] = None,
     json_file: JsonOption = None,
 ) -> int:
-    """Inject known faults into a small service on this machine and score the diagnosis of each run."""
+    """Inject known faults here, and score the diagnosis."""
     from latfix.files.atomic_write import write_json
     from latfix.runners.selftest.plan import plan_cases
     from latfix.runners.selftest.run import rescore as score_again

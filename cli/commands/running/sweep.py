@@ -87,7 +87,10 @@ def sweep(
     out: OutOption = None,
     json_file: JsonOption = None,
 ) -> int:
-    """Replay recorded traffic at several loads and settings: the knee, the largest load, and why theory is off."""
+    """Find the largest load that meets the objective.
+
+    Replays recorded traffic at several loads and settings: the knee, the largest load, and why theory is off.
+    """
     from latfix.capacity.objective import Target
     from latfix.capacity.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
     from latfix.cli.commands.running.optimize import parse_budget
