@@ -32,6 +32,7 @@ COMMANDS = (
         "init",
         "backends",
         "history",
+        "schema",
         "traffic",
     ),
 )

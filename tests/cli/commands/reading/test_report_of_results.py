@@ -12,7 +12,7 @@ import pytest
 from latfix.results import DOCUMENTS
 
 Cli = Callable[..., tuple[int, str, str]]
-DOCUMENTS_FOLDER = Path(__file__).parents[2] / "results" / "documents"
+DOCUMENTS_FOLDER = Path(__file__).parents[3] / "results" / "documents"
 WRITTEN = sorted(path.stem for path in DOCUMENTS_FOLDER.glob("*.json") if path.stem != "run")
 #: A word that each result shows.
 SHOWN = {
