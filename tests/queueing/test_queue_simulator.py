@@ -31,7 +31,7 @@ def test_requests_in_order_need_no_event_loop(seed: int) -> None:
         workers=int(rng.integers(1, 4)),
         max_batch=most,
         window=float(rng.choice([0, 5, 50, 500])),
-        reference=3.0 * np.arange(most + 1),
+        reference=3.0 * np.arange(most + 1, dtype=np.float64),
     )
     arrival = np.sort(rng.integers(0, 10 * n, n)).astype(float)
     load = rng.integers(0, 20, n).astype(float)
