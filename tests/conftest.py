@@ -92,12 +92,17 @@ class Plain(Workload):
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark what must have the machine to itself: every test but those that are known to measure no time."""
+    """Mark what must have the machine to itself: every test but those that are known to measure no time.
+
+    A neighbor of the machine can spoil a measurement, and a real process: these are tried up to three times.
+    """
     here = Path(__file__).parent
     beside = {here / name for name in _BESIDE_OTHERS}
     for item in items:
         if item.path.parent != here and beside.isdisjoint([item.path, *item.path.parents]):
             item.add_marker(pytest.mark.alone)
+        if any(item.iter_markers("alone")) or any(item.iter_markers("slow")):
+            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.fixture(scope="session")
