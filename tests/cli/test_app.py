@@ -36,7 +36,7 @@ COMMANDS = (
         "traffic",
     ),
 )
-HEAVY = ("torch", "pandas", "numpy", "matplotlib", "pyarrow", "sqlite3")
+HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 
 
 def run(*command: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
