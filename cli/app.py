@@ -17,6 +17,7 @@ import typer
 import latfix
 from latfix.cli.commands.init import init
 from latfix.cli.commands.reading.compare import compare
+from latfix.cli.commands.reading.export_plan import export_plan
 from latfix.cli.commands.reading.fragmentation import fragmentation
 from latfix.cli.commands.reading.history import history
 from latfix.cli.commands.reading.report import report
@@ -73,6 +74,7 @@ COMMANDS = (
     backends,
     history,
     schema,
+    export_plan,
 )
 for command in COMMANDS:
     app.command()(command)
