@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-
 #: Keys that YAML 1.1 takes for truth values or nothing unless they are quoted.
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
