@@ -395,7 +395,7 @@ def prediction_words(found: Optimization) -> str:
         if finite(error.final) is not None and measured is not None:
             together.append(f"{key} {ratio(error.final)} foretold, {ratio(measured)} measured")
     words = [
-        f"Predictions against replays of the windows: {'; '.join(each)}." if each else "",
-        f"All kept fixes together, on the whole traffic: {'; '.join(together)}." if together else "",
+        f"Configurations that were replayed: {'; '.join(each)}." if each else "",
+        f"All kept fixes together, in the final replay: {'; '.join(together)}." if together else "",
     ]
     return " ".join(filter(None, words))

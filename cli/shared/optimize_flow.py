@@ -213,7 +213,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         accuracy_limit=outcome.accuracy_limit,
         diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
         steps=tuple(step.tried() for step in outcome.steps),
-        ablation=ablation(outcome.kept, final),
+        ablation=ablation(outcome.kept, final, outcome.shares),
         prediction_error=PredictionErrors.from_json(outcome.prediction_errors()),
         layers=outcome.layers,
         gates=tuple(gates),
@@ -235,12 +235,7 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     yield from outcome.notes
     if outcome.final is not None:
         yield from (note for note in outcome.final.notes if not note.startswith("settings:"))  # the plan has them
-        if not outcome.accurate:
-            yield (
-                f"The kept fixes together are not accurate enough ({outcome.accuracy_said}): the plan holds none of "
-                "them."
-            )
-        elif not outcome.planned:
+        if not outcome.planned:
             yield "The final replay found the kept fixes together worse: the plan holds none of them."
     elif not outcome.interrupted:
         yield "No fix was kept, so there was nothing to replay in the end: after is the baseline itself."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Contribution, Prediction, TriedFix
+from latfix.statistics.decision import RatioEstimate
 
 #: Statistics that contributions are given for.
 KEYS = ("mean", "p99")
@@ -46,17 +48,10 @@ class Step:
 
     @property
     def predicted_p99_ms(self) -> float | None:
-        """What p99 of the windows was predicted to be with it; ``None`` where it was not replayed alone."""
-        if self.prediction is None or self.comparison is None or self.together:
+        """What p99 of the windows was predicted to be with it; ``None`` where it was not replayed."""
+        if self.prediction is None or self.comparison is None:
             return None
         return self.comparison.before.latency_ms["p99"] * self.prediction.ratio["p99"]
-
-    def prediction_error(self, key: str) -> float | None:
-        """How far the predicted ratio of a statistic was from the one that was measured, as a share of this."""
-        if self.prediction is None or self.comparison is None or self.together:
-            return None
-        measured = self.comparison.ratio[key].value
-        return abs(self.prediction.ratio[key] / measured - 1.0) if measured > 0 else None
 
     def tried(self) -> TriedFix:
         """The entry of ``steps`` in ``optimization.json``."""
@@ -80,47 +75,54 @@ class Step:
         )
 
 
-def ablation(kept: Sequence[Step], final: Comparison | None) -> tuple[Contribution, ...]:
-    """What each kept fix gave: one entry a fix, or a group that was replayed together, in order; last, the rest.
+#: By fix and statistic: mean, least and most of the logarithm of what it gives, over the orders of adding fixes.
+Shares = Mapping[str, Mapping[str, tuple[float, float, float]]]
 
-    The final replay alone says what the fixes are worth together. Each fix's ratio is from its own replays on the
-    screening windows; their product does not meet the final ratio exactly, for windows are not the whole traffic
-    and fixes act on one another. What is left over is an entry of its own.
+
+def ablation(kept: Sequence[Step], final: Comparison | None, shares: Shares) -> tuple[Contribution, ...]:
+    """What each kept fix gave, the largest first: they lead from the first settings' figures to the last settings'.
+
+    The final replay alone says what the fixes are worth together. The forecast shares that out among them; what it
+    knows nothing of, fixes that act on no setting it simulates, is one entry of its own, and so is all without a
+    forecast. An interval runs over the orders in which fixes may be added, and over the final ratio's own.
+
+    :param shares: of the foretold ratio; empty without a forecast.
     """
-    if final is None:
+    if final is None or not kept:
         return ()
+    told = [step for step in kept if step.fix in shares]
+    told.sort(key=lambda step: shares[step.fix]["p99"][0])
+    unknown = tuple(step.fix for step in kept if step.fix not in shares)
+    scale = {key: _scale(final, [shares[step.fix][key][0] for step in told], key) for key in KEYS}
     entries: list[Contribution] = []
     now = {key: final.before.latency_ms[key] for key in KEYS}
-    for group in _groups(kept):
-        first = group[0]
-        if first.comparison is None:
-            continue
-        ratio = {key: first.comparison.ratio[key] for key in KEYS}
+    for step in told:
+        parts = {key: shares[step.fix][key] for key in KEYS}
+        ratio = {key: _shared(final.ratio[key], parts[key], 1.0 if unknown else scale[key]) for key in KEYS}
         then = {key: now[key] * ratio[key].value for key in KEYS}
-        predicted = None if first.prediction is None or first.together else first.prediction.ratio
+        predicted = {key: math.exp(parts[key][0]) for key in KEYS}
         entries.append(
-            Contribution(
-                fixes=tuple(step.fix for step in group),
-                before_ms=now,
-                after_ms=then,
-                ratio=ratio,
-                adds={s.fix: {key: s.adds.ratio[key] for key in KEYS} for s in group if s.adds is not None} or None,
-                predicted=None if predicted is None else {key: predicted[key] for key in KEYS},
-            )
+            Contribution(fixes=(step.fix,), before_ms=now, after_ms=then, ratio=ratio, predicted=predicted)
         )
         now = then
-    if entries:
+    if unknown or not told:
         after = {key: final.after.latency_ms[key] for key in KEYS}
-        entries.append(Contribution(fixes=(), before_ms=now, after_ms=after))
+        entries.append(Contribution(fixes=unknown, before_ms=now, after_ms=after))
     return tuple(entries)
 
 
-def _groups(kept: Sequence[Step]) -> list[list[Step]]:
-    """Steps that share their replays stand together."""
-    groups: list[list[Step]] = []
-    for step in kept:
-        if step.together and groups and groups[-1][0].together == step.together:
-            groups[-1].append(step)
-        else:
-            groups.append([step])
-    return groups
+def _scale(final: Comparison, parts: Sequence[float], key: str) -> float:
+    """By what the foretold parts are to be multiplied to make up the measured ratio."""
+    measured, told = math.log(max(final.ratio[key].value, 1e-9)), sum(parts)
+    return measured / told if told * measured > 0 else 1.0
+
+
+def _shared(whole: RatioEstimate, part: tuple[float, float, float], scale: float) -> RatioEstimate:
+    """A part of a ratio; the ends are those of the orders, as far apart again as the whole's ends are from it."""
+    value, ends = scale * part[0], sorted((scale * part[1], scale * part[2]))
+    total = math.log(max(whole.value, 1e-9))
+    share = min(abs(value / total), 1.0) if total else 0.0
+    below, above = (share * (math.log(end) - total) for end in (whole.lo, whole.hi))
+    return RatioEstimate(
+        value=math.exp(value), lo=math.exp(ends[0] + below), hi=math.exp(ends[1] + above), rounds=whole.rounds
+    )

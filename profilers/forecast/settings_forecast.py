@@ -9,7 +9,7 @@ that ran, and :attr:`Forecast.error` says how far that is from what was measured
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from latfix.profilers.attribution.ledger import Books, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
+from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
 from latfix.queueing.length_buckets import padded_elements
 from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
 from latfix.run_record.run_record import RunRecord
@@ -32,6 +33,8 @@ Ints = npt.NDArray[np.int64]
 MOST = 20_000
 #: Causes that the simulation brings about by itself: removing one of them is a matter of settings.
 _OF_THE_POLICY = ("traffic.", "batching.", "input.")
+#: Single requests among :meth:`Forecast.probes`.
+_SINGLES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class Serving:
 
     :param window_ns: how long the oldest request waits for company.
     :param by_length: a batch takes those like its head.
-    :param compute: ``(a, b)``: a batch whose compute took ``t`` nanoseconds takes ``a + b·t``.
+    :param cost: how the time of batches changes; ``None`` for what was recorded.
     :param without: ids of causes whose time is taken out of requests and batches.
     """
 
@@ -49,7 +52,7 @@ class Serving:
     workers: int
     prepare_threads: int
     by_length: bool = False
-    compute: tuple[float, float] = (0.0, 1.0)
+    cost: BatchCost | None = None
     without: frozenset[str] = frozenset()
 
 
@@ -118,11 +121,49 @@ class Forecast:
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
         return np.concatenate([self._serve(serving, part) for part in parts]) if parts else np.zeros(0)
 
+    def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
+        """Of :meth:`latencies`, in milliseconds."""
+        return summarize_ms(self.latencies(serving, within))
+
     @staticmethod
     def ratios(before: Floats, after: Floats) -> dict[str, float]:
         """Statistics of some simulated latencies over those of others; 1 where there are none."""
         now, then = summarize_ms(before), summarize_ms(after)
         return {key: then[key] / now[key] if now[key] > 0 else 1.0 for key in now}
+
+    def cost(
+        self, batches: Sequence[Sequence[int]], before: Sequence[float], after: Sequence[float]
+    ) -> BatchCost | None:
+        """How the time of batches changes, from some that were computed both ways; ``None`` where none was.
+
+        :param batches: positions in the schedule; ``before`` and ``after`` nanoseconds of each, NaN where it failed.
+        """
+        place = {position: row for row, position in enumerate(self._work.index.tolist())}
+        usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
+        what = [
+            self._model.columns_of(self._work.inputs, [place[position] for position in batches[k]]) for k in usable
+        ]
+        return fit_cost(what, [before[k] for k in usable], [after[k] for k in usable])
+
+    def probes(self, sizes: Sequence[int], *, seed: int = 0) -> list[list[int]]:
+        """Batches that tell how the model computes, as positions in the schedule.
+
+        Single requests from the quickest to the slowest, and some batches of each size.
+        """
+        work, draw = self._work, np.random.default_rng(seed)
+        time_of = self._model.timer(work.inputs, None)
+        order = np.argsort([time_of([row]) for row in range(len(work.index))], kind="stable")
+        singles = order[np.unique(np.linspace(0.02, 0.99, _SINGLES) * (len(order) - 1)).astype(int)]
+        batches = [[int(row)] for row in singles]
+        for size in sizes:
+            batches += [draw.choice(len(order), size, replace=False).tolist() for _ in range(2) if size <= len(order)]
+        return [work.index[batch].tolist() for batch in batches]
+
+    def seconds(self, batches: Sequence[Sequence[int]]) -> float:
+        """About how long the service computed on such batches, one after another."""
+        place = {position: row for row, position in enumerate(self._work.index.tolist())}
+        time_of = self._model.timer(self._work.inputs, None)
+        return sum(time_of([place[position] for position in batch]) for batch in batches) / 1e9
 
     def predicted_ms(self, serving: Serving) -> dict[str, float]:
         """Statistics under ``serving``: what was measured, times what the simulation says that it changes."""
@@ -137,7 +178,7 @@ class Forecast:
         kept = np.array([cause not in serving.without for cause in work.causes] + [True], dtype=np.float64)
         # What the machine takes from computing, and what the model of work misses, goes with how long it computes.
         exposed = np.array([cause.startswith("host.") for cause in work.causes] + [True])
-        disturbed = kept * np.where(exposed, serving.compute[1], 1.0)
+        disturbed = kept * np.where(exposed, 1.0 if serving.cost is None else serving.cost.typical, 1.0)
         prepare = np.maximum(work.prepare[some] - (1.0 - kept) @ work.prepare_extra[:, some], 0.0)
         ready = begun_in_order(work.handed[some], prepare, serving.prepare_threads) + prepare
         ended = _batched(
@@ -196,18 +237,40 @@ class _BatchTime:
             padded=float(np.clip(added.sum() / could.sum(), 0.0, 1.0)) if could.sum() > 0 else 0.0,
         )
 
-    def compute(self, inputs: Floats) -> float:
-        """Nanoseconds that a batch of these inputs computes, ``(B, g)``, undisturbed."""
-        size = len(inputs)
-        if not self.coefficients:
-            return self.bias + self.typical[min(size, len(self.typical) - 1)]
-        total, top = inputs[:, 0].sum(), inputs.max(axis=0)
-        elements = total + self.padded * (size * top[0] - total)
-        longest = top[1]
-        columns = [1.0, size, total, elements, size * longest, size * longest**2, longest]
-        for value in top[2:]:
-            columns += [size * value, value]
-        return self.bias + float(np.dot(columns, self.coefficients))
+    def timer(self, inputs: Floats, cost: BatchCost | None) -> Callable[[Sequence[int]], float]:
+        """Nanoseconds that a batch of some of these inputs computes, undisturbed.
+
+        :param inputs: ``(n, g)``; the result takes rows of it.
+        """
+        rows, known = inputs.tolist(), self.coefficients
+
+        def time_of(members: Sequence[int]) -> float:
+            total, elements, top = self._held(rows, members)
+            size, longest = len(members), top[1]
+            if known:
+                parts = [1.0, size, total, elements, size * longest, size * longest * longest, longest]
+                for value in top[2:]:
+                    parts += [size * value, value]
+                took = self.bias + sum(map(float.__mul__, known, map(float, parts)))
+            else:
+                took = self.bias + self.typical[min(size, len(self.typical) - 1)]
+            return took if cost is None else took * cost.ratio(columns(size, elements, longest, top[2:]))
+
+        return time_of
+
+    def columns_of(self, inputs: Floats, members: Sequence[int]) -> list[float]:
+        """:func:`latfix.profilers.forecast.batch_cost.columns` of a batch of some of these inputs."""
+        _, elements, top = self._held(inputs.tolist(), members)
+        return columns(len(members), elements, top[1], top[2:])
+
+    def _held(self, rows: list[list[float]], members: Sequence[int]) -> tuple[float, float, list[float]]:
+        """Elements that a batch was brought, those that it computes on, and the largest of each attribute."""
+        if len(members) == 1:
+            only = rows[members[0]]
+            return only[0], only[0], only
+        some = [rows[member] for member in members]
+        total, top = sum(row[0] for row in some), [max(column) for column in zip(*some, strict=True)]
+        return total, total + self.padded * (len(some) * top[0] - total), top
 
 
 def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
@@ -256,12 +319,12 @@ def _batched(
     """When each request was finished."""
     order = np.argsort(ready, kind="stable")
     when, inputs, extra, finishing = ready[order], inputs[order], extra[order], finish[order].tolist()
-    intercept, slope = serving.compute
+    time_of = model.timer(inputs, serving.cost)
+    beyond: list[float] = extra.tolist()
     finished = [0.0] * len(order)
 
     def finish_batch(members: Sequence[int], closed: float) -> float:
-        compute = intercept + slope * model.compute(inputs[members])
-        clock = closed + max(model.fixed + compute + float(extra[members].sum()), 0.0)
+        clock = closed + max(model.fixed + time_of(members) + sum(map(beyond.__getitem__, members)), 0.0)
         for member in members:
             finished[member] = clock = clock + finishing[member]
         return clock

@@ -74,7 +74,6 @@ FIXES: tuple[Fix, ...] = (
     batch.adaptive.FIX,
     admit_limit.FIX,
     admit_shed.FIX,
-    batch.tune.FIX,
 )
 
 __all__ = ["FIXES", "Applied", "Context", "Fix", "Verified"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
@@ -32,11 +31,9 @@ class Context:
     :param diagnosis: its diagnosis.
     :param default_collate: the adapter batches by the default collate.
     :param cores: cores that the runner may use.
-    :param forecast: of the baseline's requests under other settings; ``None`` where the run is too small for one.
-    :param serving: how the fixes kept so far serve, for the forecast.
     :param latest: the last replay of the service as it stands; ``None`` where nothing was kept yet.
     :param steps: what became of the fixes that are decided.
-    :param found: by fix, what its :class:`SetUp` or the last of its proposals found.
+    :param found: by fix, what its :class:`SetUp` found.
     """
 
     settings: RunnerSettings
@@ -44,8 +41,6 @@ class Context:
     diagnosis: Diagnosis
     default_collate: bool
     cores: int
-    forecast: Forecast | None = None
-    serving: Serving | None = None
     latest: RunRecord | None = None
     steps: Sequence[Step] = ()
     found: Mapping[str, Any] = field(default_factory=dict)
@@ -123,9 +118,6 @@ class Bench(Protocol):
     def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
         """One that has the device to itself."""
 
-    def compute_change(self, base: Arm, candidate: Arm) -> tuple[float, float] | None:
-        """How the compute of a batch changes from ``base`` to ``candidate``, as offset in nanoseconds and slope."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
@@ -143,11 +135,6 @@ class SetUp:
     recorded: bool = False
 
 
-#: Findings to try one after another, until a replay keeps one: made of the bench, the service as it stands, the
-#: context, and whether there is time to measure. Each further one follows a refusal of the one before.
-Proposals = Callable[[Bench, "Arm", Context, bool], Iterator[Any]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """One fix.
@@ -158,7 +145,7 @@ class Fix:
     :param risk: what it may cost, for reports.
     :param relief: the share of those causes' milliseconds that it has been seen to remove; for the order only.
     :param removes: of those causes, the ones that it takes away whole, so that the forecast can leave them out.
-    :param compute: what is left of a batch's compute, as a first guess; the trial measures it.
+    :param compute: what is left of a batch's compute, as a first guess; what is not 1 is measured.
     :param gentle: it changes neither answers nor capacity, so it may be tried together with others like it.
     :param cold: it acts on a service's first requests only, so it is judged on fresh processes.
     :param alone: it acts on how much of a device's memory the service holds, so that there it is judged with nothing
@@ -168,10 +155,10 @@ class Fix:
         comparing. ``making_gpu_s`` where that differs on a GPU.
     :param needs: its preconditions, in the order in which they are checked.
     :param sets: the settings that it changes, or how they follow from the context.
+    :param options: of a number, all changes that the forecast may choose from, in the place of ``sets``.
     :param verify: looks for its effect.
     :param set_up: what must be measured before it can be decided.
     :param after: the fix that is decided before it, where that one may be tried at all.
-    :param proposals: it is tried when all others are decided, with one proposal after another.
     """
 
     id: str
@@ -192,7 +179,7 @@ class Fix:
     verify: Callable[[Applied], Verified]
     set_up: SetUp | None = None
     after: str = ""
-    proposals: Proposals | None = None
+    options: Callable[[Context], Sequence[Change]] | None = None
 
     def obstacle(self, context: Context) -> str:
         """Why it does not apply, by the first precondition that is not met; empty where it applies."""
@@ -201,6 +188,10 @@ class Fix:
     def change(self, context: Context) -> Change:
         """Overrides of the settings."""
         return self.sets(context) if callable(self.sets) else dict(self.sets)
+
+    def changes(self, context: Context) -> Sequence[Change]:
+        """Every change that may be chosen, where it applies."""
+        return [self.change(context)] if self.options is None else self.options(context)
 
     def seconds_to_make(self, device: str) -> float:
         """See ``making_s``."""

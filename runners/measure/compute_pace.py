@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Batches that stand for a run, from its quickest to its slowest.
 BATCHES = 10
 #: Each is computed so often at least, whatever time it takes.
-_LEAST_PASSES = 3
+LEAST_PASSES = 2
 _MOST_PASSES = 200
 
 Floats = npt.NDArray[np.float64]
@@ -91,7 +91,7 @@ def _compute(
     mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
     with in_mode(instance.device, mode):
         for number in range(_MOST_PASSES + 1):
-            if number > _LEAST_PASSES and time.perf_counter() > until:
+            if number > LEAST_PASSES and time.perf_counter() > until:
                 return
             for k in some:
                 started = time.perf_counter_ns()
@@ -129,27 +129,3 @@ def blend(alone: Sequence[float], together: Sequence[float], load: float, worker
     """
     share = min(max(load / workers, 0.0), 1.0)
     return [(1.0 - share) * one + share * all_ for one, all_ in zip(alone, together, strict=True)]
-
-
-def compute_change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
-    """``(a, b)`` so that a batch of ``t`` nanoseconds takes ``a + b·t``; ``None`` where too few batches tell.
-
-    Least squares on relative errors, with ``a`` held to zero or above, so that no batch is predicted to take less
-    than nothing.
-
-    :param before: nanoseconds of each batch, ``after`` the same with a change.
-    """
-    was, now = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-    known = np.isfinite(was) & np.isfinite(now) & (was > 0) & (now > 0)
-    if not known.any():
-        return None
-    was, now = was[known], now[known]
-    scale = float(np.median(now / was))
-    if len(was) < 3 or np.ptp(was) < 0.2 * was.max():
-        return 0.0, scale
-    weight = 1.0 / now
-    design = np.column_stack([np.ones(len(was)), was]) * weight[:, None]
-    (offset, slope), *_ = np.linalg.lstsq(design, now * weight, rcond=None)
-    if offset < 0 or slope <= 0:
-        return 0.0, scale
-    return float(offset), float(slope)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from latfix.results.comparison import Comparison, compare_rounds
 from latfix.run_record.dispatch_lag import dispatch_lag
@@ -17,8 +16,6 @@ from latfix.statistics.decision import LEVEL, Rule
 from latfix.statistics.group_sequential import FIRST_LOOK, Reason, look_level, stop
 from latfix.traffic.schedule import Traffic
 
-#: What a search leaves time for; fewer cannot show what a restart does (:mod:`latfix.statistics.score_bounds`).
-WANTED_ROUNDS = FIRST_LOOK
 #: More rounds are never replayed.
 MOST_ROUNDS = 15
 
@@ -30,7 +27,6 @@ class Proof:
     """Complete rounds of the final replay.
 
     :param rounds: before and after, in the order of the rounds.
-    :param scored: what measuring the accuracy of the last settings told.
     :param interrupted: Ctrl-C ended it; only complete rounds are in it.
     :param level: error rate that the look after the last round may spend; :meth:`compare` uses it.
     :param most: rounds that the budget allowed.
@@ -38,7 +34,6 @@ class Proof:
     """
 
     rounds: list[_Pair] = field(default_factory=list)
-    scored: Mapping[str, Any] | None = None
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
     level: float = LEVEL
@@ -64,7 +59,6 @@ def prove(
     seed: int,
     left_s: Callable[[], float],
     round_s: float,
-    accuracy: Callable[[Arm], Mapping[str, Any]],
 ) -> Proof:
     """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
 
@@ -74,26 +68,20 @@ def prove(
     :param out: where the records go, a folder a replay.
     :param left_s: seconds of the budget that are left.
     :param round_s: about how long a round takes; the last one that was replayed tells better.
-    :param accuracy: measures an arm's accuracy (:meth:`Bench.accuracy`); asked once, of
-        ``after``, when its first replay is over.
     """
     proof, late, number = Proof(), list[_Pair](), 0
     try:
         while proof.stopped is None:
             number += 1
-            started, asked_s = time.monotonic(), 0.0
+            started = time.monotonic()
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
                 records[arm.label] = arm.replay(out / f"{arm.label}-{number}", traffic, watch, seed=seed)
-                if arm is after and proof.scored is None:
-                    asked = time.monotonic()
-                    proof.scored = accuracy(after)
-                    asked_s = time.monotonic() - asked
                 arm.restart()
             pair = (records[before.label], records[after.label])
             (proof.rounds if _on_time(pair) else late).append(pair)
             # Warming up and compiling are not in the estimate, but in the time of the last round.
-            took = max(round_s, time.monotonic() - started - asked_s)
+            took = max(round_s, time.monotonic() - started)
             if number == 1:
                 proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
             ended = number >= proof.most or left_s() < took

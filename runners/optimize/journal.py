@@ -1,48 +1,82 @@
-"""What a search has found so far, on disk after every step, so that an interrupted one can go on."""
+"""What a search has found so far, on disk after everything that cost time, so that an interrupted one can go on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from latfix.config.settings_tables import validate_settings
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_json
+from latfix.files.json_documents import Document
 from latfix.files.strict_json import read_json
 from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
+from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.results.optimization import Prediction
-from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
-from latfix.runners.optimize.fix_prediction import KEYS
+from latfix.runners.optimize.alternatives import Alternative
+from latfix.runners.optimize.configuration import Choice, Configuration
+from latfix.runners.optimize.measurement import SEARCH_FOLDER
 from latfix.runners.optimize.screening_decision import compare_windows
+from latfix.runners.optimize.search import Search, Trial
 
 JOURNAL_FILE = "search.json"
-JOURNAL_SCHEMA = "latfix.search/1"
-#: Where the records of the search lie, beside the journal.
-SEARCH_FOLDER = "search"
-#: What more time, or more data, may decide otherwise.
-_OPEN = ("skipped", "undecided")
-_DECIDED = ("kept", "rejected", "no_gain", "not_effective")
 #: No measured time is longer: some 30 years.
 _MOST_S = 1e9
 _ANEW = "this search cannot be gone on with: start anew without --resume, in another folder"
+#: What more time, or more data, may decide otherwise.
+_OPEN = ("skipped", "undecided")
+_STATUSES = ("ready", "kept", "rejected", "no_gain", "not_effective", *_OPEN)
 
 
-@dataclass(slots=True)
-class Journal:
-    """An optimization's folder as far as it got.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice(Document):
+    fix: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way(Document):
+    """See :class:`latfix.runners.optimize.alternatives.Alternative`."""
+
+    choices: tuple[_Choice, ...]
+    status: str
+    reason: str
+    cost: Mapping[str, Any] | None = None
+    scored: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replayed(Document):
+    """See :class:`latfix.runners.optimize.search.Trial`."""
+
+    choices: tuple[_Choice, ...]
+    status: str
+    reason: str
+    score: float | None = None
+    prediction: Prediction | None = None
+    scored: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, str] = field(default_factory=dict)
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal(Document):
+    """An optimization's folder as far as it got: ``search.json``.
 
     :param settings: of the baseline; ``traffic_sha256`` of its schedule: both must be the same to go on.
     :param load_s: seconds that loading took, ``accuracy_s`` seconds that measuring the accuracy took.
     :param replays: pairs of windows replayed so far, which numbers their folders.
-    :param layers: what measuring the layers told; empty where that was not done.
+    :param found: by fix, what its set-up found, where that is recorded.
+    :param ineffective: by fix, the evidence that it took no effect.
     """
 
-    folder: Path
+    SCHEMA: ClassVar[str] = "latfix.search/2"
+
     settings: Mapping[str, Any]
     traffic_sha256: str
     seed: int
@@ -51,34 +85,21 @@ class Journal:
     load_s: float
     accuracy_s: float
     replays: int = 0
-    steps: list[Step] = field(default_factory=list)
-    layers: Mapping[str, Any] = field(default_factory=dict)
+    found: Mapping[str, Any] = field(default_factory=dict)
+    ways: tuple[_Way, ...] = ()
+    trials: tuple[_Replayed, ...] = ()
+    ineffective: Mapping[str, str] = field(default_factory=dict)
 
-    def write(self, steps: Sequence[Step], replays: int, layers: Mapping[str, Any]) -> None:
-        """Write everything anew; a reader sees the old file or the whole new one."""
-        self.steps, self.replays, self.layers = list(steps), replays, layers
-        document = {
-            "schema": JOURNAL_SCHEMA,
-            "settings": dict(self.settings),
-            "traffic_sha256": self.traffic_sha256,
-            "seed": self.seed,
-            "accuracy": self.accuracy,
-            "accuracy_kind": self.accuracy_kind,
-            "load_s": self.load_s,
-            "accuracy_s": self.accuracy_s,
-            "replays": self.replays,
-            "layers": dict(layers),
-            "steps": [_written(step) for step in self.steps],
-        }
-        write_json(self.folder / JOURNAL_FILE, document)
+    def write(self, folder: Path) -> None:
+        """Write it anew; a reader sees the old file or the whole new one."""
+        write_json(folder / JOURNAL_FILE, self.to_json())
 
     @classmethod
-    def read(cls, folder: Path, known: Mapping[str, Fix]) -> Journal:
-        """The journal in an optimization's folder, with the steps that are decided.
+    def read(cls, folder: Path) -> Journal:
+        """The journal in an optimization's folder.
 
-        :param known: the fixes that there are, by id.
-        :raises InputError: there is none, it or a record that it names cannot be read, or it holds what this latfix
-            does not know: another version's, or an edited one.
+        :raises InputError: there is none, or it holds what this latfix does not know: another version's, or an edited
+            one.
         """
         file = folder / JOURNAL_FILE
         try:
@@ -90,36 +111,23 @@ class Journal:
             ) from error
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{file}: found a file that cannot be read ({error}); {_ANEW}") from error
-        if not isinstance(document, dict) or document.get("schema") != JOURNAL_SCHEMA:
-            raise InputError(f"{file}: found no journal of a search; expected schema {JOURNAL_SCHEMA!r}; {_ANEW}")
+        if not isinstance(document, dict) or document.get("schema") != cls.SCHEMA:
+            raise InputError(f"{file}: found no journal of a search; expected schema {cls.SCHEMA!r}; {_ANEW}")
         try:
-            journal = cls(
-                folder=folder,
-                settings=dict(document["settings"]),
-                traffic_sha256=str(document["traffic_sha256"]),
-                seed=_whole(document["seed"]),
-                accuracy=_number(document["accuracy"]),
-                accuracy_kind=str(document["accuracy_kind"]),
-                load_s=_seconds(document["load_s"]),
-                accuracy_s=_seconds(document["accuracy_s"]),
-                replays=_whole(document["replays"]),
-                layers=_layers(document["layers"]),
-            )
-            decided = [entry for entry in document["steps"] if entry["status"] not in _OPEN]
-            journal.steps = [_read(entry, file, journal.seed, known) for entry in decided]
-        except InputError as error:  # a step's settings, its fix, or a record
-            raise InputError(f"{error.message}; {_ANEW}") from error
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = " ".join(repr(error).split())[:120]
-            raise InputError(f"{file}: found an entry that is not a search's ({reason}); {_ANEW}") from error
+            journal = cls.from_json(document)
+        except InputError as error:
+            raise InputError(f"{file}: {error.message}; {_ANEW}") from error
+        seconds = (journal.load_s, journal.accuracy_s)
+        if not all(0 <= each <= _MOST_S for each in seconds) or journal.replays < 0 or journal.seed < 0:
+            raise InputError(f"{file}: found a time or a count that cannot be; {_ANEW}")
         return journal
 
-    def check(self, settings: Mapping[str, Any], traffic_sha256: str, seed: int) -> None:
+    def check(self, folder: Path, settings: Mapping[str, Any], traffic_sha256: str, seed: int) -> None:
         """Refuse to go on with something else.
 
         :raises InputError: workload settings, traffic or seed are not those of the journal.
         """
-        file = self.folder / JOURNAL_FILE
+        file = folder / JOURNAL_FILE
         if traffic_sha256 != self.traffic_sha256:
             raise InputError(f"{file}: found another traffic than this command's; pass the same options as before")
         if seed != self.seed:
@@ -129,87 +137,94 @@ class Journal:
                 was = self.settings.get(name)
                 raise InputError(f"{file}: found {name} = {was!r} in its baseline; expected {value!r} as it is now")
 
+    def restore(self, folder: Path, search: Search, known: Mapping[str, Fix]) -> None:
+        """Give a search what is decided.
 
-def _written(step: Step) -> dict[str, Any]:
+        :param known: the fixes that there are, by id.
+        :raises InputError: a fix, a setting or a record is not what this latfix knows.
+        """
+        file = folder / JOURNAL_FILE
+        try:
+            ways = [_way(each, file, known) for each in self.ways]
+            trials = [
+                _trial(each, file, self.seed, known, search.first) for each in self.trials if each.status not in _OPEN
+            ]
+        except InputError as error:
+            raise InputError(f"{error.message}; {_ANEW}") from error
+        search.restore(ways, trials, self.found, self.ineffective)
+
+
+def entries_of(search: Search) -> dict[str, Any]:
+    """What a search adds to the journal."""
     return {
-        "fix": step.fix,
-        "status": step.status,
-        "reason": step.reason,
-        "together": list(step.together),
-        "settings": step.settings,
-        "accuracy": step.accuracy,
-        "scored": dict(step.scored),
-        "verified": step.verified,
-        "prediction": None if step.prediction is None else step.prediction.to_json(),
-        "pairs": [list(pair) for pair in step.pairs],
+        "found": search.recorded,
+        "ways": tuple(
+            _Way(
+                choices=_choices(each.choices),
+                status=each.status,
+                reason=each.reason,
+                cost=None if each.cost is None else each.cost.to_json(),
+                scored=each.scored,
+            )
+            for each in search.alternatives
+        ),
+        "trials": tuple(
+            _Replayed(
+                choices=_choices(each.configuration.choices),
+                status=each.status,
+                reason=each.reason,
+                score=each.score,
+                prediction=each.prediction,
+                scored=each.scored,
+                verified=each.verified,
+                pairs=each.pairs,
+            )
+            for each in search.trials
+        ),
+        "ineffective": search.ineffective,
     }
 
 
-def _read(entry: Mapping[str, Any], file: Path, seed: int, known: Mapping[str, Fix]) -> Step:
-    names = tuple((str(one), str(other)) for one, other in entry["pairs"])
-    pairs = [(_record(file.parent, one), _record(file.parent, other)) for one, other in names]
-    return _fix(entry["fix"], file, known).step(
-        _status(entry["status"]),
-        str(entry["reason"]),
-        together=tuple(str(name) for name in entry["together"]),
-        settings=validate_settings(entry["settings"], TomlFile(file), "settings"),
-        accuracy=None if entry["accuracy"] is None else _number(entry["accuracy"]),
-        scored=dict(entry["scored"]),
-        verified=str(entry["verified"]),
-        prediction=_prediction(entry["prediction"]),
-        comparison=compare_windows(pairs, seed) if pairs else None,
-        pairs=names,
+def _choices(choices: Sequence[Choice]) -> tuple[_Choice, ...]:
+    return tuple(_Choice(fix=choice.fix.id, settings=choice.change) for choice in choices)
+
+
+def _chosen(entries: Sequence[_Choice], file: Path, known: Mapping[str, Fix]) -> tuple[Choice, ...]:
+    choices = []
+    for entry in entries:
+        if entry.fix not in known:
+            raise InputError(f"{file}: found fix {shown(entry.fix)}, which this version of latfix does not know")
+        choices.append(Choice(known[entry.fix], validate_settings(entry.settings, TomlFile(file), "settings")))
+    return tuple(choices)
+
+
+def _status(status: str, file: Path) -> str:
+    if status not in _STATUSES:
+        raise InputError(f"{file}: found status {shown(status)}; expected one of {', '.join(_STATUSES)}")
+    return status
+
+
+def _way(entry: _Way, file: Path, known: Mapping[str, Fix]) -> Alternative:
+    return Alternative(
+        choices=_chosen(entry.choices, file, known),
+        cost=None if entry.cost is None else BatchCost.from_json(entry.cost),
+        status=_status(entry.status, file),
+        reason=entry.reason,
+        scored=entry.scored,
     )
 
 
-def _fix(name: object, file: Path, known: Mapping[str, Fix]) -> Fix:
-    if not isinstance(name, str) or name not in known:
-        found = f"fix {shown(name)}, which this version of latfix does not know"
-        raise InputError(f"{file}: found {found}; expected one of its fixes")
-    return known[name]
-
-
-def _status(status: object) -> str:
-    if status not in _DECIDED:
-        raise ValueError(f"status {shown(status)}")
-    return str(status)
-
-
-def _prediction(found: Any) -> Prediction | None:
-    if found is None:
-        return None
-    ratio = {str(key): _number(value) for key, value in found["ratio"].items()}
-    if missing := [key for key in KEYS if key not in ratio]:
-        raise ValueError(f"a prediction without {missing[0]}")
-    compute = found["compute"]
-    return Prediction(ratio=ratio, compute=None if compute is None else (_number(compute[0]), _number(compute[1])))
-
-
-def _layers(found: Any) -> dict[str, Any]:
-    layers = dict(found)
-    if "keep" in layers:
-        layers["keep"] = {str(name): _number(effect) for name, effect in layers["keep"].items()}
-    return layers
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{shown(value)} for a whole number, 0 or more")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{shown(value)} for a number")
-    return float(value)
-
-
-def _seconds(value: Any) -> float:
-    seconds = _number(value)
-    if not 0 <= seconds <= _MOST_S:
-        raise ValueError(f"{shown(value)} for seconds")
-    return seconds
-
-
-def _record(folder: Path, name: str) -> RunRecord:
-    return RunRecord.load(folder / SEARCH_FOLDER / name)
+def _trial(entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], first: Any) -> Trial:
+    folder = file.parent / SEARCH_FOLDER
+    pairs = [(RunRecord.load(folder / one), RunRecord.load(folder / other)) for one, other in entry.pairs]
+    return Trial(
+        configuration=Configuration(first, _chosen(entry.choices, file, known)),
+        status=_status(entry.status, file),
+        reason=entry.reason,
+        score=float("inf") if entry.score is None else entry.score,
+        comparison=compare_windows(pairs, seed) if pairs else None,
+        prediction=entry.prediction,
+        scored=entry.scored,
+        verified=entry.verified,
+        pairs=entry.pairs,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,24 +14,28 @@ from latfix.errors import InputError, LatfixError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
-from latfix.runners.measure.compute_pace import blend, compute_change, offered, typical_batches
+from latfix.runners.measure.compute_pace import LEAST_PASSES, blend, offered
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
-from latfix.runners.optimize.journal import SEARCH_FOLDER
 from latfix.runners.optimize.screening_decision import Pairs
-from latfix.runners.optimize.screening_windows import first_window, screening_windows
+from latfix.runners.optimize.screening_windows import first_window, screening_windows, slowest_stretch
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import new_folder
 from latfix.settings import RunnerSettings
+from latfix.statistics.group_sequential import FIRST_LOOK
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time
 
+#: Where the records of the search lie, beside its journal.
+SEARCH_FOLDER = "search"
 #: Pairs of fresh processes that a fix of a service's first requests is judged by.
 RESTARTS = 2
+#: Fewer rounds on fresh processes cannot show what a restart does (:mod:`latfix.statistics.score_bounds`).
+WANTED_ROUNDS = FIRST_LOOK
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
 #: How fast an arm is sent the windows that nobody times.
 _SETTLING_SPEED = 2.0
-#: One measurement of an arm's pace; four are made, two of each arm.
+#: One measurement of an arm's pace; three are made.
 _PACE_S = 0.6
 
 _Found = TypeVar("_Found")
@@ -63,9 +67,7 @@ class Bench:
         self.broken: dict[tuple[str, ...], str] = {}
         self.windows: list[Traffic] = []
         self.baseline: RunRecord
-        self._typical: list[list[int]] = []
         self._arms: list[Arm] = []
-        self._made_s: dict[str, float] = {}
         self._restart_s = 0.0
         self._seen: tuple[Path, Mapping[str, Any]] | None = None
         self._deadline = time.monotonic() + budget_s
@@ -153,15 +155,6 @@ class Bench:
         self.baseline = baseline
         self.room.begin(baseline)
         self.windows = screening_windows(self.traffic, baseline)
-        self._typical = typical_batches(baseline)
-
-    def _typical_of(self, latest: RunRecord) -> list[list[int]]:
-        """Batches of a replay of the windows, one or more times in a row, as positions in the whole schedule."""
-        arrival = self.traffic.arrival_ns
-        bounds = self.window_bounds or [(float(arrival[0]), float(arrival[-1]) + 1.0)]
-        edges = [np.searchsorted(arrival, np.rint(each).astype(np.int64)) for each in bounds]
-        places = np.concatenate([np.arange(first, last) for first, last in edges])
-        return [[int(places[index % len(places)]) for index in batch] for batch in typical_batches(latest)]
 
     @property
     def window_bounds(self) -> list[tuple[float, float]]:
@@ -224,29 +217,32 @@ class Bench:
             arm.replay(folder, scale_time(window, _SETTLING_SPEED), self.watch, seed=self.seed)
         arm.settled = True
 
-    def compute_change(self, base: Arm, candidate: Arm) -> tuple[float, float] | None:
-        """How the compute of a batch changes from ``base`` to ``candidate``: see :func:`compute_change`."""
-        batches = self._typical if base.latest is None else self._typical_of(base.latest)
-        if not batches:
-            return None
-        load = offered(self.baseline, self.window_bounds) if base.latest is None else base.load
-        pace: dict[str, list[list[float]]] = {"base": [], "candidate": []}
-        one, other = ("base", base), ("candidate", candidate)
-        if not candidate.alone:
-            for arm in (base, candidate):
-                self.prime(arm)
-        elif candidate.loaded:  # then one service less has to be loaded
-            one, other = other, one
-        for name, arm in (one, other, other, one):
-            self.prime(arm)
-            told = arm.ask("pace", folder=str(self.baseline.folder), batches=batches, seconds=_PACE_S)
-            alone, together = (
-                [float("nan") if value is None else float(value) for value in told[kind]]
-                for kind in ("alone", "together")
-            )
-            pace[name].append(blend(alone, together, load, arm.settings.workers))
-        before, after = ([min(both) for both in zip(*pace[name], strict=True)] for name in ("base", "candidate"))
-        return compute_change(before, after)
+    def paces(self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+        """Nanoseconds of some batches on both services, in turns: base, other, base; NaN where one failed.
+
+        Workers share cores; how much that costs each follows from how often they compute at once.
+
+        :param batches: positions in the schedule.
+        """
+        load = offered(self.baseline)
+        first = self._pace(base, batches)
+        after = self._pace(other, batches)
+        again = self._pace(base, batches)
+        before = [np.mean([one, two], axis=0) for one, two in zip(first, again, strict=True)]
+        quicker = float(np.nanmedian(np.asarray(after[0]) / before[0])) if np.isfinite(after[0]).any() else 1.0
+        return (
+            blend(before[0], before[1], load, base.settings.workers),
+            blend(after[0], after[1], load * min(quicker, 1.0), other.settings.workers),
+        )
+
+    def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+        self.prime(arm)
+        told = arm.ask("pace", folder=str(self.baseline.folder), batches=batches, seconds=_PACE_S)
+        alone, together = (
+            [float("nan") if value is None else float(value) for value in told[kind]]
+            for kind in ("alone", "together")
+        )
+        return alone, together
 
     def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
         """What can be seen of the settings in the arm's service.
@@ -314,32 +310,34 @@ class Bench:
         # A search that was killed and goes on counts from its journal: a window of that number may lie there, half.
         return new_folder(self.search_folder / name)
 
-    def step_s(self, fixes: list[Fix]) -> float:
-        """About how long it takes to try some fixes together."""
+    def trial_s(self, fixes: Sequence[Fix]) -> float:
+        """About how long it takes to replay a configuration beside the one that stands."""
         cold = bool(fixes) and all(fix.cold for fix in fixes)
         windows = self.cold_windows() if cold else self.windows
-        replays = 2 * sum(window.duration_s + DRAIN_S for window in windows)
-        settling = sum(window.duration_s / _SETTLING_SPEED + DRAIN_S for window in self.windows)
-        scored = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
-        made = sum(self._making_s(fix) for fix in fixes)
-        fixed = self.load_s + scored + made + replays + 4 * _PACE_S
+        replays = 2 * sum(window.duration_s - window.start_s + DRAIN_S for window in windows)
+        settling = sum((window.duration_s - window.start_s) / _SETTLING_SPEED + DRAIN_S for window in self.windows)
+        fixed = self.load_s + self._accuracy_of(fixes) + self._making_of(fixes) + replays
         if cold:
             return fixed + 2 * len(windows) * self._start_s
         if self.room.alone_with(fixes):
             return fixed + 2 * len(windows) * (self._start_s + settling) + 2 * self._start_s
         return fixed + settling + (self._start_s + settling if self._profiled else 0.0)
 
-    def scout_s(self, fix: Fix) -> float:
-        """About how long it takes to measure what a fix does to compute."""
-        again = self._start_s if self.room.alone_with([fix]) or self._profiled else 0.0
-        return self.load_s + self._making_s(fix) + 4 * _PACE_S + again
+    def pace_s(self, fixes: Sequence[Fix], batches_s: float) -> float:
+        """About how long it takes to measure a way to run the model.
 
-    def learn(self, fix: Fix, scouted_s: float, expected_s: float) -> None:
-        """Take what scouting a fix took for what it takes to make: a model that is converted may be a large one.
-
-        :param expected_s: what :meth:`scout_s` had said.
+        :param batches_s: seconds that the batches take once.
         """
-        self._made_s[fix.id] = max(self._making_s(fix) + scouted_s - expected_s, 0.0)
+        again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
+        asked = 3 * max(_PACE_S, LEAST_PASSES * batches_s)
+        return self.load_s + self._making_of(fixes) + asked + self._accuracy_of(fixes) + again
+
+    def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
+        return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+
+    def _making_of(self, fixes: Sequence[Fix]) -> float:
+        device = str(self.baseline.meta.get("device", "cpu"))
+        return sum(fix.seconds_to_make(device) for fix in fixes)
 
     @property
     def _start_s(self) -> float:
@@ -351,14 +349,18 @@ class Bench:
         """Whether a service that is to go on being compared has to start again first."""
         return any(arm.profiled for arm in self._arms)
 
-    def _making_s(self, fix: Fix) -> float:
-        device = str(self.baseline.meta.get("device", "cpu"))
-        return self._made_s.get(fix.id, fix.seconds_to_make(device))
+    def final_traffic(self, seconds: float) -> Traffic:
+        """What the final replay is of: the whole traffic, where :data:`WANTED_ROUNDS` of it fit, or its slowest
+        stretch that they fit with.
 
-    def final_s(self, rounds: int) -> float:
-        """About how long so many rounds of the final replay take."""
-        replay = self.traffic.duration_s - self.traffic.start_s + DRAIN_S
-        return rounds * 2 * (replay + self._start_s) + self.accuracy_s
+        :param seconds: for all rounds.
+        """
+        wanted = seconds / (2 * WANTED_ROUNDS) - self._start_s - DRAIN_S
+        return slowest_stretch(self.traffic, self.baseline, wanted)
+
+    def round_s(self, traffic: Traffic) -> float:
+        """About how long a round of the final replay takes: both arms, each on a fresh process."""
+        return 2 * (traffic.duration_s - traffic.start_s + DRAIN_S + self._start_s)
 
 
 def window_bounds(window: Traffic) -> tuple[float, float]:

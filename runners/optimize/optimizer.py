@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,24 @@ from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET
-from latfix.results.optimization_step import Step
+from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Fix
-from latfix.runners.measure.accuracy_guard import judge
-from latfix.runners.optimize.final_replay import WANTED_ROUNDS, prove
-from latfix.runners.optimize.fix_prediction import KEYS, Predictor
-from latfix.runners.optimize.journal import Journal
-from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.search import Search
+from latfix.runners.fixes import FIXES, Context, Fix
+from latfix.runners.optimize.final_replay import prove
+from latfix.runners.optimize.journal import Journal, entries_of
+from latfix.runners.optimize.measurement import Bench, window_bounds
+from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
+from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
 from latfix.settings import RunnerSettings
+from latfix.statistics.latency_summary import QUANTILES
 from latfix.traffic.schedule import Traffic
 
-#: About the share of the budget that is kept free for the final replay, where it takes that much.
-_FINAL_SHARE = 0.5
+#: The share of the budget that the final replay may take.
+_FINAL_SHARE = 1 / 3
+#: The baseline replays so much of the budget's time at most: longer traffic is cut to its busiest stretch.
+_BASELINE_SHARE = 0.25
 #: A run must have so many requests for a forecast of others like it.
 _FORECAST_FROM = 50
 
@@ -45,6 +47,7 @@ class Options:
     :param only: ids of the fixes to try; all where empty.
     :param exclude: ids of fixes not to try.
     :param trials: most candidates to replay; ``None`` for no limit.
+    :param goal: the statistic of latency that is to be small; ``None`` for the workload's percentile.
     """
 
     budget_s: float = 300.0
@@ -52,6 +55,7 @@ class Options:
     exclude: tuple[str, ...] = ()
     seed: int = 0
     trials: int | None = None
+    goal: str | None = None
 
 
 @dataclass(slots=True)
@@ -63,12 +67,12 @@ class Outcome:
     :param final: the interleaved replay of the first and the last settings; ``None`` where no fix was kept,
         or the search was interrupted before it.
     :param after: the last of the final replays with the fixes; ``None`` likewise.
-    :param accurate: the last settings keep to the limit of accuracy, as far as was measured; each fix alone does, all
-        together may not. ``accuracy_said`` has the figures.
     :param failure: why the service could not be run any more after the baseline; empty where it could.
     :param layers: what measuring the layers told, where quantizing all of them cost too much accuracy.
     :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
         with compute as it was measured; empty without a forecast.
+    :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
+    :param trials: configurations that were replayed in the search.
     :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
     """
 
@@ -84,13 +88,13 @@ class Outcome:
     after: RunRecord | None = None
     after_diagnosis: Diagnosis | None = None
     final_accuracy: float | None = None
-    accurate: bool = True
-    accuracy_said: str = ""
     interrupted: bool = False
     failure: str = ""
     notes: list[str] = field(default_factory=list)
     forecast_error: float | None = None
     foretold: Mapping[str, float] = field(default_factory=dict)
+    shares: Shares = field(default_factory=dict)
+    trials: Sequence[Trial] = ()
     layers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -103,8 +107,6 @@ class Outcome:
         """``improved``, ``no_gain`` or ``inconclusive``, by the final replay alone."""
         if self.final is None:
             return "inconclusive" if self.interrupted or self.failure or self.nothing_tried else "no_gain"
-        if not self.accurate:
-            return "no_gain"
         return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
 
     @property
@@ -121,13 +123,13 @@ class Outcome:
     def planned(self) -> list[Step]:
         """The steps that the plan holds: those kept, none where the final replay speaks against them."""
         worse = self.final is not None and self.final.verdict == "worse"
-        return [] if worse or not self.accurate else self.kept
+        return [] if worse else self.kept
 
     def prediction_errors(self) -> dict[str, Any]:
         """How far predicted ratios were from measured ones: by statistic the median and the number of steps."""
         found: dict[str, Any] = {"simulation": self.forecast_error}
         for key in KEYS:
-            errors = [error for step in self.steps if (error := step.prediction_error(key)) is not None]
+            errors = [error for trial in self.trials if (error := trial.prediction_error(key)) is not None]
             found[key] = {"median": statistics.median(errors) if errors else None, "steps": len(errors)}
             if self.final is not None and key in self.foretold:
                 measured = self.final.ratio[key].value
@@ -167,6 +169,7 @@ class Optimizer:
         self._say = say
         self._show = show
         self._resume = resume
+        self._foretell: Callable[[Bounds], Mapping[str, float]] = lambda _: {}
         self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=options.budget_s)
 
     def run(self) -> Outcome:
@@ -177,47 +180,46 @@ class Optimizer:
         try:
             base = self._bench.arm("before", self._first_settings, ())
             outcome, journal = self._resumed() if self._resume else self._baseline(base)
-            search = self._search(outcome, journal)
-            outcome.steps = search.steps
+            base.accuracy = outcome.accuracy
+            search = self._search(outcome, base, journal)
             try:
-                if search.kept:
-                    kept = search.kept
-                    settings = search.standing(kept).settings
-                    base = self._bench.arm("so-far", settings, tuple(step.fix for step in kept), kept[-1].accuracy)
-                    self._bench.room.adopt(base)
-                else:
-                    base.accuracy = outcome.accuracy
-                base = search.ladder(base)
-                outcome.layers = search.layers
-                base = search.propose(base)
-                search.leave_one_out(base)
-                if why := self._bench.room.alone:
-                    outcome.notes.append(
-                        f"The search held one service on the device at a time: {why}. Each was started anew before "
-                        "its replays, which takes longer."
-                    )
-                if waiting := len(outcome.for_time):
-                    outcome.notes.append(
-                        f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger "
-                        "--budget tries them, or the same command with --resume and this folder."
-                    )
-                last = search.standing(search.kept)
-                outcome.settings, outcome.foretold = last.settings, search.foretold(last)
+                search.run()
+                self._concluded(outcome, search)
                 self._final(outcome)
             except (Interrupted, KeyboardInterrupt):
-                outcome.settings = search.standing(search.kept).settings
+                self._concluded(outcome, search)
                 outcome.interrupted = True
                 outcome.notes.append(
                     "Interrupted: what had been found until then is kept; there is no final replay. "
                     "The same command with --resume and this folder goes on."
                 )
             except LatfixError as error:
-                outcome.settings = search.standing(search.kept).settings
+                self._concluded(outcome, search)
                 outcome.failure = error.message
                 outcome.notes.append(f"The service failed, and the search ended there: {error.message}")
             return outcome
         finally:
             self._bench.close()
+
+    def _concluded(self, outcome: Outcome, search: Search) -> None:
+        """What the search found, as far as it got."""
+        outcome.steps, outcome.settings = search.steps(), search.best.settings
+        outcome.layers = next(iter(search.recorded.values()), {})
+        outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
+        if search.planner is not None:
+            planner, best = search.planner, search.best
+            outcome.shares = planner.shares(best)
+            self._foretell = lambda within: planner.predict(best, within).ratio
+        if why := self._bench.room.alone:
+            outcome.notes.append(
+                f"The search held one service on the device at a time: {why}. Each was started anew before its "
+                "replays, which takes longer."
+            )
+        if waiting := len(outcome.for_time):
+            outcome.notes.append(
+                f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger --budget "
+                "tries them, or the same command with --resume and this folder."
+            )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options
@@ -241,7 +243,6 @@ class Optimizer:
         bench.accuracy_s = time.monotonic() - started
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
-            folder=self._out,
             settings=self._first_settings.as_dict(),
             traffic_sha256=schedule_digest(self._traffic),
             seed=options.seed,
@@ -250,18 +251,18 @@ class Optimizer:
             load_s=bench.load_s,
             accuracy_s=bench.accuracy_s,
         )
-        journal.write([], 0, {})
+        journal.write(self._out)
         return self._outcome(record, diagnosis, score, kind), journal
 
     def _resumed(self) -> tuple[Outcome, Journal]:
-        bench, journal = self._bench, Journal.read(self._out, {fix.id: fix for fix in FIXES})
-        journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
+        bench, journal = self._bench, Journal.read(self._out)
+        journal.check(self._out, self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
         self._show(diagnosis)
         bench.load_s, bench.accuracy_s, bench.replays = journal.load_s, journal.accuracy_s, journal.replays
         bench.begin(record)
-        done = ", ".join(f"{step.fix} {step.status}" for step in journal.steps) or "the baseline alone"
+        done = f"{len(journal.ways)} ways to run the model measured, {len(journal.trials)} configurations replayed"
         self._say(f"resumed from {self._out}: {done}")
         return self._outcome(record, diagnosis, journal.accuracy, journal.accuracy_kind), journal
 
@@ -275,52 +276,62 @@ class Optimizer:
             settings=self._first_settings,
         )
 
-    def _search(self, outcome: Outcome, journal: Journal) -> Search:
+    def _search(self, outcome: Outcome, base: Arm, journal: Journal) -> Search:
         options, record = self._options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
+        goal = Goal(options.goal or _key(self._spec.objective.percentile))
+
+        def planner(context: Callable[[RunnerSettings], Context]) -> Planner | None:
+            if forecast is None or forecast.error > WORST_ERROR:
+                return None
+            return Planner(forecast, goal, self._first_settings, context)
+
+        def note() -> None:
+            replace(journal, replays=self._bench.replays, **entries_of(search)).write(self._out)
+
         search = Search(
             self._bench,
+            base,
             outcome.diagnosis,
             outcome.accuracy,
-            Predictor(forecast),
             _wanted(options),
-            catalogue=FIXES,
+            planner,
+            goal=goal,
             trials=options.trials,
-            reserved_s=self._reserved_s,
-            note=lambda step: self._noted(search, journal, step),
+            reserved_s=lambda: _FINAL_SHARE * options.budget_s,
             say=self._say,
-            steps=journal.steps,
-            layers=journal.layers,
+            note=note,
         )
+        journal.restore(self._out, search, {fix.id: fix for fix in FIXES})
         return search
 
-    def _noted(self, search: Search, journal: Journal, step: Step) -> None:
-        journal.write(search.steps, self._bench.replays, search.layers)
-        if step.status != "skipped":  # the result says those at once; most of a catalogue applies nowhere
-            self._say(f"{step.fix}: {step.status} — {step.reason}")
-
     def _final(self, outcome: Outcome) -> None:
-        """Prove the kept fixes together, on the whole traffic."""
+        """Prove the kept fixes together."""
         bench, kept = self._bench, outcome.kept
         bench.close()
         if not kept:
             return
+        seconds = min(_FINAL_SHARE * self._options.budget_s, bench.left_s())
+        traffic = bench.final_traffic(seconds)
+        bounds = [] if traffic is self._traffic else [window_bounds(traffic)]
+        outcome.foretold = self._foretell(bounds)
+        for begin, end in bounds:
+            outcome.notes.append(
+                f"The final replay is of the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
+                f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
+            )
         proof = prove(
             bench.arm("before", self._first_settings, ()),
             bench.arm("after", outcome.settings, tuple(step.fix for step in kept)),
-            self._traffic,
+            traffic,
             new_folder(self._out / "final"),
             watch=self._watch,
             seed=self._options.seed,
             left_s=bench.left_s,
-            round_s=bench.final_s(1),
-            accuracy=bench.accuracy,
+            round_s=bench.round_s(traffic),
         )
         outcome.notes += proof.notes
-        if proof.scored is not None:
-            outcome.final_accuracy = float(proof.scored["score"])
-            outcome.accurate, outcome.accuracy_said = self._accurate(outcome, proof.scored)
         if proof.interrupted:
             outcome.interrupted = True
             outcome.notes.append(f"Interrupted: {len(proof.rounds)} final rounds were complete.")
@@ -332,21 +343,10 @@ class Optimizer:
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
 
-    def _accurate(self, outcome: Outcome, scored: Mapping[str, Any]) -> tuple[bool, str]:
-        """Whether all kept fixes together are accurate enough, by the rule that each was judged by.
 
-        Where none of them was, because none changes answers by itself, the score alone counts.
-        """
-        drop = self._spec.objective.max_accuracy_drop
-        if any(step.scored for step in outcome.kept):
-            return judge(scored, outcome.accuracy, drop)
-        return judge({"score": scored["score"]}, outcome.accuracy, drop)
-
-    def _reserved_s(self) -> float:
-        """Time that the search leaves to the final replay."""
-        bench = self._bench
-        fitting = round(_FINAL_SHARE * self._options.budget_s / bench.final_s(1))
-        return bench.final_s(min(max(fitting, 1), WANTED_ROUNDS))
+def _key(percentile: float) -> str:
+    """The statistic nearest to a percentile that forecasts are made of."""
+    return min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile / 100))
 
 
 def _wanted(options: Options) -> list[Fix]:

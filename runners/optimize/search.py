@@ -1,331 +1,565 @@
-"""The search: fixes in the order of what they promise, each tried on the best so far and kept if decisive."""
+"""The search: ways to run the model are measured, whole configurations are foretold, the best few are replayed.
+
+What is decided, in this order:
+
+1. how the model runs (precision, backend, compilation, workers and threads): every way that applies is measured on
+   the same batches, and its answers are scored (:mod:`alternatives`);
+2. everything that the forecast can simulate beside it (batch limit, window, order, causes that a fix takes away): for
+   each accurate way the best of many configurations (:mod:`planner`);
+3. the best of all is replayed on the slow stretches of the traffic, beside what stands so far. What that shows
+   corrects what was foretold, and the next best is replayed where it still promises more;
+4. what no forecast knows (allocators, pinning, collections, …) is added where it treats what is left of the tail, and
+   kept where replays show a gain.
+
+A fix's name is nowhere in here: each brings its preconditions, its settings and its proof.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from latfix.errors import LatfixError
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.forecast.batch_cost import BatchCost
+from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET
+from latfix.results.optimization import BUDGET, Prediction
 from latfix.results.optimization_step import Step
-from latfix.runners.fixes import Context, Fix
-from latfix.runners.optimize.compute_scout import Scout
-from latfix.runners.optimize.fix_prediction import Predictor, Standing
+from latfix.runners.fixes import Applied, Context, Fix
+from latfix.runners.measure.accuracy_guard import judge
+from latfix.runners.optimize.alternatives import Alternative, hopeless, measure
+from latfix.runners.optimize.configuration import Choice, Configuration, compose
 from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.screening_decision import SCREENED, compare_windows, decide
-from latfix.runners.optimize.trial import KNOWN_GAIN, Change, Trials, no_gain_by_forecast
+from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, way
+from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
+from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
 
+#: The share of what is left after the baseline that measuring ways to run the model may take.
+_MEASURING = 0.5
+#: Batches beyond these sizes are foretold from smaller ones.
+_PROBED_SIZES = (2, 4, 8, 16)
+#: A configuration must be foretold to gain this much on the best that was replayed, as a logarithm, to be replayed.
+_WORTH_A_REPLAY = 0.03
+#: Of the tail's excess, what a fix that no forecast knows must be expected to take away.
+_WORTH_ADDING = 0.03
+#: An undecided gain is taken where it is at least this, as a ratio; the final replay holds it to account.
+_LIKELY = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A configuration that was replayed on the windows, beside what stood before it.
+
+    :param score: its goal over the first settings, as a logarithm: what the replays showed, one over the other.
+    :param latency_ms: on the windows.
+    :param reason: what the replays showed, or why there are none.
+    :param verified: by fix, the evidence that it took effect.
+    """
+
+    configuration: Configuration
+    status: str
+    reason: str
+    score: float = math.inf
+    comparison: Comparison | None = None
+    prediction: Prediction | None = None
+    scored: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, str] = field(default_factory=dict)
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def prediction_error(self, key: str) -> float | None:
+        """How far the predicted ratio of a statistic was from the one that was measured, as a share of this."""
+        if self.prediction is None or self.comparison is None:
+            return None
+        measured = self.comparison.ratio[key].value
+        return abs(self.prediction.ratio[key] / measured - 1.0) if measured > 0 else None
+
 
 class Search:
-    """Tries fixes on a bench.
+    """Finds the best configuration on a bench.
 
-    :ivar found: by fix, what its set-up or the last of its proposals found.
+    :ivar best: the configuration that stands; ``arm`` its service.
+    :ivar alternatives: ways to run the model that were measured, in order.
+    :ivar trials: configurations that were replayed, in order.
 
+    :param fixes: those that may be chosen.
+    :param planner: ``None`` where the baseline is too small, or too far from its simulation, to foretell others.
     :param original: the accuracy of the first settings.
-    :param fixes: those that may be tried, of ``catalogue``.
-    :param trials: most candidates to replay; ``None`` for no limit.
+    :param trials: most configurations to replay; ``None`` for no limit.
     :param reserved_s: seconds that must be left for the final replay.
-    :param note: called with every step as soon as it is decided; ``say`` with what else was found.
-    :param steps: those of an earlier search that goes on; ``layers`` likewise.
+    :param say: told what was found.
+    :param note: called after everything that cost time.
     """
 
     def __init__(
         self,
         bench: Bench,
+        base: Arm,
         diagnosis: Diagnosis,
         original: float,
-        predictor: Predictor,
         fixes: Sequence[Fix],
+        make_planner: Callable[[Callable[[RunnerSettings], Context]], Planner | None],
         *,
-        catalogue: Sequence[Fix],
+        goal: Goal,
         trials: int | None,
         reserved_s: Callable[[], float],
-        note: Callable[[Step], None],
-        say: Callable[[str], None] = lambda _: None,
-        steps: Sequence[Step] = (),
-        layers: Mapping[str, Any] | None = None,
+        say: Callable[[str], None],
+        note: Callable[[], None] = lambda: None,
     ) -> None:
         self._bench = bench
+        self._base = base
         self._diagnosis = diagnosis
-        self._catalogue = {fix.id: fix for fix in catalogue}
-        self._recorded = next((fix.id for fix in catalogue if fix.set_up is not None and fix.set_up.recorded), "")
-        self.found: dict[str, Any] = {self._recorded: layers} if layers else {}
-        self._predictor = predictor
+        self._original = original
         self._fixes = list(fixes)
-        self._trials = trials
+        self._goal = goal
+        self._most_trials = trials
         self._reserved_s = reserved_s
-        self._note = note
         self._say = say
-        self._scout = Scout(bench, say)
-        self._run = Trials(bench, predictor, original, lambda fixes: not self._out_of_budget(fixes)).run
-        self.first = Standing(settings=bench_settings(bench))
-        self.steps = list(steps)
-        alone = sum(step.comparison is not None and not step.together for step in self.steps)
-        self._replayed = alone + len({step.together for step in self.steps if step.together})
+        self._note = note
+        self.first = base.settings
+        self.found: dict[str, Any] = {}
+        self.best = Configuration(base.settings)
+        self.best_score = 0.0
+        self.arm = base
+        self.alternatives: list[Alternative] = []
+        self.trials: list[Trial] = []
+        self._obstacles: dict[str, str] = {}
+        self._skipped: dict[str, str] = {}
+        self.ineffective: dict[str, str] = {}
+        self.planner = make_planner(self._context)
 
     @property
-    def layers(self) -> Mapping[str, Any]:
-        """The finding that the journal keeps (:class:`latfix.runners.fixes.fix.SetUp`); empty without one."""
-        found: Mapping[str, Any] = self.found.get(self._recorded, {})
-        return found
+    def recorded(self) -> dict[str, Any]:
+        """The findings of set-ups that the journal keeps."""
+        kept = {fix.id for fix in self._fixes if fix.set_up is not None and fix.set_up.recorded}
+        return {name: found for name, found in self.found.items() if name in kept}
 
-    @property
-    def kept(self) -> list[Step]:
-        """The steps that stand, in the order in which they were taken."""
-        return [step for step in self.steps if step.status == "kept"]
+    def restore(
+        self,
+        alternatives: Sequence[Alternative],
+        trials: Sequence[Trial],
+        found: Mapping[str, Any],
+        ineffective: Mapping[str, str],
+    ) -> None:
+        """Go on from what an earlier search found."""
+        self.alternatives, self.trials = list(alternatives), list(trials)
+        self.found |= found
+        self.ineffective |= ineffective
+        for each in self.alternatives:
+            if each.status == "ready" and self.planner is not None:
+                self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
+        for trial in self.trials:
+            if trial.status == "kept":
+                self.best_score, self.best = trial.score, self._effective(trial.configuration)
+        if self.best.choices:
+            scored = next((trial.scored for trial in reversed(self.trials) if trial.status == "kept"), {})
+            accuracy = float(scored["score"]) if scored else self._base.accuracy
+            self.arm = self._bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
+            self._bench.room.adopt(self.arm)
 
-    def standing(self, kept: Sequence[Step]) -> Standing:
-        """The first settings with some kept steps."""
-        standing = self.first
-        for step in kept:
-            compute = None if step.prediction is None else step.prediction.compute
-            standing = standing.with_fix(self._catalogue[step.fix], step.settings, compute)
-        return standing
+    def _effective(self, made: Configuration) -> Configuration:
+        """Without the fixes that took no effect."""
+        for fix in self.ineffective:
+            made = made.without(fix)
+        return made
 
-    def foretold(self, last: Standing) -> Mapping[str, float]:
-        """Ratios over the first settings that the forecast gives for the whole traffic; empty without one."""
-        predicted = self._predictor.predict(self.first, last)
-        return {} if predicted is None else predicted.ratio
+    def run(self) -> None:
+        """Decide, as far as the time reaches.
 
-    def ladder(self, base: Arm) -> Arm:
-        """Try fixes in groups, most promising first; a group that is better is kept whole. Returns the last arm.
-
-        The order is made anew whenever something was kept.
+        :raises LatfixError: the service failed as it is.
         """
-        tried = {step.fix for step in self.steps}
-        self._set_up(base)
-        left = [fix for fix in self._fixes if fix.id not in tried and fix.proposals is None]
-        alone: set[str] = set()
-        self._look(left, base)
-        groups = self._groups(left, alone, base)
-        while groups:
-            group = groups.pop(0)
-            steps, candidate = self._try(group, base)
-            decided = {step.fix for step in steps}
-            alone |= {fix.id for fix in group if fix.id not in decided}  # they do not go with others of the group
-            if len(group) > 1 and candidate is None:
-                # Together they are no gain: one may hide another, so each is tried on its own.
-                apart = {step.fix for step in steps if _worth_trying_alone(step)}
-                alone |= apart
-                steps = [step for step in steps if step.fix not in apart]
-            for step in steps:
-                self.steps.append(step)
-                self._note(step)
-            self._set_up(base)
-            if candidate is not None:
-                base.close()
-                base = candidate
-            noted = {step.fix for step in steps}
-            left = [fix for fix in left if fix.id not in noted]
-            if candidate is not None or len(group) > 1:
-                groups = self._groups(left, alone, base)
-        return base
+        if self.planner is not None:
+            self._measure_ways(self.planner)
+            self._replay_foretold(self.planner)
+        self._replay_added()
 
-    def _look(self, fixes: Sequence[Fix], base: Arm) -> None:
-        """Measure what fixes do to compute, where the forecast can make use of it."""
-        if self._predictor.forecast is None:
+    # -- 1. ways to run the model
+
+    def _measure_ways(self, planner: Planner) -> None:
+        """Measure what applies, quickest first; then the best of it on other shares of the cores."""
+        limit = max(self.first.max_batch_size, 8)
+        batches = planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit])
+        left = self._bench.left_s()
+        until = left - _MEASURING * max(left - self._reserved_s(), 0.0)
+        take = partial(self._measure_way, planner, batches, until)
+        device = "cpu" if self._context(self.first).on_cpu else "cuda"
+        for choice in sorted(self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.compute)):
+            take([choice])
+        self._set_up()
+        for choice in self._models():
+            if choice.fix.after:
+                take([choice])
+        ready = sorted(
+            (each for each in self.alternatives if each.status == "ready"),
+            key=lambda each: planner.score(self._numbered(planner, each.choices)),
+        )
+        shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
+        for share in shares:
+            take([share])
+        for model in ready[:1]:
+            for share in shares:
+                take([*model.choices, share], model)
+
+    def _models(self) -> list[Choice]:
+        return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
+
+    def _measure_way(
+        self,
+        planner: Planner,
+        batches: Sequence[Sequence[int]],
+        until: float,
+        choices: Sequence[Choice],
+        known: Alternative | None = None,
+    ) -> None:
+        """Measure one way, unless it is known, contains one that is out, or there is no time before ``until``."""
+        made = compose(self.first, choices, self._context)
+        if len(made.choices) < len(choices) or way(made) in planner.costs or self._refused(made):
             return
-        context = self._context(base)
-        applicable = [(fix, fix.change(context)) for fix in fixes if not fix.obstacle(context)]
-        self._scout.look(applicable, base, self._bench.left_s() - self._reserved_s())
+        fixes = [choice.fix for choice in choices]
+        cost_s = self._bench.pace_s(fixes, planner.forecast.seconds(batches))
+        left = self._bench.left_s()
+        if left - cost_s < (until if self.alternatives else self._reserved_s()):
+            spare = max(left - until, 0.0)
+            reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, {spare:.0f} s were left for that"
+            for fix in fixes:
+                self._skipped.setdefault(fix.id, reason)
+            return
+        found = measure(
+            self._bench,
+            self._base,
+            made,
+            batches=batches,
+            cost=planner.forecast.cost,
+            gains=lambda cost: self._gains(planner, made, cost),
+            original=self._original,
+            known=known,
+        )
+        self.alternatives.append(found)
+        if found.status == "ready":
+            planner.costs[way(made)] = found.cost
+        self._say(f"{made.words}: {'' if found.status == 'ready' else found.status + ', '}{found.reason}")
+        self._note()
 
-    def propose(self, base: Arm) -> Arm:
-        """Try the fixes that follow all others: each of their proposals that a replay refuses leads to another.
+    def _gains(self, planner: Planner, made: Configuration, cost: BatchCost) -> bool:
+        """Whether a way of that cost may be part of the best: it is quicker for some batch, and as a whole foretold
+        to be better than the way the model runs now."""
+        if all(choice.fix.compute != 1.0 for choice in made.choices) and hopeless(cost):
+            return False
+        planner.costs[way(made)] = cost
+        told = planner.score(self._numbered(planner, made.choices))
+        del planner.costs[way(made)]
+        return told < planner.score(self._numbered(planner, ())) - LEAST_GAIN
 
-        Returns the last arm.
-        """
-        tried = {step.fix for step in self.steps}
-        for fix in self._fixes:
-            if fix.proposals is not None and fix.id not in tried:
-                base = self._first_kept(fix, base)
-        return base
-
-    def _first_kept(self, fix: Fix, base: Arm) -> Arm:
-        assert fix.proposals is not None
-        earlier: Step | None = None
-        for found in fix.proposals(self._bench, base, self._context(base), not self._out_of_budget([])):
-            self.found[fix.id] = found
-            (step,), candidate = self._try([fix], base)
-            if step.status == "skipped" and earlier is not None:
-                break
-            if words := ", ".join(f"{name} = {value:g}" for name, value in step.settings.items()):
-                step = replace(step, reason=f"{words}: {step.reason}")
-            if earlier is not None:
-                step = replace(step, reason=f"{step.reason}; before that, {earlier.reason}")
-                self.steps.remove(earlier)
-            self.steps.append(step)
-            self._note(step)
-            if candidate is not None:
-                base.close()
-                return candidate
-            if step.status == "skipped":
-                break
-            earlier = step
-        return base
-
-    def _set_up(self, base: Arm) -> None:
+    def _set_up(self) -> None:
         """Measure, once each, what fixes must know before they can be decided."""
-        decided = {step.fix for step in self.steps}
         for fix in self._fixes:
-            set_up = fix.set_up
-            if set_up is None or fix.id in decided or fix.id in self.found or self._out_of_budget([]):
-                continue
-            if set_up.due(self._context(base)):
-                found = self.found[fix.id] = set_up.measure(self._bench, base)
-                if words := set_up.shown(found):
+            due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
+            if due and fix.set_up is not None and not self._out_of_time([]):
+                found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
+                if words := fix.set_up.shown(found):
                     self._say(f"{fix.id}: {words}")
 
-    def leave_one_out(self, base: Arm) -> Arm:
-        """Take each kept fix out once: what does the service with all of them gain by it, beside the others?
+    # -- 2. and 3. whole configurations
 
-        One that adds nothing any more, or harms, is dropped. Returns the arm with those that are left.
-        """
-        for step in sorted(self.kept, key=lambda each: -_realized(each)):
-            if len(self.kept) < 2 or self._out_of_budget([]):
+    def _numbered(self, planner: Planner, measured: Sequence[Choice]) -> Configuration:
+        return planner.best(measured, self._numbers())
+
+    def _numbers(self) -> list[list[Choice]]:
+        """What the forecast can simulate beside the way that the model runs: by fix, the choices."""
+        now = Configuration(self.first).serving(None)
+        groups: dict[str, list[Choice]] = {}
+        for choice in self._applicable():
+            if not choice.measured and Configuration(self.first, (choice,)).serving(None) != now:
+                groups.setdefault(choice.fix.id, []).append(choice)
+        return list(groups.values())
+
+    def _ranked(self, planner: Planner) -> list[Configuration]:
+        """The best configuration of each way to run the model, best first."""
+        ways: list[tuple[Choice, ...]] = [(), *(each.choices for each in self.alternatives if each.status == "ready")]
+        made = [self._numbered(planner, choices) for choices in ways]
+        return sorted(made, key=planner.score)
+
+    def _replay_foretold(self, planner: Planner) -> None:
+        tried: set[tuple[str, ...]] = {()}
+        told = 0
+        while True:
+            ranked = [one for one in self._ranked(planner) if tuple(c.words for c in one.choices) not in tried]
+            if not ranked:
                 break
-            others = [each for each in self.kept if each.fix != step.fix]
-            if self._catalogue[step.fix].cold:  # what it does is seen on fresh processes only, where it was judged
-                continue
-            settings = self.standing(others).settings
-            self._replayed += 1
-            ids, alone = tuple(each.fix for each in others), self._bench.room.alone_with([self._catalogue[step.fix]])
-            without = self._bench.arm(f"without-{step.fix}", settings, ids, alone=alone)
-            run = partial(self._bench.screen, without, base, [], cold=False, look=False, made=without)
-            try:
-                pairs = self._bench.apart_if_need_be(without, run)
-            except LatfixError as error:
-                without.close()
-                if base.failed:
-                    raise
-                self._replace(step, replace(step, reason=f"{step.reason}; without it: {error.message}"))
-                continue
-            adds = compare_windows(pairs, self._bench.seed)
-            status, reason = decide(adds)
-            if status in ("no_gain", "rejected"):
-                self._bench.room.adopt(without)
-                dropped = replace(
-                    step, status="no_gain", reason=f"beside the others it adds nothing: {reason}", adds=adds
+            best = ranked[0]
+            if not told:
+                self._say(
+                    f"{planner.looked_at} configurations simulated; the best: {best.words}, "
+                    f"{_foretold(planner.predict(best).ratio, self._goal.key)}"
                 )
-                self._replace(step, dropped)
-                base.close()
-                base = without
+            told += 1
+            if planner.score(best) > self.best_score - _WORTH_A_REPLAY:
+                break
+            if refusal := self._out_of_time([choice.fix for choice in best.choices]):
+                self._skipped |= dict.fromkeys(best.fixes, refusal)
+                break
+            tried.add(tuple(choice.words for choice in best.choices))
+            self._replay(best, planner)
+
+    # -- 4. what no forecast knows
+
+    def _replay_added(self) -> None:
+        """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
+        refused: set[str] = set()
+        while True:
+            groups = [group for group in self._added() if not {choice.fix.id for choice in group} <= refused]
+            if not groups:
+                return
+            group = groups[0]
+            fixes = [choice.fix for choice in group]
+            if refusal := self._out_of_time([*fixes, *(choice.fix for choice in self.best.choices)]):
+                for fix in fixes:
+                    self._skipped.setdefault(fix.id, refusal)
+                return
+            refused |= {fix.id for fix in fixes}
+            made = compose(self.first, [*self.best.choices, *group], self._context)
+            if not set(made.fixes) & {fix.id for fix in fixes}:
+                made = compose(self.first, [*group, *self.best.choices], self._context)
+            if set(made.fixes) - set(self.best.fixes):
+                self._replay(made, self.planner)
+
+    def _added(self) -> list[list[Choice]]:
+        """Groups of choices that are expected to take something of what is left, most promising first."""
+        latest = self.arm.latest
+        left = self._diagnosis if latest is None else diagnose(latest, percentile=self._diagnosis.percentile)
+        excess = left.excess_ms / max(left.excess_ms + left.reference_ms, 1e-9)
+        shares = {cause.cause: max(cause.tail_share, 0.0) for cause in left.causes}
+        promise: list[tuple[float, Choice]] = []
+        known = {choice.fix.id for group in self._numbers() for choice in group} if self.planner else set()
+        for choice in self._applicable(self.best):
+            fix = choice.fix
+            if fix.id in self.best.fixes or fix.id in known or (fix.compute != 1.0 and self.planner):
+                continue
+            expected = fix.relief * min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0) * excess
+            if expected >= _WORTH_ADDING:
+                promise.append((expected, choice))
             else:
-                without.close()
-                self._replace(step, replace(step, adds=adds))
-        return base
+                owned = expected / max(fix.relief, 1e-9)
+                self._skipped.setdefault(fix.id, f"what it treats is {owned:.1%} of what is left of the tail")
+        promise.sort(key=lambda each: -each[0])
+        gentle = [choice for _, choice in promise if choice.fix.gentle and not choice.fix.cold]
+        groups = [[choice] for _, choice in promise if choice not in gentle]
+        first = max((value for value, choice in promise if choice in gentle), default=0.0)
+        place = sum(value > first for value, choice in promise if choice not in gentle)
+        return [*groups[:place], *([gentle] if gentle else []), *groups[place:]]
 
-    def _replace(self, old: Step, new: Step) -> None:
-        self.steps[self.steps.index(old)] = new
-        self._note(new)
+    # -- replays
 
-    def _groups(self, fixes: list[Fix], alone: Collection[str], base: Arm) -> list[list[Fix]]:
-        """Fixes by what they promise.
+    def _replay(self, made: Configuration, planner: Planner | None) -> None:
+        """Replay a configuration beside the one that stands, and take it where it is better."""
+        fixes = [choice.fix for choice in made.choices]
+        bench, standing = self._bench, self.arm
+        self._say(f"replaying {made.words}")
+        label, alone = f"trial-{len(self.trials) + 1}", bench.room.alone_with(fixes)
+        candidate = bench.arm(label, made.settings, made.fixes, alone=alone)
+        try:
+            trial = bench.apart_if_need_be(candidate, lambda: self._measured(made, candidate, planner))
+        except LatfixError as error:
+            candidate.close()
+            if standing.failed:
+                raise
+            trial = Trial(
+                configuration=made, status="not_effective", reason=f"the service did not run with it: {error.message}"
+            )
+        self.trials.append(trial)
+        if planner is not None and trial.status in ("rejected", "not_effective") and trial.comparison is None:
+            planner.corrections[way(made)] = math.inf  # it does not run, or answers otherwise
+        self._say(f"{made.words}: {trial.status}: {trial.reason}")
+        if trial.status == "kept":
+            effective = self._effective(made)
+            bench.room.adopt(candidate)
+            if standing is not self._base:
+                standing.close()
+            candidate.fixes = effective.fixes
+            self.best, self.best_score, self.arm = effective, trial.score, candidate
+        else:
+            candidate.close()
+        self._note()
 
-        Those that change neither answers nor capacity form one group, unless there is time for each alone. One that
-        acts on a service's first requests stays out of it: its own replays are on fresh processes, and in those of
-        the group it would be credited with what the others did.
+    def _measured(self, made: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
+        """Accuracy before speed, then the replays and the proof that each fix took effect."""
+        bench, fixes = self._bench, [choice.fix for choice in made.choices]
+        scored: Mapping[str, Any] = {}
+        candidate.accuracy = self.arm.accuracy
+        if any(fix.changes_outputs for fix in fixes):
+            scored = bench.accuracy(candidate)
+            candidate.accuracy = float(scored["score"])
+            enough, said = judge(scored, self._original, bench.max_drop)
+            if not enough:
+                return Trial(configuration=made, status="rejected", reason=said, scored=scored)
+        added = [choice for choice in made.choices if choice.fix.id not in self.best.fixes]
+        cold = bool(added) and all(choice.fix.cold for choice in added)
+        pairs = bench.screen(self.arm, candidate, [], cold=cold)
+        comparison = compare_windows(pairs, bench.seed)
+        status, reason = decide_cold(pairs) if cold else decide(comparison)
+        shown = {key: estimate.value for key, estimate in comparison.ratio.items()}
+        gained = self._goal.score({**comparison_ratios(comparison), **shown})
+        if status == "undecided" and gained < math.log(_LIKELY):
+            status, reason = "kept", f"likely a gain: {reason}"
+        prediction = None
+        if planner is not None and not cold:
+            now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
+            prediction = Prediction(
+                ratio={key: then[key] / now[key] if now[key] > 0 else 1.0 for key in then},
+                compute=planner.predict(made, bench.window_bounds).compute,
+            )
+            planner.correct(made, prediction.ratio, {**prediction.ratio, **comparison_ratios(comparison), **shown})
+        verified, missing = self._verified(made, candidate, pairs)
+        self.ineffective |= missing
+        if status == "kept" and missing and not set(made.fixes) - set(self.best.fixes) - set(missing):
+            status, reason = "not_effective", "; ".join(missing.values())
+        if not cold:
+            candidate.latest = join([record for _, record in pairs])
+        return Trial(
+            configuration=made,
+            status=status,
+            reason=reason,
+            score=self.best_score + gained,
+            comparison=comparison,
+            prediction=prediction,
+            scored=scored,
+            verified=verified,
+            pairs=tuple((one.folder.name, other.folder.name) for one, other in pairs),
+        )
 
-        :param alone: ids of fixes that do not go into the group.
-        """
-        now = self.standing(self.kept)
-        promise: dict[str, float] = {}
-        for fix in fixes:
-            context = self._context(base)
-            change = {} if fix.obstacle(context) else fix.change(context)
-            compute = self._scout.found.get(fix.id)
-            promise[fix.id] = self._predictor.promise(now, fix, change, self._diagnosis, compute) if change else 0.0
-        for fix in fixes:
-            if fix.after in promise:
-                promise[fix.id] = promise[fix.after] - 1e-9
-        wanted = sorted(fixes, key=lambda fix: -promise[fix.id])
-        room = self._bench.left_s() - self._reserved_s()
-        if self._trials is None and sum(self._bench.step_s([fix]) for fix in wanted) <= room:
-            return [[fix] for fix in wanted]
-        gentle = [fix for fix in wanted if fix.gentle and not fix.cold and fix.id not in alone]
-        groups = [[fix] for fix in wanted if fix not in gentle] + ([gentle] if gentle else [])
-        left = {id(group): math.prod(1.0 - min(max(promise[fix.id], 0.0), 1.0) for fix in group) for group in groups}
-        return sorted(groups, key=lambda group: left[id(group)])
+    def _verified(self, made: Configuration, candidate: Arm, pairs: Pairs) -> tuple[dict[str, str], dict[str, str]]:
+        """By fix, the evidence of those that took effect, and of those that did not."""
+        evidence = self._bench.evidence(candidate, pairs[-1][1])
+        without, record = (join(arm) for arm in zip(*pairs, strict=True))
+        verified, missing = dict[str, str](), dict[str, str]()
+        for choice in made.choices:
+            if choice.fix.id in self.best.fixes:
+                continue
+            found = choice.fix.verify(Applied(evidence=evidence, record=record, without=without))
+            (verified if found.effective else missing)[choice.fix.id] = found.evidence
+        return verified, missing
 
-    def _context(self, base: Arm, settings: RunnerSettings | None = None) -> Context:
+    # -- what applies, and whether there is time
+
+    def _applicable(self, made: Configuration | None = None) -> Iterator[Choice]:
+        """Every change of every fix that applies to the first settings, or to a configuration."""
+        context = self._context(self.first if made is None else made.settings)
+        for fix in self._fixes:
+            if fix.id in self.ineffective:
+                continue
+            if obstacle := fix.obstacle(context):
+                if made is None:
+                    self._obstacles[fix.id] = obstacle
+                continue
+            self._obstacles.pop(fix.id, None)
+            yield from (Choice(fix, change) for change in fix.changes(context))
+
+    def _refused(self, made: Configuration) -> bool:
+        """Whether a way of which this one is made was measured and is out."""
+        words = set(way(made))
+        out = [{choice.words for choice in each.choices} for each in self.alternatives if each.status != "ready"]
+        return any(each <= words for each in out)
+
+    def _context(self, settings: RunnerSettings) -> Context:
         baseline = self._bench.baseline
         return Context(
-            settings=base.settings if settings is None else settings,
+            settings=settings,
             record=baseline,
             diagnosis=self._diagnosis,
-            default_collate=bool(self._bench.ready(base)["default_collate"]),
+            default_collate=bool(self._bench.ready(self._base)["default_collate"]),
             cores=int(baseline.meta.get("machine", {}).get("cores", 1)),
-            forecast=self._predictor.forecast,
-            serving=self.standing(self.kept).serving,
-            latest=base.latest,
-            steps=self.steps,
+            latest=self.arm.latest,
+            steps=self._measured_steps(),
             found=self.found,
         )
 
-    def _out_of_budget(self, fixes: list[Fix]) -> str:
-        """Why nothing more can be tried; empty where it can."""
-        if self._trials is not None and self._replayed >= self._trials:
-            return f"{BUDGET}all {self._trials} trials are used"
-        needed, left = self._bench.step_s(fixes), self._bench.left_s() - self._reserved_s()
-        if not self.kept:  # a round that proves something is better than two of nothing
-            left = max(left, self._bench.left_s() - self._bench.final_s(1))
+    def _out_of_time(self, fixes: Sequence[Fix]) -> str:
+        """Why nothing more can be replayed; empty where it can."""
+        if self._most_trials is not None and len(self.trials) >= self._most_trials:
+            return f"{BUDGET}all {self._most_trials} trials are used"
+        needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
 
-    def _try(self, group: list[Fix], base: Arm) -> tuple[list[Step], Arm | None]:
-        """Try fixes together; returns their steps, and the arm with those that were kept.
+    # -- what became of each fix
 
-        There is no step for one that applies but not beside the others.
-        """
-        settings, applied, steps = base.settings, list[tuple[Fix, Change]](), list[Step]()
-        for fix in group:
-            if obstacle := fix.obstacle(self._context(base)):
-                steps.append(fix.step("skipped", obstacle))
-                continue
-            context = self._context(base, settings)
-            if applied and fix.obstacle(context):
-                continue
-            change = fix.change(context)
-            settings = settings.with_overrides(change)
-            applied.append((fix, change))
-        if not applied:
-            return steps, None
-        refusal = self._out_of_budget([fix for fix, _ in applied]) or self._hopeless(applied)
-        if refusal:
-            return [*steps, *(fix.step("skipped", refusal) for fix, _ in applied)], None
-        tried, candidate = self._run(applied, settings, base, self.standing(self.kept))
-        # A group counts once; steps are replaced and taken apart, so that they do not tell afterwards.
-        self._replayed += any(step.comparison is not None for step in tried)
-        return [*steps, *tried], candidate
+    def steps(self) -> list[Step]:
+        """Every fix once, with what became of it."""
+        made = {}
+        for fix in self._fixes:
+            made[fix.id] = self._step(fix)
+        kept = [made[fix] for fix in self.best.fixes if fix in made]
+        return [*kept, *(step for fix, step in made.items() if fix not in self.best.fixes)]
 
-    def _hopeless(self, applied: list[tuple[Fix, Change]]) -> str:
-        """Why the forecast alone speaks against a fix; empty where it does not, or knows too little."""
-        if len(applied) > 1 or applied[0][0].compute != 1.0:
-            return ""
-        now = self.standing(self.kept)
-        then = now.with_fix(*applied[0])
-        if then.serving == now.serving:  # it acts on nothing that the forecast knows
-            return ""
-        return no_gain_by_forecast(self._predictor.predict(now, then, self._bench.window_bounds), KNOWN_GAIN)
+    def _step(self, fix: Fix) -> Step:
+        if fix.id in self.best.fixes:
+            return self._kept(fix)
+        if fix.id in self.ineffective:
+            return fix.step("not_effective", f"it did not take effect: {self.ineffective[fix.id]}")
+        for trial in reversed(self.trials):
+            if fix.id in trial.configuration.fixes and trial.configuration.fixes != self.best.fixes:
+                own = next(choice for choice in trial.configuration.choices if choice.fix.id == fix.id)
+                return fix.step(
+                    "no_gain" if trial.status == "kept" else trial.status,
+                    f"replayed with {trial.configuration.words}: {trial.reason}",
+                    settings=dict(own.change),
+                    comparison=trial.comparison,
+                    prediction=trial.prediction,
+                    scored=trial.scored,
+                    accuracy=float(trial.scored["score"]) if trial.scored else None,
+                    together=trial.configuration.fixes if len(trial.configuration.fixes) > 1 else (),
+                    pairs=trial.pairs,
+                )
+        return self._measured_step(fix) or self._unmeasured_step(fix)
+
+    def _measured_steps(self) -> list[Step]:
+        """Of the fixes whose ways were measured."""
+        return [step for fix in self._fixes if (step := self._measured_step(fix)) is not None]
+
+    def _measured_step(self, fix: Fix) -> Step | None:
+        alone = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
+        for each in sorted(alone, key=lambda each: (each.status == "ready", len(each.choices))):
+            own = next(choice for choice in each.choices if choice.fix.id == fix.id)
+            status = "no_gain" if each.status == "ready" else each.status
+            reason = f"{each.reason}; another way is foretold to be better" if each.status == "ready" else each.reason
+            return fix.step(status, reason, settings=dict(own.change), scored=each.scored, accuracy=each.accuracy)
+        return None
+
+    def _unmeasured_step(self, fix: Fix) -> Step:
+        reason = self._obstacles.get(fix.id) or self._skipped.get(fix.id)
+        if reason is not None:
+            return fix.step("skipped", reason)
+        return fix.step("no_gain", "the forecast on the recorded requests finds no gain, so it was not replayed")
+
+    def _kept(self, fix: Fix) -> Step:
+        own = next(choice for choice in self.best.choices if choice.fix.id == fix.id)
+        first = next(trial for trial in self.trials if trial.status == "kept" and fix.id in trial.configuration.fixes)
+        group = tuple(each for each in first.configuration.fixes if each in self.best.fixes)
+        return fix.step(
+            "kept",
+            first.reason,
+            settings=dict(own.change),
+            comparison=first.comparison,
+            prediction=first.prediction,
+            scored=first.scored if fix.changes_outputs else {},
+            accuracy=float(first.scored["score"]) if first.scored else None,
+            verified=first.verified.get(fix.id, ""),
+            together=group if len(group) > 1 else (),
+            pairs=first.pairs,
+        )
 
 
-def bench_settings(bench: Bench) -> RunnerSettings:
-    """The settings that the baseline ran with."""
-    return RunnerSettings(**bench.baseline.meta["settings"])
+def comparison_ratios(comparison: Comparison) -> dict[str, float]:
+    """After over before of every statistic, those without an interval included."""
+    before, after = comparison.before.latency_ms, comparison.after.latency_ms
+    return {key: after[key] / before[key] if before[key] > 0 else 1.0 for key in before}
 
 
-def _realized(step: Step) -> float:
-    """The ratio that a kept step showed: those that gave least are taken out first."""
-    return 1.0 if step.comparison is None else step.comparison.ratio[SCREENED].value
-
-
-def _worth_trying_alone(step: Step) -> bool:
-    """Whether a member of a group that was not kept may do better on its own, or was not judged at all."""
-    never_ran = step.status == "not_effective" and step.comparison is None
-    return never_ran or step.status in ("undecided", "no_gain", "rejected")
+def _foretold(ratio: Mapping[str, float], key: str) -> str:
+    return ", ".join(f"{name} x{ratio[name]:.2f}" for name in dict.fromkeys((key, "mean")))

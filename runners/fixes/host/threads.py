@@ -108,7 +108,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle", "traffic.burst"),
     relief=0.3,
     risk="a single large request takes longer on an idle machine",
-    needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores, crowded),
+    needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores),
     sets=_sets,
     verify=_verify,
 )

@@ -1,4 +1,4 @@
-"""``host.workers``: as many workers as cores, each on one thread, instead of one worker on all of them."""
+"""``host.workers``: several workers that share the cores, instead of one on all of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,18 @@ def _room_for_more(context: Context) -> str:
     return ""
 
 
+def _share(workers: int, cores: int) -> Change:
+    return {"workers": workers, "intra_op_threads": max(cores // workers, 1), "shared_model": False}
+
+
 def _sets(context: Context) -> Change:
-    return {"workers": context.cores, "intra_op_threads": 1, "shared_model": False}
+    return _share(context.cores, context.cores)
+
+
+def _options(context: Context) -> list[Change]:
+    """As many workers as cores, and half, a quarter, …, as long as they are more than now; at most three."""
+    counts = [context.cores >> k for k in range(context.cores.bit_length())]
+    return [_share(count, context.cores) for count in counts if count > context.settings.workers][:3]
 
 
 def _verify(applied: Applied) -> Verified:
@@ -39,11 +49,12 @@ def _verify(applied: Applied) -> Verified:
 
 FIX = Fix(
     id="host.workers",
-    title="one single-threaded worker a core",
+    title="more workers, which share the cores",
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
     needs=(on_host(), _room_for_more),
     sets=_sets,
+    options=_options,
     verify=_verify,
 )

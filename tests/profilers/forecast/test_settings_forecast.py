@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.latency_summary import summarize_ms
@@ -104,7 +105,7 @@ def test_compute_that_is_halved_is_foretold(simulate: Simulate) -> None:
     plan = {**BUSY, "lengths": lengths()}
     forecast = Forecast(simulate(**plan))
     halved = simulate(**{**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025})
-    wrong = off(forecast, changed(forecast, compute=(0.0, 0.5)), halved)
+    wrong = off(forecast, changed(forecast, cost=BatchCost(typical=0.5)), halved)
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
@@ -113,7 +114,7 @@ def test_half_the_compute_waits_half_as_long_for_a_core(simulate: Simulate) -> N
     forecast = Forecast(simulate(**plan, compute_faults=faults("runq", every=10)))
     less = {**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025}
     halved = simulate(**less, compute_faults=faults("runq", every=10, ms=30.0))
-    wrong = off(forecast, changed(forecast, compute=(0.0, 0.5)), halved)
+    wrong = off(forecast, changed(forecast, cost=BatchCost(typical=0.5)), halved)
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
