@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -111,6 +112,35 @@ class Served:
     def statuses(self) -> list[str]:
         """By slot, how each ended."""
         return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
+
+
+class Gate:
+    """A model that holds up request ``number`` until :meth:`served_behind` lets it go.
+
+    :param ms: how long a batch takes.
+    """
+
+    def __init__(self, number: int = 0, ms: Callable[[torch.Tensor], float] = lambda _: 0.0) -> None:
+        self.number, self.ms = number, ms
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if (x == self.number).any():
+            self.reached.set()
+            assert self.go.wait(20)
+        time.sleep(self.ms(x) / 1000)
+        return x[:, :1]
+
+    def served_behind(
+        self, served: Served, *slots: int, wait_s: float = 0.05, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Any, Any]:
+        """Have requests wait behind the one that is held up, each for ``wait_s``; then serve all to the end."""
+        served.send(self.number)
+        assert self.reached.wait(20)
+        served.send(*slots, gap_s=wait_s)
+        meanwhile()
+        self.go.set()
+        return served.end()
 
 
 def serve(requests: Sequence[Request], model: Any = lambda x: x, *, gap_s: float = 0.0, **more: Any) -> Served:
