@@ -32,6 +32,12 @@ def requests_of(lengths: int | Sequence[int], **more: Any) -> list[Request]:
     return [Request(id=str(k), arrival_s=0.0, features={"length": n}, **more) for k, n in enumerate(lengths)]
 
 
+def instance_of(model: Any, device: str = "cpu", adapter: Workload | None = None, **more: Any) -> ModelInstance:
+    """A model as workers serve it."""
+    adapter = adapter or Workload()
+    return ModelInstance(adapter, model, device, None, adapter.collate, set(), **more)
+
+
 class Served:
     """A started engine.
 
@@ -62,9 +68,7 @@ class Served:
         self.settings = RunnerSettings(**settings)
         adapter = adapter or Numbers()
         models = model if isinstance(model, list) else [model] * self.settings.workers
-        self.instances = instances or [
-            ModelInstance(adapter, each, device, None, adapter.collate, set()) for each in models
-        ]
+        self.instances = instances or [instance_of(each, device, adapter) for each in models]
         for instance in self.instances:
             place(instance)
         self.engine = Engine(
