@@ -33,6 +33,7 @@ COMMANDS = (
         "backends",
         "history",
         "schema",
+        "export-plan",
         "traffic",
     ),
 )
