@@ -39,7 +39,7 @@ TRAFFIC: dict[str, tuple[str, float, int]] = {
     "ocr": (AZURE, 1500, 1000),
 }
 #: Variants of eSpeak NG's English voice.
-VOICES = "m1 m2 m3 m4 m5 m7 f1 f2 f3 f5 klatt2 anika steph linda john ed".split()
+VOICES = ("m1", "m2", "m3", "m4", "m5", "m7", "f1", "f2", "f3", "f5", "anika", "steph", "linda", "john", "ed", "rob")
 SENTENCES = 8
 
 
