@@ -145,10 +145,11 @@ class Forecast:
         ]
         return fit_cost(what, [before[k] for k in usable], [after[k] for k in usable])
 
-    def probes(self, sizes: Sequence[int], *, seed: int = 0) -> list[list[int]]:
+    def probes(self, sizes: Sequence[int], most_s: float, *, seed: int = 0) -> list[list[int]]:
         """Batches that tell how the model computes, as positions in the schedule.
 
-        Single requests from the quickest to the slowest, and some batches of each size.
+        Single requests from the quickest to the slowest, and two batches of each size, the smaller sizes first, as
+        long as all together computed within ``most_s`` seconds or are few.
         """
         work, draw = self._work, np.random.default_rng(seed)
         time_of = self._model.timer(work.inputs, None)
@@ -156,7 +157,10 @@ class Forecast:
         singles = order[np.unique(np.linspace(0.02, 0.99, _SINGLES) * (len(order) - 1)).astype(int)]
         batches = [[int(row)] for row in singles]
         for size in sizes:
-            batches += [draw.choice(len(order), size, replace=False).tolist() for _ in range(2) if size <= len(order)]
+            more = [draw.choice(len(order), size, replace=False).tolist() for _ in range(2) if size <= len(order)]
+            if sum(map(time_of, [*batches, *more])) > most_s * 1e9 and size > 2:
+                break
+            batches += more
         return [work.index[batch].tolist() for batch in batches]
 
     def seconds(self, batches: Sequence[Sequence[int]]) -> float:

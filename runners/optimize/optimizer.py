@@ -300,7 +300,7 @@ class Optimizer:
             goal=goal,
             trials=options.trials,
             reserved_s=lambda: _FINAL_SHARE * options.budget_s,
-            say=self._say,
+            say=lambda text: self._say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
             note=note,
         )
         journal.restore(self._out, search, {fix.id: fix for fix in FIXES})

@@ -44,6 +44,8 @@ from latfix.settings import RunnerSettings
 _MEASURING = 0.5
 #: Batches beyond these sizes are foretold from smaller ones.
 _PROBED_SIZES = (2, 4, 8, 16)
+#: Seconds that all of them may have computed once; they are computed half a dozen times for each way.
+_PROBES_S = 1.0
 #: A configuration must be foretold to gain this much on the best that was replayed, as a logarithm, to be replayed.
 _WORTH_A_REPLAY = 0.03
 #: Of the tail's excess, what a fix that no forecast knows must be expected to take away.
@@ -183,7 +185,8 @@ class Search:
     def _measure_ways(self, planner: Planner) -> None:
         """Measure what applies, quickest first; then the best of it on other shares of the cores."""
         limit = max(self.first.max_batch_size, 8)
-        batches = planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit])
+        sizes = [size for size in _PROBED_SIZES if size <= limit]
+        batches = planner.forecast.probes(sizes, _PROBES_S)
         left = self._bench.left_s()
         until = left - _MEASURING * max(left - self._reserved_s(), 0.0)
         take = partial(self._measure_way, planner, batches, until)
@@ -200,10 +203,9 @@ class Search:
         )
         shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
         for share in shares:
-            take([share])
-        for model in ready[:1]:
-            for share in shares:
+            for model in ready[:1]:
                 take([*model.choices, share], model)
+            take([share])
 
     def _models(self) -> list[Choice]:
         return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
