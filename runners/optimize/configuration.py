@@ -65,9 +65,14 @@ class Configuration:
         return tuple(choice for choice in self.choices if choice.measured)
 
     @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from others."""
+        return tuple(choice.words for choice in self.choices)
+
+    @property
     def words(self) -> str:
         """As people call it."""
-        return ", ".join(choice.words for choice in self.choices) or "as it is"
+        return ", ".join(self.key) or "as it is"
 
     def without(self, fix: str) -> Configuration:
         """All choices but one."""

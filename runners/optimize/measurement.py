@@ -223,8 +223,8 @@ class Bench:
     def paces(self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
         """Nanoseconds of some batches on both services; NaN where one failed.
 
-        They take turns: the base is measured before an other one, and after it unless that was just now. Workers share
-        cores; how much that costs each follows from how often they compute at once.
+        They take turns: the base is measured before an other one, and after it unless that was just now. Workers
+        share cores; how much that costs each follows from how often they compute at once.
 
         :param batches: positions in the schedule, the same at every call.
         """

@@ -184,7 +184,7 @@ class Optimizer:
             search = self._search(outcome, base, journal)
             try:
                 search.run()
-                self._concluded(outcome, search)
+                self._concluded(outcome, search, ended=True)
                 self._final(outcome)
             except (Interrupted, KeyboardInterrupt):
                 self._concluded(outcome, search)
@@ -201,9 +201,9 @@ class Optimizer:
         finally:
             self._bench.close()
 
-    def _concluded(self, outcome: Outcome, search: Search) -> None:
+    def _concluded(self, outcome: Outcome, search: Search, *, ended: bool = False) -> None:
         """What the search found, as far as it got."""
-        outcome.steps, outcome.settings = search.steps(), search.best.settings
+        outcome.steps, outcome.settings = search.steps(ended=ended), search.best.settings
         outcome.layers = next(iter(search.recorded.values()), {})
         outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
         if search.planner is not None:

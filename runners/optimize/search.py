@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from latfix.errors import LatfixError
@@ -45,7 +46,7 @@ _MEASURING = 0.5
 #: Batches beyond these sizes are foretold from smaller ones.
 _PROBED_SIZES = (2, 4, 8, 16)
 #: Seconds that all of them may have computed once; they are computed half a dozen times for each way.
-_PROBES_S = 1.0
+_PROBES_S = 0.7
 #: A configuration must be foretold to gain this much on the best that was replayed, as a logarithm, to be replayed.
 _WORTH_A_REPLAY = 0.03
 #: Of the tail's excess, what a fix that no forecast knows must be expected to take away.
@@ -178,6 +179,7 @@ class Search:
         if self.planner is not None:
             self._measure_ways(self.planner)
             self._replay_foretold(self.planner)
+        self._set_up()
         self._replay_added()
 
     # -- 1. ways to run the model
@@ -258,13 +260,14 @@ class Search:
         return told < planner.score(self._numbered(planner, ())) - LEAST_GAIN
 
     def _set_up(self) -> None:
-        """Measure, once each, what fixes must know before they can be decided."""
+        """Measure, once each, what fixes must know before they can be decided, and look again what applies."""
         for fix in self._fixes:
             due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
             if due and fix.set_up is not None and not self._out_of_time([]):
                 found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
                 if words := fix.set_up.shown(found):
                     self._say(f"{fix.id}: {words}")
+        list(self._applicable())
 
     # -- 2. and 3. whole configurations
 
@@ -287,10 +290,10 @@ class Search:
         return sorted(made, key=planner.score)
 
     def _replay_foretold(self, planner: Planner) -> None:
-        tried: set[tuple[str, ...]] = {()}
+        tried = {(), *(trial.configuration.key for trial in self.trials)}
         told = 0
         while True:
-            ranked = [one for one in self._ranked(planner) if tuple(c.words for c in one.choices) not in tried]
+            ranked = [one for one in self._ranked(planner) if one.key not in tried]
             if not ranked:
                 break
             best = ranked[0]
@@ -305,14 +308,14 @@ class Search:
             if refusal := self._out_of_time([choice.fix for choice in best.choices]):
                 self._skipped |= dict.fromkeys(best.fixes, refusal)
                 break
-            tried.add(tuple(choice.words for choice in best.choices))
+            tried.add(best.key)
             self._replay(best, planner)
 
     # -- 4. what no forecast knows
 
     def _replay_added(self) -> None:
         """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
-        refused: set[str] = set()
+        refused = {fix for trial in self.trials for fix in trial.configuration.fixes}
         while True:
             groups = [group for group in self._added() if not {choice.fix.id for choice in group} <= refused]
             if not groups:
@@ -320,8 +323,8 @@ class Search:
             group = groups[0]
             fixes = [choice.fix for choice in group]
             if refusal := self._out_of_time([*fixes, *(choice.fix for choice in self.best.choices)]):
-                for fix in fixes:
-                    self._skipped.setdefault(fix.id, refusal)
+                for choice in chain.from_iterable(groups):
+                    self._skipped.setdefault(choice.fix.id, refusal)
                 return
             refused |= {fix.id for fix in fixes}
             made = compose(self.first, [*self.best.choices, *group], self._context)
@@ -340,7 +343,7 @@ class Search:
         known = {choice.fix.id for group in self._numbers() for choice in group} if self.planner else set()
         for choice in self._applicable(self.best):
             fix = choice.fix
-            if fix.id in self.best.fixes or fix.id in known or (fix.compute != 1.0 and self.planner):
+            if fix.id in known or (fix.compute != 1.0 and self.planner):
                 continue
             expected = fix.relief * min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0) * excess
             if expected >= _WORTH_ADDING:
@@ -362,17 +365,16 @@ class Search:
         fixes = [choice.fix for choice in made.choices]
         bench, standing = self._bench, self.arm
         self._say(f"replaying {made.words}")
-        label, alone = f"trial-{len(self.trials) + 1}", bench.room.alone_with(fixes)
-        candidate = bench.arm(label, made.settings, made.fixes, alone=alone)
+        added = [fix for fix in made.fixes if fix not in self.best.fixes]
+        label = added[0] if len(added) == 1 else f"trial-{len(self.trials) + 1}"
+        candidate = bench.arm(label, made.settings, made.fixes, alone=bench.room.alone_with(fixes))
         try:
             trial = bench.apart_if_need_be(candidate, lambda: self._measured(made, candidate, planner))
         except LatfixError as error:
             candidate.close()
-            if standing.failed:
-                raise
-            trial = Trial(
-                configuration=made, status="not_effective", reason=f"the service did not run with it: {error.message}"
-            )
+            status, which = ("undecided", "without") if standing.failed else ("not_effective", "with")
+            reason = f"the service did not run {which} it: {error.message}"
+            trial = Trial(configuration=made, status=status, reason=reason)
         self.trials.append(trial)
         if planner is not None and trial.status in ("rejected", "not_effective") and trial.comparison is None:
             planner.corrections[way(made)] = math.inf  # it does not run, or answers otherwise
@@ -452,7 +454,7 @@ class Search:
         """Every change of every fix that applies to the first settings, or to a configuration."""
         context = self._context(self.first if made is None else made.settings)
         for fix in self._fixes:
-            if fix.id in self.ineffective:
+            if fix.id in self.ineffective or (made is not None and fix.id in made.fixes):
                 continue
             if obstacle := fix.obstacle(context):
                 if made is None:
@@ -491,15 +493,16 @@ class Search:
 
     # -- what became of each fix
 
-    def steps(self) -> list[Step]:
-        """Every fix once, with what became of it."""
-        made = {}
-        for fix in self._fixes:
-            made[fix.id] = self._step(fix)
+    def steps(self, *, ended: bool = True) -> list[Step]:
+        """Every fix once, with what became of it.
+
+        :param ended: the search was not broken off; otherwise fixes that nothing was found of are left out.
+        """
+        made = {fix.id: step for fix in self._fixes if (step := self._step(fix, ended)) is not None}
         kept = [made[fix] for fix in self.best.fixes if fix in made]
         return [*kept, *(step for fix, step in made.items() if fix not in self.best.fixes)]
 
-    def _step(self, fix: Fix) -> Step:
+    def _step(self, fix: Fix, ended: bool) -> Step | None:
         if fix.id in self.best.fixes:
             return self._kept(fix)
         if fix.id in self.ineffective:
@@ -518,7 +521,7 @@ class Search:
                     together=trial.configuration.fixes if len(trial.configuration.fixes) > 1 else (),
                     pairs=trial.pairs,
                 )
-        return self._measured_step(fix) or self._unmeasured_step(fix)
+        return self._measured_step(fix) or self._unmeasured_step(fix, ended)
 
     def _measured_steps(self) -> list[Step]:
         """Of the fixes whose ways were measured."""
@@ -533,10 +536,12 @@ class Search:
             return fix.step(status, reason, settings=dict(own.change), scored=each.scored, accuracy=each.accuracy)
         return None
 
-    def _unmeasured_step(self, fix: Fix) -> Step:
+    def _unmeasured_step(self, fix: Fix, ended: bool) -> Step | None:
         reason = self._obstacles.get(fix.id) or self._skipped.get(fix.id)
         if reason is not None:
             return fix.step("skipped", reason)
+        if not ended:
+            return None
         return fix.step("no_gain", "the forecast on the recorded requests finds no gain, so it was not replayed")
 
     def _kept(self, fix: Fix) -> Step:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.errors import RunnerError
+from latfix.errors import InputError, RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
@@ -112,6 +112,12 @@ class World:
     def arm_class(self) -> type[FakeArm]:
         """For tests that change what an arm does."""
         return FakeArm
+
+    def load(self, folder: Path) -> RunRecord:
+        """A record that was replayed."""
+        if folder not in self.records:
+            raise InputError(f"{folder}: found no record")
+        return self.records[folder]
 
     @property
     def windows(self) -> list[str]:
@@ -383,7 +389,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("latfix.results.comparison.arm_ratios", partial(arm_ratios, replicates=100))
     monkeypatch.setattr("latfix.runners.optimize.optimizer.Forecast", lambda _: None)
     for module in ("optimizer", "journal"):
-        disk = SimpleNamespace(load=lambda folder: made.records[folder])
+        disk = SimpleNamespace(load=made.load)
         monkeypatch.setattr(f"latfix.runners.optimize.{module}.RunRecord", disk)
     for module in ("optimizer", "measurement", "final_replay"):
         monkeypatch.setattr(f"latfix.runners.optimize.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
@@ -406,7 +412,9 @@ def search(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sea
     ) -> Outcome:
         (tmp_path / folder).mkdir(exist_ok=True)
         monkeypatch.setattr("latfix.runners.optimize.optimizer.FIXES", fixes)
-        monkeypatch.setattr("latfix.runners.optimize.optimizer.diagnose", lambda *_, **__: diagnosed(tail or {}))
+        for module in ("optimizer", "search"):
+            found = diagnosed({"x": 80.0} if tail is None else tail)
+            monkeypatch.setattr(f"latfix.runners.optimize.{module}.diagnose", lambda *_, found=found, **__: found)
         spec = WorkloadSpec(
             name="w",
             folder=tmp_path,

@@ -14,7 +14,6 @@ from latfix.runners.fixes import FIXES, Applied, Fix, Verified
 from latfix.runners.fixes.quantize import int8_excluded
 from latfix.runners.optimize.co_residency import DeviceRoom
 from latfix.runners.optimize.measurement import Bench
-from tests.runners.optimize.test_fix_prediction import Known
 
 #: A service and its requests' memory take 15: two of them, and a margin of one, fit into 31.
 ROOMY, TIGHT, FULL = 80.0, 31.0, 30.9
