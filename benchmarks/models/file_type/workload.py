@@ -35,13 +35,12 @@ class FileType(Workload):
     def load(self, device: str) -> torch.nn.Module:
         del device
         self._names = json.loads((MODEL / "config.min.json").read_text(encoding="utf-8"))["target_labels_space"]
-        roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "include")]
-        roots.append(Path(matplotlib.get_data_path()))
+        roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("include"), matplotlib.get_data_path())
+        found = sorted(file for root in roots for file in Path(root).rglob("*") if file.suffix in TYPES)
         self._files = [
             (file.read_bytes(), kind)
             for suffix, kind in TYPES.items()
-            for file in islice((found for root in roots for found in sorted(root.rglob(f"*{suffix}"))), EACH)
-            if file.stat().st_size >= 64
+            for file in islice((one for one in found if one.suffix == suffix and one.stat().st_size >= 64), EACH)
         ]
         return OnnxModule(MODEL / "model.onnx")
 
