@@ -94,30 +94,40 @@ def _without_events(policy: Policy, priority: Ints) -> bool:
 
 
 def _one_by_one(policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, alphas: Floats) -> Served:
-    q, n = arrival.shape
-    columns = extra.shape[1]
-    in_order = bool((arrival[:, 1:] >= arrival[:, :-1]).all())
-    replay_of, place = np.arange(q)[:, None], np.arange(n)[None]
-    order = place if in_order else np.argsort(arrival, axis=1, kind="stable")
-    service = float(policy.reference[1]) + (alphas[:, None] * extra.sum(axis=1))[replay_of, order]
-    begin, slack = lindley(arrival[replay_of, order], service)
-    since = cycle_starts(slack)
-    brought = extra[order]
-    running = np.concatenate([np.zeros((len(order), 1, columns)), np.cumsum(brought, axis=1)], axis=1)
-    of_running = replay_of if len(order) == q else 0
-    first = order[replay_of if len(order) == q else 0, since]
-    moves = running[:, :-1] - running[of_running, since] + arrival_moves[replay_of, first]
-    if in_order:
-        return Served(open=begin, end=begin + service, open_moves=moves, end_moves=moves + brought)
-    result = Served(
-        open=np.empty_like(begin),
-        end=np.empty_like(begin),
-        open_moves=np.empty_like(moves),
-        end_moves=np.empty_like(moves),
+    load = alphas[:, None] * extra.sum(axis=1)
+    if (arrival[:, 1:] >= arrival[:, :-1]).all():
+        return _in_order(policy, arrival, load, arrival_moves, extra[None])
+    order = np.argsort(arrival, axis=1, kind="stable")
+    row = np.arange(len(arrival))[:, None]
+    served = _in_order(policy, arrival[row, order], load[row, order], arrival_moves[row, order], extra[order])
+    back = np.argsort(order, axis=1)
+    return Served(
+        open=served.open[row, back],
+        end=served.end[row, back],
+        open_moves=served.open_moves[row, back],
+        end_moves=served.end_moves[row, back],
     )
-    result.open[replay_of, order], result.end[replay_of, order] = begin, begin + service
-    result.open_moves[replay_of, order], result.end_moves[replay_of, order] = moves, moves + brought
-    return result
+
+
+def _in_order(policy: Policy, arrival: Floats, load: Floats, arrival_moves: Floats, brought: Floats) -> Served:
+    """Requests as they come; ``brought`` is ``(q, n, k)``, or ``(1, n, k)`` where all replays have it in common."""
+    n, columns = brought.shape[1:]
+    service = float(policy.reference[1]) + load
+    begin, slack = lindley(arrival, service)
+    since = cycle_starts(slack)
+    running = np.zeros((len(brought), n + 1, columns))
+    np.cumsum(brought, axis=1, out=running[:, 1:])
+    moves = running[:, :-1] - _rows(running, since)
+    if arrival_moves.any():
+        moves += _rows(arrival_moves, since)
+    return Served(open=begin, end=begin + service, open_moves=moves, end_moves=moves + brought)
+
+
+def _rows(values: Floats, at: Ints) -> Floats:
+    """``(q, n, k)``: rows of each replay's values, ``(q, m, k)``, or of those that all have in common, ``(1, m, k)``."""
+    replays, m, columns = values.shape
+    flat = at + np.arange(replays)[:, None] * m
+    return np.take(values.reshape(replays * m, columns), flat, axis=0)
 
 
 def _differentiate(

@@ -151,7 +151,8 @@ def _single_waits(line: Line, scale: Floats, handed: Floats) -> Floats:
         workers=replace(line.workers, window=window),
         window_column=-1,
     )
-    return moving_waits(scaled, np.ones(1))[0][0]
+    waits, _ = moving_waits(scaled, np.ones(1))
+    return np.asarray(waits[0], dtype=np.float64)
 
 
 def moving_waits(line: Line, alphas: Floats) -> tuple[Floats, Floats]:

@@ -39,7 +39,7 @@ Bools = npt.NDArray[np.bool_]
 #: Cells of α at least and at most, and the requests times causes that integrating over them may cost.
 _CELLS, _CELL_BUDGET = (16, 512), 6_000_000
 #: Requests times causes times cells at a time: as many as a core's cache holds.
-_CELLS_AT_ONCE = 100_000
+_CELLS_AT_ONCE = 40_000
 #: Replayed requests at a time, which bounds the memory of a replay.
 _AT_ONCE = 2_000_000
 #: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
