@@ -124,7 +124,7 @@ def _in_order(policy: Policy, arrival: Floats, load: Floats, arrival_moves: Floa
 
 
 def _rows(values: Floats, at: Ints) -> Floats:
-    """``(q, n, k)``: rows of each replay's values, ``(q, m, k)``, or of those that all have in common, ``(1, m, k)``."""
+    """Rows of each replay's values, ``(q, m, k)``, or of those that all have in common, ``(1, m, k)``."""
     replays, m, columns = values.shape
     flat = at + np.arange(replays)[:, None] * m
     return np.take(values.reshape(replays * m, columns), flat, axis=0)
