@@ -127,7 +127,7 @@ def _rows(values: Floats, at: Ints) -> Floats:
     """Rows of each replay's values, ``(q, m, k)``, or of those that all have in common, ``(1, m, k)``."""
     replays, m, columns = values.shape
     flat = at + np.arange(replays)[:, None] * m
-    return np.take(values.reshape(replays * m, columns), flat, axis=0)
+    return np.asarray(np.take(values.reshape(replays * m, columns), flat, axis=0), dtype=np.float64)
 
 
 def _differentiate(
