@@ -119,7 +119,7 @@ def test_another_process_that_hardly_computes_owns_nothing(slowed: RunRecord) ->
 
 def test_a_run_on_the_host_has_no_gpu_causes(slowed: RunRecord) -> None:
     record = _with_readings(slowed, {**_busy(50.0), "nvml.sm_clock_mhz": _clock(1200.0)})
-    found = _causes(replace(record, meta={**record.meta, "device": "cpu"}))
+    found = _causes(replace(record, meta=record.meta.updated(device="cpu")))
     assert not any(name.startswith("gpu.") for name in found)
 
 
@@ -278,7 +278,7 @@ def test_pages_without_a_price_own_what_is_usual(stalled: RunRecord) -> None:
     record = _with_batches(stalled, made)
     assert _own_ms(record, "memory.allocator")[_STALLED].max() == pytest.approx(60.0, rel=0.1)
     paged = {"device_memory": {"settings": {"expandable_segments": True}}}
-    record = replace(record, meta={**record.meta, **paged})
+    record = replace(record, meta=record.meta.updated(**paged))
     assert _own_ms(record, "memory.allocator")[_STALLED].max() == pytest.approx(2.0, rel=0.01)
     kept = _causes(_priced(record, malloc=300_000.0))
     assert kept["unexplained"].tail_ms > 40
@@ -290,7 +290,7 @@ def test_what_is_usual_is_not_said_to_be_measured(simulate: Simulate) -> None:
     apart = simulate(n=900, rate=2, base=25.0, compute_faults=faults, meta={"device": "cuda:0"})
     paged = {"device_memory": {"settings": {"expandable_segments": True}}}
     made = {k: {"device_allocs": 60} for k in hit}
-    record = _with_batches(replace(apart, meta={**apart.meta, **paged}), made)
+    record = _with_batches(replace(apart, meta=apart.meta.updated(**paged)), made)
     assert "usually cost, which was not measured" in _causes(record)["memory.allocator"].evidence
 
 
@@ -315,8 +315,8 @@ def _on_two_devices(record: RunRecord, *, slow: int) -> RunRecord:
     """As if workers on two devices had run its batches by turns; those that were hit, the one of device ``slow``."""
     worker = np.arange(len(record.batches["batch_id"])) % 2
     worker[_HIT] = slow
-    settings = {**record.meta["settings"], "workers": 2}
-    meta = {**record.meta, "worker_devices": ["cuda:0", "cuda:1"], "settings": settings}
+    settings = replace(record.meta.settings, workers=2)
+    meta = replace(record.meta, worker_devices=("cuda:0", "cuda:1"), settings=settings)
     return replace(record, batches={**record.batches, "worker": worker}, meta=meta)
 
 

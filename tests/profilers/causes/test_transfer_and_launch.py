@@ -12,6 +12,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.device_idle import DeviceProfile, asking_ns, idle_ns
 from latfix.profilers.evidence.units import gather
+from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 
 Simulate = Callable[..., RunRecord]
@@ -38,7 +39,7 @@ def _on_device(record: RunRecord, columns: Mapping[str, Any], **meta: Any) -> Ru
     compute = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
     batches = {**record.batches, "device_ns": compute, "lead_ns": np.zeros_like(compute), **columns}
     known = {"device": "cuda:0", "calibration": _CALIBRATION, "device_profile": _profile()}
-    return replace(record, batches=batches, meta={**record.meta, **known, **meta})
+    return replace(record, batches=batches, meta=record.meta.updated(**{**known, **meta}))
 
 
 def _causes(record: RunRecord) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
 
 def test_without_calibration_a_copy_is_held_against_others_of_its_size(simulate: Simulate) -> None:
     record = _slow_copies(simulate, hit_ms=8.0)
-    own = _own_ms(replace(record, meta={**record.meta, "calibration": {}}), "transfer.copy")
+    own = _own_ms(replace(record, meta=record.meta.updated(calibration={})), "transfer.copy")
     assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
@@ -165,7 +166,7 @@ def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulat
     """Two workers' batches that compute at the same time take longer, and the host had nothing to do with it."""
     record = simulate(n=900, rate=150, base=10.0, per_item=0.0, workers=2)
     alone = _on_device(record, {}, device_profile=_profile(busy_ms=6.0), worker_devices=["cuda:0", "cuda:1"])
-    shared = replace(alone, meta={**alone.meta, "worker_devices": ["cuda:0", "cuda:0"]})
+    shared = replace(alone, meta=alone.meta.updated(worker_devices=["cuda:0", "cuda:0"]))
     idle = []
     for one in (alone, shared):
         found = idle_ns(gather(one))
@@ -188,7 +189,8 @@ def test_a_captured_graph_is_issued_at_once(simulate: Simulate) -> None:
 @pytest.mark.parametrize("without", ["device_profile", "device"])
 def test_without_a_profile_or_a_device_nobody_is_blamed(simulate: Simulate, without: str) -> None:
     record = _starved(simulate)
-    meta = {**record.meta, **({"device": "cpu"} if without == "device" else {"device_profile": None})}
+    known = record.meta
+    meta = replace(known, device="cpu") if without == "device" else replace(known, device_profile=())
     found = _causes(replace(record, meta=meta))
     assert not {"dispatch.launch", "transfer.sync"} & set(found)
 
@@ -204,11 +206,8 @@ def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> N
 
 
 def test_larger_batches_are_expected_to_keep_the_device_longer() -> None:
-    rows = [
-        {"elements": 400, "busy_ns": 4e6, "launch_ns": 0, "sync_ns": 0, "waits": 0, "launches": 9},
-        {"elements": 100, "busy_ns": 2e6, "launch_ns": 0, "sync_ns": 0, "waits": 0, "launches": 9},
-    ]
-    profile = DeviceProfile.of({"device_profile": rows})
+    sizes = {400: 4_000_000, 100: 2_000_000}
+    profile = DeviceProfile.of([DeviceWork(elements=k, busy_ns=busy, launches=9) for k, busy in sizes.items()])
     assert profile is not None
     assert profile.busy_ns(np.array([50, 100, 250, 400, 800])).tolist() == [2e6, 2e6, 3e6, 4e6, 8e6]
-    assert DeviceProfile.of({}) is None and DeviceProfile.of({"device_profile": []}) is None
+    assert DeviceProfile.of(()) is None

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from latfix.runners.engine.continuous_batching import steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.fixes.batch.continuous import FIX, joined, works_in_steps
 from latfix.runners.fixes.fix import Applied
+from tests.records import build_record
 from tests.runners.engine.served import Served
 
 
@@ -239,18 +239,16 @@ def test_a_model_without_steps_is_refused() -> None:
 def _record(rows: Any, batches: Any, served: Served) -> RunRecord:
     import json
 
-    from latfix.run_record.schema import EVENT_FIELDS, SAMPLE_FIELDS
+    from latfix.run_record.schema import EVENT_FIELDS
     from latfix.traffic.schedule import Traffic
 
     lines = [json.loads(line) for line in served.events.drain(0).splitlines()]
     events = {name: np.array([line[k] for line in lines], dtype=object) for k, name in enumerate(EVENT_FIELDS)}
-    return RunRecord(
-        folder=Path("run"),
-        meta={"settings": served.settings.as_dict()},
+    return build_record(
+        settings=served.settings,
         requests={name: rows[name] for name in rows.dtype.names},
         batches={name: batches[name] for name in batches.dtype.names},
         events=events,
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
         traffic=Traffic.plain(np.sort(rows["arrival_ns"])),
     )
 

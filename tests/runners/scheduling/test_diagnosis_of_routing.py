@@ -98,8 +98,8 @@ def test_sums_are_exact_and_pauses_are_named(
 
 def test_pulling_is_replayed_as_a_policy(routed: Callable[..., RunRecord]) -> None:
     record = routed(1.0)
-    settings = {**record.meta["settings"], "routing": "pull"}
-    assert not gather(replace(record, meta={**record.meta, "settings": settings})).setup.recorded
+    settings = replace(record.meta.settings, routing="pull")
+    assert not gather(replace(record, meta=record.meta.updated(settings=settings))).setup.recorded
 
 
 def test_shares_of_the_tail_are_by_who_served_it(routed: Callable[..., RunRecord]) -> None:
