@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 traffic_app = typer.Typer(
     name="traffic",
+    add_completion=False,
     help="Look at recorded traffic, convert it, or make some up.",
     no_args_is_help=True,
     rich_markup_mode=None,

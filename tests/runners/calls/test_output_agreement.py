@@ -54,11 +54,9 @@ def test_how_far_apart_numbers_are() -> None:
     found = difference(first, second)
     assert (found.compared, found.agreeing, found.broken) == (3, 2, 0)
     assert found.deviation == pytest.approx(0.025)
-
-
-def test_a_number_next_to_zero_is_measured_by_the_others_at_its_place() -> None:
-    first, second = ([flatten(2.0), flatten(1e-9)], [flatten(2.0), flatten(0.01)])
-    assert difference(first, second).deviation == pytest.approx(0.005)
+    # A number next to zero is measured by the others at its place.
+    near = difference([flatten(2.0), flatten(1e-9)], [flatten(2.0), flatten(0.01)])
+    assert near.deviation == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("answer", [None, flatten(torch.tensor([float("nan"), 1.0]))])
