@@ -326,7 +326,7 @@ def test_columns_of_segments_that_make_no_sense_are_refused(tmp_path: Path, rows
     folder = _run(tmp_path / "run", list(range(N)))
     document = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**document, "rows": rows}))
-    with pytest.raises(InputError, match="damaged record|rows.requests = 3; expected a list"):
+    with pytest.raises(InputError, match=r"damaged record|rows.requests = 3; expected a list"):
         RunRecord.load(folder)
 
 
