@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
+from latfix.results.answer_check import AnswerCheck
 from latfix.statistics.decision import RatioEstimate
 
 _WHERE_RUN: Mapping[str, Any] = json_key(omit_empty=True)
@@ -18,8 +19,9 @@ class BackendRow(Document):
 
     :param load_s: seconds to load the model; ``convert_s`` to convert it before.
     :param single_rps: requests a second in batches of one; ``batched_rps`` in batches of ``batch_size``.
-    :param agreeing: of ``compared`` requests, how many have the same answer as the model's own backend.
-    :param deviation: the largest difference of an answer.
+    :param agreeing: of ``compared`` answers, to each request alone and in a batch, how many say what the model's own
+        backend says to the request alone; ``agreement`` is the mean share of an answer that does.
+    :param deviation: the largest difference of a number, as a share of the largest one in that answer.
     :param single_speedup: over the model's own backend.
     """
 
@@ -32,6 +34,7 @@ class BackendRow(Document):
     batched_rps: Mapping[str, Any] | None = field(default=None, metadata=_WHERE_RUN)
     agreeing: int | None = field(default=None, metadata=_WHERE_RUN)
     compared: int | None = field(default=None, metadata=_WHERE_RUN)
+    agreement: float | None = field(default=None, metadata=_WHERE_RUN)
     deviation: float | None = None
     single_speedup: RatioEstimate | None = field(default=None, metadata=_WHERE_RUN)
     batched_speedup: RatioEstimate | None = field(default=None, metadata=_WHERE_RUN)
@@ -50,6 +53,7 @@ class BackendsTable(Document):
 
     :param entry: the adapter, or the model file.
     :param requests: how many were served in each round.
+    :param answers: what answers are compared as, and whether the model answers a request otherwise in a batch.
     :param inputs: what a model file takes, as it was found out.
     """
 
@@ -62,5 +66,6 @@ class BackendsTable(Document):
     versions: Mapping[str, str]
     requests: int
     batch_size: int
+    answers: AnswerCheck | None = field(default=None, metadata=_WHERE_RUN)
     inputs: tuple[Any, ...] = ()
     backends: tuple[BackendRow, ...]
