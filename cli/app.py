@@ -10,38 +10,68 @@ import traceback
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import latfix
-from latfix.cli.commands.init import init
-from latfix.cli.commands.reading.compare import compare
-from latfix.cli.commands.reading.fragmentation import fragmentation
-from latfix.cli.commands.reading.history import history
-from latfix.cli.commands.reading.report import report
-from latfix.cli.commands.reading.schema import schema
-from latfix.cli.commands.reading.traffic import traffic_app
-from latfix.cli.commands.running.backends import backends
-from latfix.cli.commands.running.diagnose import diagnose
-from latfix.cli.commands.running.doctor import doctor
-from latfix.cli.commands.running.optimize import optimize
-from latfix.cli.commands.running.selftest import selftest
-from latfix.cli.commands.running.sweep import sweep
 from latfix.cli.shared.process_streams import asked_to_end_is_interrupted, discard, mend_streams, tell
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 from latfix.runners.replay.folder_lock import release_all
 
+#: Each command's function, and the first sentence of its help.
+COMMANDS = {
+    "diagnose": ("running.diagnose:diagnose", "Replay traffic, and attribute slow requests to causes."),
+    "optimize": ("running.optimize:optimize", "Try fixes on the same traffic, and keep what is better."),
+    "compare": ("reading.compare:compare", "Compare recorded runs, and judge gates on the difference."),
+    "sweep": ("running.sweep:sweep", "Find the largest load that meets the objective."),
+    "report": ("reading.report:report", "Show a recorded run or any other result again."),
+    "selftest": ("running.selftest:selftest", "Inject known faults here, and score the diagnosis."),
+    "doctor": ("running.doctor:doctor", "Look for what makes latency jitter on this machine."),
+    "fragmentation": (
+        "reading.fragmentation:fragmentation",
+        "Find the allocator settings that would not have stalled.",
+    ),
+    "init": ("init:init", "Write a commented workload to start from."),
+    "backends": ("running.backends:backends", "Compare the backends that can serve a model."),
+    "history": ("reading.history:history", "Show how a figure developed over recorded runs."),
+    "schema": ("reading.schema:schema", "Print the JSON Schema of a result."),
+    "export-plan": ("reading.export_plan:export_plan", "Write a plan as the configuration of another server."),
+    "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, convert it, or make some up."),
+}
+
 #: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.
 _LONGEST_WORD = 400
 
+
+class _LazyCommands(TyperGroup):
+    """Commands that are a line of help each until one is called, and its module imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that is called, as its module declares it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None:  # a shell completes words behind one that is no command
+            return name, command, rest
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        found = getattr(import_module(f"latfix.cli.commands.{module}"), attribute)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(name)(found)
+            found = alone
+        return name, typer.main.get_command(found), rest
+
+
 app = typer.Typer(
     name="latfix",
+    cls=_LazyCommands,
     help="Find out why the latency of model inference jitters, fix it, and prove the fix.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables take as long to import as all else
 )
+for name, (_, sentence) in COMMANDS.items():
+    app.command(name, help=sentence)(lambda: None)
 
 
 def _version(wanted: bool) -> None:
@@ -58,25 +88,6 @@ def root(
 ) -> None:
     """Find out why the latency of model inference jitters, fix it, and prove the fix."""
     del version
-
-
-COMMANDS = (
-    diagnose,
-    optimize,
-    compare,
-    sweep,
-    report,
-    selftest,
-    doctor,
-    fragmentation,
-    init,
-    backends,
-    history,
-    schema,
-)
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(traffic_app, name="traffic")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -88,8 +88,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '    PublishedFormat("toy", ("toy_ms", "toy_size"), _toy, "A toy"),\n',
     )
     (root / "cli/commands/toy.py").write_text(COMMAND, encoding="utf-8")
-    insert("cli/app.py", "from latfix", "from latfix.cli.commands.toy import toy\n")
-    insert("cli/app.py", "    diagnose,\n", "    toy,\n")
+    insert("cli/app.py", '    "diagnose": (', '    "toy": ("toy:toy", "Show a toy."),\n')
     insert("reports/html/pages.py", '    "causes":', '    "toy": "A toy section",\n')
     insert("reports/html/pages.py", '"causes", "advice", "latency"', '"toy", ')
     insert(

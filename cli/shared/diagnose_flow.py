@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,15 +133,22 @@ def diagnosed(
 
     if folder is None:
         return diagnose(record, percentile=percentile, seed=seed)
+    with writing_into(folder), CausesFile(folder / "causes.parquet") as file:
+        return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+
+
+@contextlib.contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """An ``OSError`` inside says that the folder cannot be written.
+
+    :raises InputError: instead of it.
+    """
     try:
-        with CausesFile(folder / "causes.parquet") as file:
-            return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+        yield
     except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"{folder}: cannot write there ({error.strerror}); name another folder with --out")
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
+        ) from error
 
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
@@ -186,13 +194,11 @@ def conclude(
     results, row = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
     diagnosis = replace(diagnosis, gates=tuple(results))
     document = diagnosis.to_json()
-    try:
+    with writing_into(where):
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
         stories = tell_slowest(shown, in_report.ledger)
         write_run_report(where / "report.html", shown, in_report, stories=stories)
-    except OSError as error:
-        raise _unwritable(where, error) from error
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
     failure = _failure(diagnosis, shown) if workload is not None and not interrupted else ""
     console = outputs.console()

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latfix.cli.shared.diagnose_flow import show_gates
+from latfix.cli.shared.diagnose_flow import show_gates, writing_into
 from latfix.cli.shared.replay_progress import ReplayLines
-from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, RunnerError
 
 if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
@@ -95,7 +95,7 @@ def _conclude(
     results, row = _judge(folder, gates, outcome, plan)
     found = _optimization(folder, spec, outcome, results)
     document = found.to_json()
-    try:
+    with writing_into(folder):
         _write_baseline_diagnosis(outcome)
         _write_plan(folder / "plan.toml", spec, outcome, started_from)
         write_json(folder / "optimization.json", document)
@@ -106,10 +106,6 @@ def _conclude(
             before=outcome.before or outcome.baseline,
             after=outcome.after,
         )
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
-        ) from error
     console = outputs.console()
     if not outputs.to_stdout:
         console.print(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.findings import costs, note, ok, untold
 from latfix.runners.host.cpu_topology import Cores, allowed_cores, cores_text
 from latfix.runners.host.kernel_files import System, whole
 
@@ -61,13 +62,12 @@ def _model(system: System, usable: Cores) -> Finding:
     present = system.text(f"{_CPU}/present") or "unknown"
     found = f"{name}; cores {cores_text(usable) or 'unknown'} usable of {present}; {known}"
     if flags and not flags & _INT8:
-        return Finding(
-            id="processor.model",
-            state="costs",
-            found=found,
-            costs="no dot product of 8-bit numbers: int8 quantization gains little or nothing here",
+        return costs(
+            "processor.model",
+            found,
+            "no dot product of 8-bit numbers: int8 quantization gains little or nothing here",
         )
-    return Finding(id="processor.model", state="note", found=found)
+    return note("processor.model", found)
 
 
 def _quota(system: System, usable: Cores) -> Finding:
@@ -76,14 +76,13 @@ def _quota(system: System, usable: Cores) -> Finding:
     share = throttled.get("nr_throttled", 0) / throttled["nr_periods"] if throttled else 0.0
     if quota is None or (usable and quota >= len(usable) and not share):
         told = "no CPU quota" if quota is None else f"CPU quota of {quota:g} cores, as many as are usable"
-        return Finding(id="processor.quota", state="ok", found=told)
+        return ok("processor.quota", told)
     seen = f"; throttled in {share:.1%} of the periods so far" if throttled else ""
-    return Finding(
-        id="processor.quota",
-        state="costs",
-        found=f"CPU quota of {quota:g} cores, {len(usable)} cores usable{seen}",
-        costs="a burst of threads uses a period's share at once, and everything then stands still for up to 100 ms",
-        change="limit threads to the quota (host.threads), or raise it: docker update --cpus N, resources.limits.cpu",
+    return costs(
+        "processor.quota",
+        f"CPU quota of {quota:g} cores, {len(usable)} cores usable{seen}",
+        "a burst of threads uses a period's share at once, and everything then stands still for up to 100 ms",
+        "limit threads to the quota (host.threads), or raise it: docker update --cpus N, resources.limits.cpu",
         causes=("host.throttle",),
     )
 
@@ -95,20 +94,15 @@ def _governor(system: System, usable: Cores) -> Finding:
         if (governor := system.text(f"{_CPU}/cpu{core}/cpufreq/scaling_governor")) is not None
     )
     if not chosen:
-        return Finding(
-            id="processor.governor",
-            state="unknown",
-            found="no frequency governor is shown; on a virtual machine the host decides",
-        )
+        return untold("processor.governor", "no frequency governor is shown; on a virtual machine the host decides")
     found = "frequency governor: " + ", ".join(f"{name} on {count} cores" for name, count in chosen.items())
     if set(chosen) == {"performance"}:
-        return Finding(id="processor.governor", state="ok", found=found)
-    return Finding(
-        id="processor.governor",
-        state="costs",
-        found=found,
-        costs="the clock falls between requests and takes milliseconds to rise: what comes after a pause is slower",
-        change="sudo cpupower frequency-set -g performance",
+        return ok("processor.governor", found)
+    return costs(
+        "processor.governor",
+        found,
+        "the clock falls between requests and takes milliseconds to rise: what comes after a pause is slower",
+        "sudo cpupower frequency-set -g performance",
         causes=("host.slowdown", "cold.warmup"),
     )
 
@@ -123,21 +117,16 @@ def _idle_states(system: System, usable: Cores) -> Finding:
         and (name := system.text(f"{folder}/name"))
     ]
     if not states:
-        return Finding(
-            id="processor.idle_states",
-            state="unknown",
-            found="no idle states are shown; on a virtual machine the host decides",
-        )
+        return untold("processor.idle_states", "no idle states are shown; on a virtual machine the host decides")
     latency, name = max(states)
     found = f"deepest idle state {name}, {latency} µs to leave"
     if latency <= _SLOW_EXIT_US:
-        return Finding(id="processor.idle_states", state="ok", found=found)
-    return Finding(
-        id="processor.idle_states",
-        state="costs",
-        found=found,
-        costs=f"each of several threads that wake for a request may start {latency} µs late",
-        change=f"sudo cpupower idle-set -D {_SLOW_EXIT_US}",
+        return ok("processor.idle_states", found)
+    return costs(
+        "processor.idle_states",
+        found,
+        f"each of several threads that wake for a request may start {latency} µs late",
+        f"sudo cpupower idle-set -D {_SLOW_EXIT_US}",
         causes=("host.slowdown",),
     )
 
@@ -146,10 +135,9 @@ def _turbo(system: System) -> Iterator[Finding]:
     boost, no_turbo = system.number(f"{_CPU}/cpufreq/boost"), system.number(f"{_CPU}/intel_pstate/no_turbo")
     if boost is not None or no_turbo is not None:
         on = boost == 1 or no_turbo == 0
-        yield Finding(
-            id="processor.turbo",
-            state="note",
-            found="turbo clocks are on: speed depends on how many cores are busy, and on temperature"
+        yield note(
+            "processor.turbo",
+            "turbo clocks are on: speed depends on how many cores are busy, and on temperature"
             if on
             else "turbo clocks are off: slower, and steady",
         )
@@ -162,23 +150,14 @@ def _siblings(system: System, usable: Cores) -> Finding:
         if (siblings := system.text(f"{_CPU}/cpu{core}/topology/thread_siblings_list")) is not None
     }
     if not usable or not shared:
-        return Finding(
-            id="processor.siblings",
-            state="unknown",
-            found="the kernel does not show which cores are one",
-        )
+        return untold("processor.siblings", "the kernel does not show which cores are one")
     if len(shared) >= len(usable):
-        return Finding(
-            id="processor.siblings",
-            state="ok",
-            found="each usable core is a physical core's only thread",
-        )
-    return Finding(
-        id="processor.siblings",
-        state="costs",
-        found=f"{len(usable)} usable cores are threads of {len(shared)} physical ones",
-        costs="two threads of compute on one physical core each run at little more than half its speed",
-        change="one thread per physical core (host.threads, host.pin)",
+        return ok("processor.siblings", "each usable core is a physical core's only thread")
+    return costs(
+        "processor.siblings",
+        f"{len(usable)} usable cores are threads of {len(shared)} physical ones",
+        "two threads of compute on one physical core each run at little more than half its speed",
+        "one thread per physical core (host.threads, host.pin)",
         causes=("host.contention", "host.slowdown"),
     )
 
@@ -189,19 +168,18 @@ def _steal(system: System) -> Finding:
     )
     ticks = [value for word in words[1:9] if (value := whole(word)) is not None]
     if len(ticks) < 8 or not sum(ticks):
-        return Finding(id="processor.steal", state="unknown", found="the kernel does not show stolen time")
+        return untold("processor.steal", "the kernel does not show stolen time")
     share = ticks[7] / sum(ticks)
     busy = sum(ticks) - ticks[3] - ticks[4]
     of_busy = ticks[7] / busy if busy else 0.0
     found = f"the hypervisor gave others {share:.2%} of the time since the start, {of_busy:.2%} of what was wanted"
     if of_busy < _STEAL_SHARE:
-        return Finding(id="processor.steal", state="ok", found=found)
-    return Finding(
-        id="processor.steal",
-        state="costs",
-        found=found,
-        costs="requests stand still for milliseconds while a neighbor on the same host computes",
-        change="an instance type with cores of its own; compare only within one run, interleaved",
+        return ok("processor.steal", found)
+    return costs(
+        "processor.steal",
+        found,
+        "requests stand still for milliseconds while a neighbor on the same host computes",
+        "an instance type with cores of its own; compare only within one run, interleaved",
         causes=("host.steal",),
     )
 
@@ -210,19 +188,17 @@ def _load(system: System) -> Finding:
     waiting = system.pressure("/proc/pressure/cpu", "some")
     if waiting is None:
         words = (system.text("/proc/loadavg") or "").split()
-        found = (
-            f"load average {words[0]} in the last minute" if words else "the kernel shows neither pressure nor load"
-        )
-        return Finding(id="processor.load", state="note" if words else "unknown", found=found)
+        if words:
+            return note("processor.load", f"load average {words[0]} in the last minute")
+        return untold("processor.load", "the kernel shows neither pressure nor load")
     found = f"in {waiting:.1%} of the last minute something that could run waited for a core"
     if waiting < _BUSY_SHARE:
-        return Finding(id="processor.load", state="ok", found=found)
-    return Finding(
-        id="processor.load",
-        state="costs",
-        found=found,
-        costs="something else computes now: whatever is measured beside it is slower, and jitters",
-        change="stop it, or keep it from the service's cores: taskset, cpuset.cpus, systemd's AllowedCPUs=",
+        return ok("processor.load", found)
+    return costs(
+        "processor.load",
+        found,
+        "something else computes now: whatever is measured beside it is slower, and jitters",
+        "stop it, or keep it from the service's cores: taskset, cpuset.cpus, systemd's AllowedCPUs=",
         causes=("host.contention",),
     )
 
@@ -231,16 +207,15 @@ def _clock(system: System) -> Finding:
     folder = "/sys/devices/system/clocksource/clocksource0"
     source = system.text(f"{folder}/current_clocksource")
     if source is None:
-        return Finding(id="processor.clock", state="unknown", found="the kernel does not show its clock")
+        return untold("processor.clock", "the kernel does not show its clock")
     if source in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"):
-        return Finding(id="processor.clock", state="ok", found=f"clock source {source}")
+        return ok("processor.clock", f"clock source {source}")
     better = "tsc" in (system.text(f"{folder}/available_clocksource") or "").split()
-    return Finding(
-        id="processor.clock",
-        state="costs",
-        found=f"clock source {source}",
-        costs="each look at the clock is a system call of a microsecond or more; every profiler and log pays it",
-        change=f"echo tsc | sudo tee {folder}/current_clocksource" if better else "",
+    return costs(
+        "processor.clock",
+        f"clock source {source}",
+        "each look at the clock is a system call of a microsecond or more; every profiler and log pays it",
+        f"echo tsc | sudo tee {folder}/current_clocksource" if better else "",
     )
 
 
@@ -248,10 +223,9 @@ def _isolated(system: System) -> Iterator[Finding]:
     words = (system.text("/proc/cmdline") or "").split()
     said = [word for word in words if word.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs")]
     if said:
-        yield Finding(
-            id="processor.isolated",
-            state="note",
-            found=f"kernel started with {' '.join(said)}: threads come to these cores only where they are pinned",
+        yield note(
+            "processor.isolated",
+            f"kernel started with {' '.join(said)}: threads come to these cores only where they are pinned",
         )
 
 
@@ -260,17 +234,15 @@ def _nodes(system: System) -> Iterator[Finding]:
     if len(nodes) < 2:
         return
     if system.number("/proc/sys/kernel/numa_balancing"):
-        yield Finding(
-            id="processor.numa",
-            state="costs",
-            found=f"{len(nodes)} memory nodes, and the kernel moves pages between them by itself (numa_balancing)",
-            costs="it takes pages away to see who uses them: page faults at any time, and a pause while one moves",
-            change="sudo sysctl kernel.numa_balancing=0, and keep the service on one node (locality.cores)",
+        yield costs(
+            "processor.numa",
+            f"{len(nodes)} memory nodes, and the kernel moves pages between them by itself (numa_balancing)",
+            "it takes pages away to see who uses them: page faults at any time, and a pause while one moves",
+            "sudo sysctl kernel.numa_balancing=0, and keep the service on one node (locality.cores)",
             causes=("memory.page_faults",),
         )
     else:
-        yield Finding(
-            id="processor.numa",
-            state="note",
-            found=f"{len(nodes)} memory nodes: a service that spans them pays for distance (locality.cores)",
+        yield note(
+            "processor.numa",
+            f"{len(nodes)} memory nodes: a service that spans them pays for distance (locality.cores)",
         )

@@ -10,6 +10,7 @@ import sys
 from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.results.doctor_finding import CheckedMachine, Doctor, Finding
 from latfix.runners.doctor.cpu import processor
+from latfix.runners.doctor.findings import untold
 from latfix.runners.doctor.gpu import gpu
 from latfix.runners.doctor.memory import memory
 from latfix.runners.doctor.privileges import limits
@@ -48,8 +49,6 @@ def examine(seconds: float) -> Doctor:
 
 
 def _not_linux() -> Finding:
-    return Finding(
-        id="processor.model",
-        state="unknown",
-        found=f"{platform.system()}: only Linux tells how processor, memory and control groups are set",
+    return untold(
+        "processor.model", f"{platform.system()}: only Linux tells how processor, memory and control groups are set"
     )

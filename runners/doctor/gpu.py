@@ -8,6 +8,7 @@ from typing import Any
 from latfix.profilers.gpu.nvml import CLOCK_REASONS
 from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused
 from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.findings import costs, missing, note, ok, untold
 from latfix.runners.host.cpu_topology import Cores, allowed_cores, cores_text, parse_cores
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.privileges import mib
@@ -39,18 +40,17 @@ def gpu(
     try:
         calls = live()
     except ImportError:
-        missing = Finding(
-            id="gpu.nvml",
-            state="missing",
-            found="nvidia-ml-py is not installed",
-            costs="clocks, memory and other processes on a GPU are not seen",
-            change="pip install nvidia-ml-py",
+        no_nvml = missing(
+            "gpu.nvml",
+            "nvidia-ml-py is not installed",
+            "clocks, memory and other processes on a GPU are not seen",
+            "pip install nvidia-ml-py",
         )
-        return bool(nodes or usable), [missing]
+        return bool(nodes or usable), [no_nvml]
     except NvmlRefused as error:
         if nodes or usable:
             return True, [_no_driver(nodes, error)]
-        return False, [Finding(id="gpu.none", state="note", found="no NVIDIA GPU: models run on the CPU")]
+        return False, [note("gpu.none", "no NVIDIA GPU: models run on the CPU")]
     try:
         count = _ask(calls, "DeviceGetCount") or 0
         found = list(_software(calls, torch, count))
@@ -63,12 +63,11 @@ def gpu(
 
 def _no_driver(nodes: list[str], error: NvmlRefused) -> Finding:
     seen = _many(len(nodes), "device file") if nodes else "torch finds a device"
-    return Finding(
-        id="gpu.nvml",
-        state="costs",
-        found=f"{seen}, and NVML does not answer: {error}",
-        costs="clocks, memory and other processes on a GPU are not seen",
-        change="in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    return costs(
+        "gpu.nvml",
+        f"{seen}, and NVML does not answer: {error}",
+        "clocks, memory and other processes on a GPU are not seen",
+        "in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     )
 
 
@@ -80,28 +79,21 @@ def _software(calls: NvmlCalls, torch: Mapping[str, Any], count: int) -> Iterato
     built = torch.get("built_for_cuda")
     found = f"{_many(count, 'device')}, driver {driver}{up_to}; " + (f"torch built for CUDA {built}" if built else "")
     if "error" in torch:
-        yield Finding(id="gpu.torch", state="unknown", found=found + "torch does not load")
+        yield untold("gpu.torch", found + "torch does not load")
     elif not built:
-        yield Finding(
-            id="gpu.torch",
-            state="costs",
-            found=found + "torch is built for the CPU alone",
-            costs="the GPU is not used",
-            change=_INSTALL_CUDA,
-        )
+        yield costs("gpu.torch", found + "torch is built for the CPU alone", "the GPU is not used", _INSTALL_CUDA)
     elif not torch["cuda"]:
         behind = newest and _version(newest)[0] < _version(built)[0]
-        yield Finding(
-            id="gpu.torch",
-            state="costs",
-            found=f"{found}, which finds no device",
-            costs="the GPU is not used",
-            change=f"a driver for CUDA {built}, or a build of torch for CUDA {newest}"
+        yield costs(
+            "gpu.torch",
+            f"{found}, which finds no device",
+            "the GPU is not used",
+            f"a driver for CUDA {built}, or a build of torch for CUDA {newest}"
             if behind
             else "see that CUDA_VISIBLE_DEVICES names a device, and that the container was given one (--gpus all)",
         )
     else:
-        yield Finding(id="gpu.torch", state="ok", found=found)
+        yield ok("gpu.torch", found)
 
 
 def _device(system: System, calls: NvmlCalls, device: int, cores: Cores, pid: int | None) -> Iterator[Finding]:
@@ -119,16 +111,15 @@ def _device(system: System, calls: NvmlCalls, device: int, cores: Cores, pid: in
 def _persistence(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
     on = _ask(calls, "DeviceGetPersistenceMode", device)
     if on is None:
-        yield _untold("gpu.persistence", f"{name}: persistence mode is not told")
+        yield untold("gpu.persistence", f"{name}: persistence mode is not told")
     elif on:
-        yield Finding(id="gpu.persistence", state="ok", found=f"{name}: persistence mode is on")
+        yield ok("gpu.persistence", f"{name}: persistence mode is on")
     else:
-        yield Finding(
-            id="gpu.persistence",
-            state="costs",
-            found=f"{name}: persistence mode is off",
-            costs="the driver leaves the device when its last program ends: the next start takes seconds longer",
-            change=f"sudo nvidia-smi -i {device} -pm 1",
+        yield costs(
+            "gpu.persistence",
+            f"{name}: persistence mode is off",
+            "the driver leaves the device when its last program ends: the next start takes seconds longer",
+            f"sudo nvidia-smi -i {device} -pm 1",
             causes=("cold.start",),
         )
 
@@ -139,51 +130,48 @@ def _clocks(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
     if reasons is None:
         reasons = _ask(calls, "DeviceGetCurrentClocksThrottleReasons", device)
     if now is None or most is None:
-        yield _untold("gpu.clocks", f"{name}: clocks are not told")
+        yield untold("gpu.clocks", f"{name}: clocks are not told")
         return
     said = [text for bit, text in CLOCK_REASONS.items() if (reasons or 0) & bit]
     found = f"{name}: {now} of {most} MHz now" + (f" ({', '.join(said)})" if said else "")
     held = (reasons or 0) & ~0x01
     if held:
-        yield Finding(
-            id="gpu.clocks",
-            state="costs",
-            found=found,
-            costs="kernels take longer by as much as the clock is lower, and differently from minute to minute",
-            change="power and cooling of the machine"
+        yield costs(
+            "gpu.clocks",
+            found,
+            "kernels take longer by as much as the clock is lower, and differently from minute to minute",
+            "power and cooling of the machine"
             if held & _NOT_ASKED_FOR
             else f"nvidia-smi -i {device} -q -d CLOCK shows the setting",
             causes=("gpu.clocks",),
         )
     elif now < most:
-        yield Finding(
-            id="gpu.clocks",
-            state="note",
-            found=found,
-            costs="clocks fall when the device is idle and take milliseconds to rise: first requests are slower",
-            change=f"sudo nvidia-smi -i {device} -lgc {most} (holds it there, at more power)",
+        yield note(
+            "gpu.clocks",
+            found,
+            "clocks fall when the device is idle and take milliseconds to rise: first requests are slower",
+            f"sudo nvidia-smi -i {device} -lgc {most} (holds it there, at more power)",
             causes=("gpu.clocks", "cold.start"),
         )
     else:
-        yield Finding(id="gpu.clocks", state="ok", found=found)
+        yield ok("gpu.clocks", found)
 
 
 def _power(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
     limit = _ask(calls, "DeviceGetEnforcedPowerLimit", device)
     usual = _ask(calls, "DeviceGetPowerManagementDefaultLimit", device)
     if limit is None or usual is None:
-        yield _untold("gpu.power", f"{name}: the power limit is not told")
+        yield untold("gpu.power", f"{name}: the power limit is not told")
     elif limit < usual:
-        yield Finding(
-            id="gpu.power",
-            state="costs",
-            found=f"{name}: power limit {limit / 1e3:g} W, {usual / 1e3:g} W by default",
-            costs="clocks are lowered under load to stay below it",
-            change=f"sudo nvidia-smi -i {device} -pl {usual / 1e3:g}",
+        yield costs(
+            "gpu.power",
+            f"{name}: power limit {limit / 1e3:g} W, {usual / 1e3:g} W by default",
+            "clocks are lowered under load to stay below it",
+            f"sudo nvidia-smi -i {device} -pl {usual / 1e3:g}",
             causes=("gpu.clocks",),
         )
     else:
-        yield Finding(id="gpu.power", state="ok", found=f"{name}: power limit {limit / 1e3:g} W")
+        yield ok("gpu.power", f"{name}: power limit {limit / 1e3:g} W")
 
 
 def _link(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
@@ -194,86 +182,81 @@ def _link(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
     )
     # A virtual machine may be told of no lanes at all.
     if None in (generation, most_generation, width, most_width) or not width:
-        yield _untold("gpu.link", f"{name}: the PCIe link is not told")
+        yield untold("gpu.link", f"{name}: the PCIe link is not told")
         return
     found = f"{name}: PCIe generation {generation} of {most_generation}, {width} of {most_width} lanes"
     if width < most_width:
-        yield Finding(
-            id="gpu.link",
-            state="costs",
-            found=found,
-            costs=f"copies to and from the device take {most_width / width:g} times as long as they need",
-            change="another slot, riser or cable; then see that the machine's firmware gives the slot all its lanes",
+        yield costs(
+            "gpu.link",
+            found,
+            f"copies to and from the device take {most_width / width:g} times as long as they need",
+            "another slot, riser or cable; then see that the machine's firmware gives the slot all its lanes",
             causes=("transfer.copy",),
         )
     elif generation < most_generation:
-        yield Finding(
-            id="gpu.link",
-            state="note",
-            found=found,
-            costs="an idle link is slowed to save power; where it stays so under load, copies take longer",
-            change=f"look again under load: nvidia-smi -i {device} -q -d PCIE",
+        yield note(
+            "gpu.link",
+            found,
+            "an idle link is slowed to save power; where it stays so under load, copies take longer",
+            f"look again under load: nvidia-smi -i {device} -q -d PCIE",
             causes=("transfer.copy",),
         )
     else:
-        yield Finding(id="gpu.link", state="ok", found=found)
+        yield ok("gpu.link", found)
 
 
 def _partition(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
     mode = _ask(calls, "DeviceGetMigMode", device)
     if mode is None:
-        yield _untold("gpu.mig", f"{name}: has no multi-instance mode", state="note")
+        yield note("gpu.mig", f"{name}: has no multi-instance mode")
     elif mode[0]:
-        yield Finding(
-            id="gpu.mig",
-            state="note",
-            found=f"{name}: is divided into instances (MIG)",
-            costs="an instance has a part of the processors and of the memory's rate; some readings are refused",
+        yield note(
+            "gpu.mig",
+            f"{name}: is divided into instances (MIG)",
+            "an instance has a part of the processors and of the memory's rate; some readings are refused",
         )
     else:
-        yield Finding(id="gpu.mig", state="ok", found=f"{name}: is one whole (MIG is off)")
+        yield ok("gpu.mig", f"{name}: is one whole (MIG is off)")
 
 
 def _ecc(calls: NvmlCalls, device: int, name: str) -> Iterator[Finding]:
     mode = _ask(calls, "DeviceGetEccMode", device)
     if mode is None:
-        yield _untold("gpu.ecc", f"{name}: error correction is not told")
+        yield untold("gpu.ecc", f"{name}: error correction is not told")
         return
     errors = _ask(calls, "DeviceGetTotalEccErrors", device, _UNCORRECTED, _VOLATILE) or 0
     rows = _ask(calls, "DeviceGetRemappedRows", device)
     pending = bool(rows and rows[2])
     found = f"{name}: error correction is {'on' if mode[0] else 'off'}, {errors} uncorrected errors since the start"
     if errors or pending:
-        yield Finding(
-            id="gpu.ecc",
-            state="costs",
-            found=found + ("; memory rows wait to be replaced" if pending else ""),
-            costs="programs that touch the memory are ended; the device may be failing",
-            change=f"nvidia-smi -i {device} -q -d ECC,ROW_REMAPPER; a reset of the device replaces rows",
+        yield costs(
+            "gpu.ecc",
+            found + ("; memory rows wait to be replaced" if pending else ""),
+            "programs that touch the memory are ended; the device may be failing",
+            f"nvidia-smi -i {device} -q -d ECC,ROW_REMAPPER; a reset of the device replaces rows",
         )
     else:
-        yield Finding(id="gpu.ecc", state="ok", found=found)
+        yield ok("gpu.ecc", found)
 
 
 def _others(calls: NvmlCalls, device: int, name: str, pid: int | None) -> Iterator[Finding]:
     found = _ask(calls, "DeviceGetComputeRunningProcesses", device)
     if found is None:
-        yield _untold("gpu.processes", f"{name}: its processes are not told")
+        yield untold("gpu.processes", f"{name}: its processes are not told")
         return
     others = [one for one in found if one["pid"] != pid]
     if not others:
-        yield Finding(id="gpu.processes", state="ok", found=f"{name}: no process computes on it")
+        yield ok("gpu.processes", f"{name}: no process computes on it")
         return
     told = ", ".join(
         f"{one['pid']}" + (f" ({mib(one['usedGpuMemory'])})" if isinstance(one["usedGpuMemory"], int) else "")
         for one in others[:8]
     )
-    yield Finding(
-        id="gpu.processes",
-        state="costs",
-        found=f"{name}: used by {_many(len(others), 'other process')}: {told}",
-        costs="kernels of several processes take turns: each waits for up to a time slice of the other's",
-        change="stop them, give each a device of its own (CUDA_VISIBLE_DEVICES), or divide the device (MIG, MPS)",
+    yield costs(
+        "gpu.processes",
+        f"{name}: used by {_many(len(others), 'other process')}: {told}",
+        "kernels of several processes take turns: each waits for up to a time slice of the other's",
+        "stop them, give each a device of its own (CUDA_VISIBLE_DEVICES), or divide the device (MIG, MPS)",
         causes=("gpu.contention",),
     )
 
@@ -289,20 +272,15 @@ def _node(system: System, calls: NvmlCalls, device: int, name: str, cores: Cores
     near = set(parse_cores(local))
     far = [core for core in cores if core not in near]
     if not far:
-        yield Finding(id="gpu.node", state="ok", found=f"{name}: on the memory node of all usable cores ({local})")
+        yield ok("gpu.node", f"{name}: on the memory node of all usable cores ({local})")
         return
-    yield Finding(
-        id="gpu.node",
-        state="costs",
-        found=f"{name}: near cores {local}; cores {cores_text(far)} are on another memory node",
-        costs="copies that start there cross between processors: slower, and differently from request to request",
-        change=f"numactl --cpunodebind=N --membind=N, or taskset -c {local}",
+    yield costs(
+        "gpu.node",
+        f"{name}: near cores {local}; cores {cores_text(far)} are on another memory node",
+        "copies that start there cross between processors: slower, and differently from request to request",
+        f"numactl --cpunodebind=N --membind=N, or taskset -c {local}",
         causes=("transfer.copy", "host.slowdown"),
     )
-
-
-def _untold(identity: str, found: str, state: Any = "unknown") -> Finding:
-    return Finding(id=identity, state=state, found=found)
 
 
 def _ask(calls: NvmlCalls, function: str, *arguments: int) -> Any:

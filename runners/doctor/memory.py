@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.findings import costs, missing, note, ok, untold
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.malloc_libraries import ALLOCATORS, Allocator, loaded_allocator, preload_name
 from latfix.runners.host.privileges import mib
@@ -32,7 +33,7 @@ def _room(system: System) -> Finding:
     info = system.fields("/proc/meminfo")
     total, available = info.get("MemTotal", 0) * 1024, info.get("MemAvailable", 0) * 1024
     if not total:
-        return Finding(id="memory.room", state="unknown", found="this system shows no /proc/meminfo")
+        return untold("memory.room", "this system shows no /proc/meminfo")
     found = f"{mib(available)} of {mib(total)} available"
     groups = ControlGroups(system.root)
     limit, used = groups.memory_limit(), groups.memory_used() or 0
@@ -41,13 +42,12 @@ def _room(system: System) -> Finding:
         found += f"; the control group allows {mib(limit)}, {mib(used)} are used"
         left, whole = min(available, max(limit - used, 0)), limit
     if left >= _SCARCE * whole:
-        return Finding(id="memory.room", state="ok", found=found)
-    return Finding(
-        id="memory.room",
-        state="costs",
-        found=found,
-        costs="allocations wait while the kernel reclaims pages, and the service may be killed",
-        change="stop other programs, or raise the limit: docker update --memory, resources.limits.memory",
+        return ok("memory.room", found)
+    return costs(
+        "memory.room",
+        found,
+        "allocations wait while the kernel reclaims pages, and the service may be killed",
+        "stop other programs, or raise the limit: docker update --memory, resources.limits.memory",
         causes=("memory.page_faults",),
     )
 
@@ -55,20 +55,17 @@ def _room(system: System) -> Finding:
 def _pressure(system: System) -> Finding:
     waiting = system.pressure("/proc/pressure/memory", "some")
     if waiting is None:
-        return Finding(
-            id="memory.pressure",
-            state="unknown",
-            found="the kernel does not show memory pressure (psi=1 on its command line would turn it on)",
+        return untold(
+            "memory.pressure", "the kernel does not show memory pressure (psi=1 on its command line would turn it on)"
         )
     found = f"in {waiting:.1%} of the last minute something waited for memory"
     if waiting < _PRESSURE_SHARE:
-        return Finding(id="memory.pressure", state="ok", found=found)
-    return Finding(
-        id="memory.pressure",
-        state="costs",
-        found=found,
-        costs="pages are reclaimed and read back while requests wait",
-        change="more memory for the service, or less beside it",
+        return ok("memory.pressure", found)
+    return costs(
+        "memory.pressure",
+        found,
+        "pages are reclaimed and read back while requests wait",
+        "more memory for the service, or less beside it",
         causes=("memory.page_faults",),
     )
 
@@ -76,15 +73,14 @@ def _pressure(system: System) -> Finding:
 def _swap(system: System) -> Finding:
     lines = (system.text("/proc/swaps") or "").splitlines()[1:]
     if not lines:
-        return Finding(id="memory.swap", state="ok", found="no swap")
+        return ok("memory.swap", "no swap")
     used = sum(int(words[3]) for line in lines if len(words := line.split()) > 3 and words[3].isdigit()) * 1024
     swappiness = system.number("/proc/sys/vm/swappiness")
-    return Finding(
-        id="memory.swap",
-        state="costs",
-        found=f"swap is on ({mib(used)} in use, swappiness {'unknown' if swappiness is None else swappiness})",
-        costs="a page of the model that was not used for a while is read back from disk in the middle of a request",
-        change="sudo swapoff -a, or memory.swap.max=0 for the service's control group (MemorySwapMax=0)",
+    return costs(
+        "memory.swap",
+        f"swap is on ({mib(used)} in use, swappiness {'unknown' if swappiness is None else swappiness})",
+        "a page of the model that was not used for a while is read back from disk in the middle of a request",
+        "sudo swapoff -a, or memory.swap.max=0 for the service's control group (MemorySwapMax=0)",
         causes=("memory.page_faults", "cold.start"),
     )
 
@@ -92,41 +88,34 @@ def _swap(system: System) -> Finding:
 def _huge_pages(system: System) -> Finding:
     mode, defrag = system.chosen(f"{_THP}/enabled"), system.chosen(f"{_THP}/defrag")
     if mode is None:
-        return Finding(
-            id="memory.huge_pages",
-            state="unknown",
-            found="the kernel shows no transparent huge pages",
-        )
+        return untold("memory.huge_pages", "the kernel shows no transparent huge pages")
     found = f"transparent huge pages: {mode}, defrag {defrag or 'unknown'}"
     if mode == "never":
-        return Finding(
-            id="memory.huge_pages",
-            state="costs",
-            found=found,
-            costs="512 times as many page faults for large buffers; the fix memory.huge_pages cannot help",
-            change=f"echo madvise | sudo tee {_THP}/enabled",
+        return costs(
+            "memory.huge_pages",
+            found,
+            "512 times as many page faults for large buffers; the fix memory.huge_pages cannot help",
+            f"echo madvise | sudo tee {_THP}/enabled",
             causes=("memory.page_faults",),
         )
     if mode == "always" and defrag == "always":
-        return Finding(
-            id="memory.huge_pages",
-            state="costs",
-            found=found,
-            costs="a page fault may compact memory first, for milliseconds",
-            change=f"echo defer+madvise | sudo tee {_THP}/defrag",
+        return costs(
+            "memory.huge_pages",
+            found,
+            "a page fault may compact memory first, for milliseconds",
+            f"echo defer+madvise | sudo tee {_THP}/defrag",
             causes=("memory.page_faults",),
         )
-    return Finding(id="memory.huge_pages", state="ok", found=found)
+    return ok("memory.huge_pages", found)
 
 
 def _reclaim(system: System) -> Iterator[Finding]:
     if system.number("/proc/sys/vm/zone_reclaim_mode"):
-        yield Finding(
-            id="memory.zone_reclaim",
-            state="costs",
-            found="zone_reclaim_mode is on: a full memory node drops cached pages before it takes another one's",
-            costs="an allocation stands still while pages are reclaimed although memory is free elsewhere",
-            change="sudo sysctl vm.zone_reclaim_mode=0",
+        yield costs(
+            "memory.zone_reclaim",
+            "zone_reclaim_mode is on: a full memory node drops cached pages before it takes another one's",
+            "an allocation stands still while pages are reclaimed although memory is free elsewhere",
+            "sudo sysctl vm.zone_reclaim_mode=0",
             causes=("memory.page_faults",),
         )
 
@@ -135,12 +124,11 @@ def _allocator() -> Finding:
     name = loaded_allocator()
     version = glibc_version()
     if name != "glibc":
-        return Finding(id="memory.allocator", state="note", found=f"malloc is {name}'s")
+        return note("memory.allocator", f"malloc is {name}'s")
     said = f" {version[0]}.{version[1]}" if version else ""
-    return Finding(
-        id="memory.allocator",
-        state="note",
-        found=f"malloc is glibc's{said}: by default it gives large freed blocks back to the kernel at once, and the "
+    return note(
+        "memory.allocator",
+        f"malloc is glibc's{said}: by default it gives large freed blocks back to the kernel at once, and the "
         "next request faults them in again (memory.allocator keeps them)",
     )
 
@@ -148,12 +136,11 @@ def _allocator() -> Finding:
 def _preload(allocator: Allocator) -> Finding:
     where = preload_name(allocator)
     if where:
-        return Finding(id=f"memory.{allocator.name}", state="ok", found=f"{allocator.name} is installed ({where})")
+        return ok(f"memory.{allocator.name}", f"{allocator.name} is installed ({where})")
     package = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}[allocator.name]
-    return Finding(
-        id=f"memory.{allocator.name}",
-        state="missing",
-        found=f"{allocator.name} is not installed",
-        costs=f"latfix optimize cannot try memory.{allocator.name}",
-        change=f"sudo apt-get install {package}",
+    return missing(
+        f"memory.{allocator.name}",
+        f"{allocator.name} is not installed",
+        f"latfix optimize cannot try memory.{allocator.name}",
+        f"sudo apt-get install {package}",
     )

@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.findings import costs, missing, note, ok
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
 
@@ -87,53 +88,41 @@ def software(torch: Mapping[str, Any], *, gpu: bool) -> Iterator[Finding]:
 def _python() -> Finding:
     lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     said = "one thread at a time runs Python" if lock else "threads run Python side by side"
-    return Finding(
-        id="software.python",
-        state="note",
-        found=f"{platform.python_implementation()} {platform.python_version()}: {said}",
-    )
+    return note("software.python", f"{platform.python_implementation()} {platform.python_version()}: {said}")
 
 
 def _torch(facts: Mapping[str, Any]) -> Finding:
     if "error" in facts:
-        return Finding(
-            id="software.torch",
-            state="missing",
-            found=f"torch does not load: {facts['error']}",
-            costs="nothing can be replayed",
-            change="pip install --force-reinstall torch",
+        return missing(
+            "software.torch",
+            f"torch does not load: {facts['error']}",
+            "nothing can be replayed",
+            "pip install --force-reinstall torch",
         )
     built = f"built for CUDA {facts['built_for_cuda']}" if facts["built_for_cuda"] else "built for the CPU alone"
     vectors = "" if facts["mkldnn"] else ", without oneDNN"
     if "cudnn_error" in facts:
-        return Finding(
-            id="software.torch",
-            state="costs",
-            found=f"torch {facts['version']}, {built}, does not take the cuDNN that it finds: {facts['cudnn_error']}",
-            costs="convolutions and attention on the GPU fail",
-            change="start without the folder of the other cuDNN in LD_LIBRARY_PATH, or pip install --force-reinstall "
+        return costs(
+            "software.torch",
+            f"torch {facts['version']}, {built}, does not take the cuDNN that it finds: {facts['cudnn_error']}",
+            "convolutions and attention on the GPU fail",
+            "start without the folder of the other cuDNN in LD_LIBRARY_PATH, or pip install --force-reinstall "
             "torch with the packages that it asks for",
         )
-    return Finding(
-        id="software.torch",
-        state="ok" if facts["mkldnn"] else "costs",
-        found=f"torch {facts['version']}, {built}, vectors of {facts['cpu_capability']}{vectors}, "
-        f"{facts['threads']} threads an operator",
-        costs="" if facts["mkldnn"] else "matrix products of int8 and bfloat16 run on slow paths",
-        change="" if facts["mkldnn"] else "install a build of torch with oneDNN",
-    )
+    threads = f"{facts['threads']} threads an operator"
+    found = f"torch {facts['version']}, {built}, vectors of {facts['cpu_capability']}{vectors}, {threads}"
+    if facts["mkldnn"]:
+        return ok("software.torch", found)
+    slow = "matrix products of int8 and bfloat16 run on slow paths"
+    return costs("software.torch", found, slow, "install a build of torch with oneDNN")
 
 
 def _compiler() -> Finding:
     why = compiler_missing()
     if not why:
-        return Finding(id="software.compiler", state="ok", found="a C++ compiler for torch.compile")
-    return Finding(
-        id="software.compiler",
-        state="missing",
-        found=why,
-        costs="latfix optimize cannot try fuse.compile on the CPU",
-        change="sudo apt-get install g++",
+        return ok("software.compiler", "a C++ compiler for torch.compile")
+    return missing(
+        "software.compiler", why, "latfix optimize cannot try fuse.compile on the CPU", "sudo apt-get install g++"
     )
 
 
@@ -143,11 +132,5 @@ def _part(part: Part) -> Finding:
             version = " " + metadata.version(part.package)
         except metadata.PackageNotFoundError:
             version = ""
-        return Finding(id=part.id, state="ok", found=f"{part.package}{version}")
-    return Finding(
-        id=part.id,
-        state="missing",
-        found=f"{part.package} is not installed",
-        costs=f"without it: no {part.gives}",
-        change=part.install,
-    )
+        return ok(part.id, f"{part.package}{version}")
+    return missing(part.id, f"{part.package} is not installed", f"without it: no {part.gives}", part.install)

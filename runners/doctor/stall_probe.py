@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from latfix.formatting import milliseconds, share
 from latfix.results.doctor_finding import Finding
+from latfix.runners.doctor.findings import costs, ok, untold
 
 #: Reading the clock in a loop takes a tenth of a microsecond; a gap above this is no part of it.
 _GAP_NS = 100_000
@@ -81,38 +82,36 @@ def _interruptions(seen: Standstill) -> Finding:
     longest, total = int(seen.gaps_ns.max(initial=0)), int(seen.gaps_ns.sum())
     looked = f"{seen.looked_ns / 1e9:.2g} s of reading the clock"
     if not len(seen.gaps_ns):
-        return Finding(id="measured.interruptions", state="ok", found=f"{looked}: no gap above 0.1 ms")
+        return ok("measured.interruptions", f"{looked}: no gap above 0.1 ms")
     found = (
         f"{looked}: it stood still {len(seen.gaps_ns)} times for more than 0.1 ms, at most "
         f"{milliseconds(longest / 1e6)}, {share(total / seen.looked_ns)} of the time"
     )
     if longest < _LONG_NS:
-        return Finding(id="measured.interruptions", state="ok", found=found)
-    return Finding(
-        id="measured.interruptions",
-        state="costs",
-        found=found,
-        costs=f"up to {milliseconds(longest / 1e6)} on a request that computes then, and on those behind it",
-        change="see processor.steal, processor.load and processor.quota for who took the core",
+        return ok("measured.interruptions", found)
+    return costs(
+        "measured.interruptions",
+        found,
+        f"up to {milliseconds(longest / 1e6)} on a request that computes then, and on those behind it",
+        "see processor.steal, processor.load and processor.quota for who took the core",
         causes=("host.contention", "host.steal", "host.slowdown"),
     )
 
 
 def _wake_ups(seen: Standstill) -> Finding:
     if not len(seen.late_ns):
-        return Finding(id="measured.wake_ups", state="unknown", found="no time to sleep")
+        return untold("measured.wake_ups", "no time to sleep")
     middle, high = (float(np.quantile(seen.late_ns, q)) for q in (0.5, 0.99))
     found = (
         f"{len(seen.late_ns)} sleeps of 1 ms: woken {milliseconds(middle / 1e6)} late in the median, "
         f"{milliseconds(high / 1e6)} at p99"
     )
     if high < _LONG_NS:
-        return Finding(id="measured.wake_ups", state="ok", found=found)
-    return Finding(
-        id="measured.wake_ups",
-        state="costs",
-        found=found,
-        costs="requests are sent, and batches are closed, as much too late",
-        change="see processor.steal, processor.load and processor.idle_states",
+        return ok("measured.wake_ups", found)
+    return costs(
+        "measured.wake_ups",
+        found,
+        "requests are sent, and batches are closed, as much too late",
+        "see processor.steal, processor.load and processor.idle_states",
         causes=("observer", "batching.window"),
     )

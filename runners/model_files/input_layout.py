@@ -3,7 +3,6 @@ of the others, its type and its values."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from latfix.config.model_input_rules import BATCH, FLOATS, WHOLE, InputRule, is_batch
 from latfix.errors import InputError, input_error
+from latfix.formatting import did_you_mean
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 from latfix.traffic.feature_expressions import Expression
 
@@ -127,8 +127,7 @@ def _check_names(model: OpenedModel, rules: Mapping[str, InputRule]) -> None:
     names = [given.name for given in model.inputs]
     for name, rule in rules.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else "remove it"
+            advice = did_you_mean(name, names, "remove it")
             expected = f"one of {model.file.name}'s: {', '.join(names)}"
             raise InputError(f"{rule.where}: found input {name!r}; expected {expected}; {advice}")
 

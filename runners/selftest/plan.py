@@ -5,6 +5,7 @@ Thresholds of the diagnosis are tuned on seeds below :data:`HELD_OUT` only; a se
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from latfix.errors import InputError
@@ -74,10 +75,9 @@ def plan_cases(*, quick: bool, causes: Sequence[str] = (), seed: int = HELD_OUT,
     """
     check_causes(causes)
     obstacles = not_injectable()
-    listed = list(_quick(causes)) if quick else list(_full())
     chosen = [
         (recipes, intensity)
-        for recipes, intensity in listed
+        for recipes, intensity in (_quick(causes) if quick else _full())
         if not any(RECIPES[name].cause in obstacles and RECIPES[name].obstacle() for name in recipes)
         and (not causes or any(RECIPES[name].cause in causes for name in recipes))
     ]
@@ -106,13 +106,11 @@ def check_causes(causes: Sequence[str]) -> None:
 
 def not_injectable() -> dict[str, str]:
     """By cause, why no recipe for it works on this machine."""
-    reasons: dict[str, str] = dict(NOT_INJECTABLE)
-    by_cause: dict[str, list[str]] = {}
+    by_cause: dict[str, list[str]] = defaultdict(list)
     for recipe in RECIPES.values():
         if recipe.cause:
-            by_cause.setdefault(recipe.cause, []).append(recipe.obstacle())
-    reasons.update({cause: found[0] for cause, found in by_cause.items() if all(found)})
-    return reasons
+            by_cause[recipe.cause].append(recipe.obstacle())
+    return {**NOT_INJECTABLE, **{cause: found[0] for cause, found in by_cause.items() if all(found)}}
 
 
 def estimate_s(cases: Sequence[Case]) -> float:
@@ -121,15 +119,10 @@ def estimate_s(cases: Sequence[Case]) -> float:
 
 
 def _full() -> Iterator[tuple[tuple[str, ...], Intensity]]:
+    alone = [(name,) for name in (*SINGLE, *UNLISTED)]
     for intensity in INTENSITIES:
-        for name in SINGLE:
-            yield (name,), intensity
-        for name in UNLISTED:
-            yield (name,), intensity
-        for mix in MIXES:
-            yield mix, intensity
-        for name in QUIET:
-            yield (name,), intensity
+        for recipes in (*alone, *MIXES, *((name,) for name in QUIET)):
+            yield recipes, intensity
 
 
 def _quick(causes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Intensity]]:
@@ -144,7 +137,4 @@ def _quick(causes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Intensity]]
 
 def by_group(cases: Sequence[Case]) -> Mapping[Group, int]:
     """How many cases there are of each group."""
-    counts: dict[Group, int] = {}
-    for case in cases:
-        counts[case.group] = counts.get(case.group, 0) + 1
-    return counts
+    return Counter(case.group for case in cases)

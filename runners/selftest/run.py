@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -17,7 +18,6 @@ from latfix.profilers.diagnose import diagnose
 from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.run_session import Interrupted
-from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import read_faults
 from latfix.runners.selftest.ground_truth import find_truth
@@ -44,14 +44,7 @@ def score_kept(kept: Kept) -> CaseScore:
 
 
 def run_selftest(
-    cases: Sequence[Case],
-    out: Path,
-    *,
-    keep: bool,
-    seed: int,
-    quick: bool,
-    on_case: OnCase,
-    on_event: OnEvent | None = None,
+    cases: Sequence[Case], out: Path, *, keep: bool, seed: int, quick: bool, on_case: OnCase
 ) -> Scoreboard:
     """Replay and score every case; Ctrl-C ends it early with what was scored so far.
 
@@ -62,18 +55,15 @@ def run_selftest(
     use = ProcessorUse()
     scores: list[CaseScore] = []
     pace: Pace | None = None
-    try:
+    with contextlib.suppress(KeyboardInterrupt, Interrupted):  # the scoreboard says that it is not whole
         pace = measure_pace()
         for place, case in enumerate(cases):
             on_case(place, len(cases), case, None)
-            kept = run_case(case, out, pace, on_event=on_event)
-            score = score_kept(kept)
-            scores.append(score)
+            kept = run_case(case, out, pace)
+            scores.append(score_kept(kept))
             if not keep:
                 shutil.rmtree(kept.folder)
-            on_case(place, len(cases), case, score)
-    except (KeyboardInterrupt, Interrupted):
-        pass  # the scoreboard says that it is not whole
+            on_case(place, len(cases), case, scores[-1])
     return make_scoreboard(
         scores,
         planned=len(cases),
@@ -97,13 +87,11 @@ def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
         raise InputError(f"{folder}: found no {CASE_FILE}; expected what latfix selftest --out kept")
     scores: list[CaseScore] = []
     kept = [load_kept(each) for each in found]
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         for place, each in enumerate(kept):
             on_case(place, len(kept), each.case, None)
             scores.append(score_kept(each))
             on_case(place, len(kept), each.case, scores[-1])
-    except KeyboardInterrupt:
-        pass
     return make_scoreboard(
         scores,
         planned=len(kept),

@@ -26,7 +26,6 @@ from latfix.errors import InputError, LatfixError
 from latfix.files.atomic_write import write_json
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.run_session import Replay, run
-from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.selftest.case import CLEAN_START, INTENSITIES, ITEMS, Case, Draft, steady_gaps
 from latfix.runners.selftest.faults.cpu_hogs import Hogs
 from latfix.runners.selftest.faults.cpu_quota import Quota
@@ -135,7 +134,7 @@ def draft_case(case: Case, typical_ms: float) -> Draft:
     return draft
 
 
-def run_case(case: Case, out: Path, pace: Pace, *, on_event: OnEvent | None = None) -> Kept:
+def run_case(case: Case, out: Path, pace: Pace) -> Kept:
     """Replay a case in a process of its own and keep it in ``out/<id>``.
 
     :raises LatfixError: the runner failed, or the folder cannot be written.
@@ -163,8 +162,6 @@ def run_case(case: Case, out: Path, pace: Pace, *, on_event: OnEvent | None = No
             if event["event"] == "status" and event["at_ns"] > 0:
                 for start in starts:
                     start()
-            if on_event is not None:
-                on_event(event)
 
         run(kept.record, replay, on_event=heard)
     kept = replace(kept, neighbors=use.neighbors())

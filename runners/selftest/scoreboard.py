@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.results.selftest_scoreboard import CaseScore, CauseScore, Measure, Scoreboard, Share
@@ -102,16 +103,24 @@ def _tops(cases: Sequence[CaseScore], group: str) -> Share:
     return share(case.top_right for case in cases if case.group == group and case.top_right is not None)
 
 
+def _measure(
+    id: str,
+    words: str,
+    bar: str,
+    count: int,
+    value: float | None,
+    met: Callable[[float], bool | None],
+    *,
+    interval: tuple[float, float] | None = None,
+    unit: Literal["share", "ms", "ns"] = "share",
+) -> Measure:
+    """:param met: of a value; not asked where there is none."""
+    verdict = None if value is None else met(value)
+    return Measure(id=id, words=words, value=value, interval=interval, count=count, bar=bar, met=verdict, unit=unit)
+
+
 def _of_cases(id: str, words: str, found: Share, bar: str, met: Callable[[float], bool | None]) -> Measure:
-    return Measure(
-        id=id,
-        words=words,
-        value=found.value,
-        interval=found.ci95 if found.of else None,
-        count=found.of,
-        bar=bar,
-        met=None if found.value is None else met(found.value),
-    )
+    return _measure(id, words, bar, found.of, found.value, met, interval=found.ci95 if found.of else None)
 
 
 def _at_least(id: str, words: str, found: Share, bar: float) -> Measure:
@@ -124,61 +133,38 @@ def _alarms(found: Share) -> Measure:
 
 
 def _coverage(found: Share) -> Measure:
+    """Of intervals; a few that all hold the truth cannot tell."""
     low, high = COVERAGE
-    bar = f"{100 * low:g}–{100 * high:g} %"
-    return _of_cases("coverage", "intervals that hold the truth", found, bar, lambda _: _covers(found))
 
+    def met(value: float) -> bool | None:
+        return None if value > high and found.of < _FEW_INTERVALS else low <= value <= high
 
-def _covers(found: Share) -> bool | None:
-    """Whether the share is within the bar; a few intervals that all hold the truth cannot tell."""
-    if found.value is None or (found.value > COVERAGE[1] and found.of < _FEW_INTERVALS):
-        return None
-    return COVERAGE[0] <= found.value <= COVERAGE[1]
+    return _of_cases("coverage", "intervals that hold the truth", found, f"{100 * low:g}–{100 * high:g} %", met)
 
 
 def _request_errors(cases: Sequence[CaseScore]) -> Measure:
     """The median over cases of the median error, met where half the requests are within what is allowed."""
     errors = [case.errors for case in cases if case.errors is not None and case.group != "unlisted"]
-    count = sum(each.count for each in errors)
-    medians = sorted(each.median_ms for each in errors)
-    return Measure(
-        id="request_error",
-        words="error of a request, median",
-        value=medians[len(medians) // 2] if medians else None,
-        interval=None,
-        count=count,
-        bar="≤ 0.1 ms or 5 %",
-        met=2 * sum(each.within for each in errors) >= count if count else None,
-        unit="ms",
+    count, within = sum(each.count for each in errors), sum(each.within for each in errors)
+    median = statistics.median_high(each.median_ms for each in errors) if errors else None
+    bar = "≤ 0.1 ms or 5 %"
+    return _measure(
+        "request_error", "error of a request, median", bar, count, median, lambda _: 2 * within >= count, unit="ms"
     )
 
 
 def _unlisted(cases: Sequence[CaseScore]) -> Measure:
-    found = sorted(case.unexplained for case in cases if case.unexplained is not None)
-    value = sum(found) / len(found) if found else None
-    return Measure(
-        id="unlisted",
-        words="unlisted left unexplained",
-        value=value,
-        interval=None,
-        count=len(found),
-        bar=f"≥ {100 * UNEXPLAINED_SHARE:g} %",
-        met=None if value is None else value >= UNEXPLAINED_SHARE,
-    )
+    found = [case.unexplained for case in cases if case.unexplained is not None]
+    value = statistics.fmean(found) if found else None
+    bar = f"≥ {100 * UNEXPLAINED_SHARE:g} %"
+    words = "unlisted left unexplained"
+    return _measure("unlisted", words, bar, len(found), value, lambda mean: mean >= UNEXPLAINED_SHARE)
 
 
 def _conservation(cases: Sequence[CaseScore]) -> Measure:
-    worst = max((case.conservation_ns for case in cases), default=None)
-    return Measure(
-        id="conservation",
-        words="largest gap of a ledger",
-        value=None if worst is None else float(worst),
-        interval=None,
-        count=len(cases),
-        bar="0 ns",
-        met=None if worst is None else worst == 0,
-        unit="ns",
-    )
+    worst = max((float(case.conservation_ns) for case in cases), default=None)
+    words = "largest gap of a ledger"
+    return _measure("conservation", words, "0 ns", len(cases), worst, lambda gap: gap == 0, unit="ns")
 
 
 def weak_causes(causes: Sequence[CauseScore]) -> list[str]:

@@ -33,6 +33,7 @@ COMMANDS = (
         "backends",
         "history",
         "schema",
+        "export-plan",
         "traffic",
     ),
 )
@@ -131,6 +132,8 @@ def test_every_command_says_what_it_does(command: str, cli: Cli) -> None:
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
     assert f" {command} " in out and "--help" in out
+    first = " ".join(out.split("\n\n")[1].split()).partition(".")[0]
+    assert module.COMMANDS[command][1] == f"{first}.", "the line of the command in latfix --help"
 
 
 @pytest.mark.parametrize(

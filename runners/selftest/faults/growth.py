@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
@@ -31,14 +30,7 @@ class Growth:
         self._cached: dict[str, list[float]] = {}
         self._served = 0
         self._lock = threading.Lock()
-        makers: dict[str, Callable[[str], Done]] = {
-            "memory": self._memory,
-            "cache": self._cache,
-            "sessions": self._sessions,
-            "unknown": self._unknown,
-            "shift": self._shift,
-        }
-        self._grow = makers[kind]
+        self._kind = kind
         self._blocks: list[Any] = []
         self._block = _block_for(most_ms / self._requests) if kind == "memory" else 0
 
@@ -46,12 +38,22 @@ class Growth:
         """One request's share."""
         with self._lock:
             self._served += 1
-            return self._grow(session)
+            if self._kind == "memory":
+                return self._read_all()
+            return self._work(self._most_ms * min(self._share(session), 1.0))
 
-    def _part(self, share: float) -> Done:
-        return self._work(self._most_ms * min(share, 1.0))
+    def _share(self, session: str) -> float:
+        """How old the service is, from 0 to 1 and beyond."""
+        if self._kind == "cache":  # one more entry, never evicted, and a look at every entry
+            self._cached[f"{session}/{self._served}"] = [self._served + 1 / k for k in range(1, _ENTRY + 1)]
+            return len(self._cached) / self._requests
+        if self._kind == "sessions":  # work for every session ever seen: it grows with them, not with requests
+            self._seen.add(session)
+            return 2.0 * len(self._seen) / self._requests
+        share = self._served / self._requests
+        return float(share > 0.5) if self._kind == "shift" else share
 
-    def _memory(self, _session: str) -> Done:
+    def _read_all(self) -> Done:
         """One more buffer is kept, and all of them are read."""
         import numpy as np
 
@@ -60,23 +62,6 @@ class Growth:
         for block in self._blocks:
             block.sum()
         return watch.stop()
-
-    def _cache(self, session: str) -> Done:
-        """One more entry, never evicted, and a look at every entry."""
-        self._cached[f"{session}/{self._served}"] = [self._served + 1 / k for k in range(1, _ENTRY + 1)]
-        return self._part(len(self._cached) / self._requests)
-
-    def _sessions(self, session: str) -> Done:
-        """Work for every session ever seen: it grows when sessions do, not with requests."""
-        self._seen.add(session)
-        return self._part(2.0 * len(self._seen) / self._requests)
-
-    def _unknown(self, _session: str) -> Done:
-        return self._part(self._served / self._requests)
-
-    def _shift(self, _session: str) -> Done:
-        """Nothing in the first half, all of it in the second."""
-        return self._part(float(self._served > self._requests / 2))
 
 
 def _block_for(ms: float) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import queue
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -137,98 +138,82 @@ def _address(mapping: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
 
 
-class HeapGrowth:
-    """Fresh blocks from a heap that has none, their pages touched; given back and trimmed after the request.
+class HeapBlocks:
+    """Blocks that a heap grows for, their pages touched; given back on a thread of its own after the request."""
 
-    Growth and trimming within one unit of work would cancel out in what a process can say of its memory.
-    """
+    _SIZE: int
+    #: Blocks by which the price of one is measured, and how many one fault takes at least and at most.
+    _MEASURED, _LEAST, _MOST = 0, 0, 0
+    _KEPT_S: float
+    _TRIMMED = False
 
-    _BLOCK = 4 << 20
-    _MOST_BLOCKS = 128
-
-    def __init__(self) -> None:
-        self._heap = Heap()
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
         self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         rounds = []
         for _ in range(5):
             held: list[int] = []
-            rounds.append(self._grow(4, held).ns / 4)
+            rounds.append(self._grow(self._MEASURED, held).ns / self._MEASURED)
             self._give_back(held)
         self._block_ns = sorted(rounds)[2]
-        threading.Thread(target=self._trim, name="heap-trimmer", daemon=True).start()
+        threading.Thread(target=self._give_back_later, name="heap-trimmer", daemon=True).start()
 
     def __call__(self, ms: float) -> Done:
         """Grow the heap for about ``ms``."""
         held: list[int] = []
-        done = self._grow(min(max(1, round(ms * 1e6 / self._block_ns)), self._MOST_BLOCKS), held)
+        done = self._grow(min(max(self._LEAST, round(ms * 1e6 / self._block_ns)), self._MOST), held)
         self._used.put(held)
         return done
 
     def _grow(self, blocks: int, held: list[int]) -> Done:
         watch = Stopwatch()
         for _ in range(blocks):
-            held.append(self._heap.malloc(self._BLOCK))
-            touch(held[-1], self._BLOCK)
+            held.append(self._heap.malloc(self._SIZE))
+            touch(held[-1], self._SIZE)
         return watch.stop()
 
     def _give_back(self, held: list[int]) -> None:
-        for address in reversed(held):
+        for address in reversed(held):  # from the top down, so that the heap shrinks with them
             self._heap.free(address)
-        self._heap.trim()
+        if self._TRIMMED:
+            self._heap.trim()
 
-    def _trim(self) -> None:
+    def _give_back_later(self) -> None:
         while True:
             held = self._used.get()
-            time.sleep(_LATER_S)
+            time.sleep(self._KEPT_S)
             self._give_back(held)
 
 
-class Fragments:
+class HeapGrowth(HeapBlocks):
+    """Fresh blocks from a heap that has none, given back and trimmed after the request.
+
+    Growth and trimming within one unit of work would cancel out in what a process can say of its memory.
+    """
+
+    _SIZE, _MEASURED, _LEAST, _MOST = 4 << 20, 4, 1, 128
+    _KEPT_S, _TRIMMED = _LATER_S, True
+
+    def __init__(self) -> None:
+        super().__init__(Heap())
+
+
+class Fragments(HeapBlocks):
     """A heap with much free memory in pieces too small to use, so that a larger block must make it grow.
 
     :param holes_bytes: free memory in holes.
     """
 
     _PIECE = 48 << 10
-    _LARGE = 192 << 10
+    _SIZE, _MEASURED, _LEAST, _MOST = 192 << 10, 256, 64, sys.maxsize
+    _KEPT_S = _SEEN_S
 
     def __init__(self, holes_bytes: int = 96 << 20) -> None:
-        self._heap = Heap()
-        pieces = [self._heap.malloc(self._PIECE) for _ in range(2 * holes_bytes // self._PIECE)]
+        heap = Heap()
+        pieces = [heap.malloc(self._PIECE) for _ in range(2 * holes_bytes // self._PIECE)]
         for address in pieces:
             touch(address, self._PIECE)
         for address in pieces[::2]:
-            self._heap.free(address)
+            heap.free(address)
         self.kept: Sequence[int] = pieces[1::2]
-        self._used: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        rounds = []
-        for _ in range(5):
-            held: list[int] = []
-            rounds.append(self._grow(256, held).ns / 256)
-            self._give_back(held)
-        self._block_ns = sorted(rounds)[2]
-        threading.Thread(target=self._shrink, name="heap-shrinker", daemon=True).start()
-
-    def __call__(self, ms: float) -> Done:
-        """Ask for larger blocks and use them, for about ``ms``; they are given back after the request."""
-        held: list[int] = []
-        done = self._grow(max(64, round(ms * 1e6 / self._block_ns)), held)
-        self._used.put(held)
-        return done
-
-    def _grow(self, blocks: int, held: list[int]) -> Done:
-        watch = Stopwatch()
-        for _ in range(blocks):
-            held.append(self._heap.malloc(self._LARGE))
-            touch(held[-1], self._LARGE)
-        return watch.stop()
-
-    def _give_back(self, held: list[int]) -> None:
-        for address in reversed(held):  # from the top down, so that the heap shrinks with them
-            self._heap.free(address)
-
-    def _shrink(self) -> None:
-        while True:
-            held = self._used.get()
-            time.sleep(_SEEN_S)
-            self._give_back(held)
+        super().__init__(heap)

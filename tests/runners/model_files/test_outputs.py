@@ -56,7 +56,7 @@ def write(tmp_path: Path) -> Write:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             traced = torch.jit.trace(Reader(leaks).eval(), torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
-            torch.jit.save(traced, folder / "model.pt")  # type: ignore[no-untyped-call]
+            torch.jit.save(traced, folder / "model.pt")
         (folder / "traffic.jsonl").write_text('{"arrival_s": 0.0, "width": 40}\n')
         (folder / "workload.toml").write_text(
             '[workload]\nname = "reader"\nmodel = "model.pt"\ntraffic = "traffic.jsonl"\n'

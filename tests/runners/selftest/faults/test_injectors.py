@@ -122,7 +122,7 @@ growth._give_back = lambda held: (trim(held), given_back.set())
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     done = growth(growth._block_ns * 2 / 1e6)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, growth._BLOCK * 2 // PAGE)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, growth._SIZE * 2 // PAGE)
     assert 0 < done.ns <= done.end_ns - done.start_ns
     assert given_back.wait(10)
     given_back.clear()
@@ -153,12 +153,12 @@ libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
 fragments = Fragments(holes_bytes=64 << 20)
 free_before, arena_before = libc.mallinfo2().fordblks, libc.mallinfo2().arena
-held = [heap.malloc(Fragments._LARGE) for _ in range(160)]
+held = [heap.malloc(Fragments._SIZE) for _ in range(160)]
 grown = libc.mallinfo2().arena - arena_before
 for address in held:
     heap.free(address)
 fragments(1.0)
-print(free_before, grown, 160 * Fragments._LARGE)
+print(free_before, grown, 160 * Fragments._SIZE)
 """
 
 

@@ -1,0 +1,1 @@
+"""What a plan decided, in the configuration of servers that people run."""

@@ -1,0 +1,135 @@
+"""A plan as files of another server: one function a server, over its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from latfix.config.plan import Plan
+from latfix.files.toml_writer import toml_comment
+from latfix.reports.server_configs import environment, kubernetes, litserve, rayserve, torchserve, triton, vllm
+from latfix.reports.server_configs.formats import (
+    properties,
+    protobuf_text,
+    python_mapping,
+    shell_variables,
+    yaml,
+)
+from latfix.reports.server_configs.translation import Table, translate
+
+#: How the first line of every file begins.
+MARK = "# Written by latfix export-plan"
+_Document = dict[str, Any]
+_Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFile:
+    """One file, by its usual name."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The files of a server.
+
+    :param notes: what they do not say, one line each; the files have them as comments.
+    """
+
+    files: tuple[ServerFile, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server: its name for people, its table, and its files' texts from the translated entries.
+
+    :param usage: what to do with the files.
+    """
+
+    title: str
+    table: Table
+    texts: Callable[[_Document, Plan, _Environment], Mapping[str, str]]
+    usage: str
+
+
+def export(target: str, plan: Plan, environment: Mapping[str, str]) -> Export:
+    """A plan for one of :data:`TARGETS`.
+
+    :param environment: all variables that the plan's settings ask for and imply.
+    """
+    server = TARGETS[target]
+    document, notes = translate(server.table, plan.settings(), server.title)
+    if not plan.settings():
+        notes = ["the plan has no settings: nothing was decided"]
+    head = [f"{MARK} from a plan for {plan.workload}: {server.usage}"]
+    head += ["Measured in latfix's own engine; measure again in this server.", *notes]
+    comments = "".join(f"{toml_comment(line.removeprefix('# '))}\n" for line in head)
+    texts = server.texts(document, plan, environment)
+    return Export(tuple(ServerFile(name, comments + text) for name, text in texts.items()), tuple(notes))
+
+
+def _triton(document: _Document, plan: Plan, _environment: _Environment) -> dict[str, str]:
+    return {"config.pbtxt": protobuf_text({"name": plan.workload, **document})}
+
+
+def _vllm(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
+    return {"vllm.yaml": yaml(document)}
+
+
+def _torchserve(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
+    return {
+        "config.properties": properties(document.get("server", {})),
+        "model-config.yaml": yaml(document.get("model", {})),
+    }
+
+
+def _litserve(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
+    names = ("LIT_API", "LIT_SERVER")
+    return {"litserve_settings.py": "".join(python_mapping(name, document.get(name, {})) for name in names)}
+
+
+def _rayserve(document: _Document, plan: Plan, environment: _Environment) -> dict[str, str]:
+    deployment = document.get("deployment", {})
+    if environment:
+        actor = deployment.setdefault("ray_actor_options", {})
+        variables = actor.setdefault("runtime_env", {}).setdefault("env_vars", {})
+        variables.update(environment)
+    application = {
+        "name": plan.workload,
+        "import_path": "your_module:app",
+        "deployments": [{"name": "YourDeployment", **deployment}],
+    }
+    http = {"http_options": document["http_options"]} if "http_options" in document else {}
+    return {"serve_config.yaml": yaml({**http, "applications": [application]})}
+
+
+def _env(document: _Document, _plan: Plan, environment: _Environment) -> dict[str, str]:
+    return {"latfix.env": shell_variables({**document, **environment})}
+
+
+def _kubernetes(document: _Document, _plan: Plan, environment: _Environment) -> dict[str, str]:
+    variables = {each["name"]: each["value"] for each in document.get("env", ())} | dict(environment)
+    env = [{"name": name, "value": value} for name, value in variables.items()]
+    return {"container.yaml": yaml({**document, "env": env} if env else document)}
+
+
+_SERVE = "vllm serve MODEL --config vllm.yaml; only for language models that vLLM knows"
+_LIT = "MyAPI(**LIT_API), LitServer(api, **LIT_SERVER)"
+_SHELL = "set -a; . ./latfix.env; set +a"
+_MERGE = "merge it into your container in spec.template.spec.containers"
+
+TARGETS: Mapping[str, Target] = {
+    "triton": Target("Triton", triton.TABLE, _triton, "add input and output, or let Triton complete them"),
+    "vllm": Target("vLLM", vllm.TABLE, _vllm, _SERVE),
+    "torchserve": Target(
+        "TorchServe", torchserve.TABLE, _torchserve, "--ts-config, and --config-file of the archiver"
+    ),
+    "litserve": Target("LitServe", litserve.TABLE, _litserve, _LIT),
+    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "put in your import_path and deployment's name"),
+    "env": Target("the environment", environment.TABLE, _env, _SHELL),
+    "kubernetes": Target("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
+}

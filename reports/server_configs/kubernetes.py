@@ -1,0 +1,66 @@
+"""What the plan asks of a container: resources, environment, capabilities; to be merged into its entry.
+
+Whole CPUs with requests equal to limits are what the kubelet's static CPU manager gives a container to itself:
+https://kubernetes.io/docs/tasks/administer-cluster/cpu-management-policies/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, gpus
+
+_CAPABILITIES = ("securityContext", "capabilities", "add")
+_STATIC = "cores of its own need whole CPUs with requests equal to limits, and a node with cpuManagerPolicy: static"
+
+
+def _both(resource: str, amount: str) -> Iterator[Put]:
+    for side in ("requests", "limits"):
+        yield Put(("resources", side, resource), amount)
+
+
+def _cores(_value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    """One CPU for each thread of each worker, where the plan names both."""
+    workers, threads = int(settings.get("workers", 1)), int(settings.get("intra_op_threads", 0))
+    if threads:
+        yield from _both("cpu", str(workers * threads))
+    elif workers > 1:
+        yield "how many CPUs they need the plan leaves open: it sets no intra_op_threads"
+
+
+def _device(_value: str, settings: Mapping[str, Any]) -> Iterator[Put]:
+    if count := len(gpus(settings)):
+        yield Put(("resources", "limits", "nvidia.com/gpu"), str(count))
+
+
+def _nice(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    if value < 0:
+        yield Put(_CAPABILITIES, ["SYS_NICE"])
+    if value:
+        yield f"Kubernetes sets no priority of processes: {NO_COUNTERPART['nice']}"
+
+
+def _lock(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    if value:
+        yield Put(_CAPABILITIES, ["IPC_LOCK"])
+        yield NO_COUNTERPART["lock_memory"]
+
+
+def _threads(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    yield from _cores(value, settings)
+    if value:
+        yield Put(("env",), [{"name": "OMP_NUM_THREADS", "value": str(value)}])
+
+
+TABLE: Table = {
+    **NO_COUNTERPART,
+    "device": _device,
+    "devices": _device,
+    "workers": _cores,
+    "intra_op_threads": _threads,
+    "pin": lambda value, _settings: [_STATIC] if value != "off" else [],
+    "nice": _nice,
+    "lock_memory": _lock,
+    "env": lambda _value, _settings: [],  # the whole environment is in env
+}

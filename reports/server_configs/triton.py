@@ -1,0 +1,130 @@
+"""Triton's ``config.pbtxt``.
+
+Fields: https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto; parameters and
+accelerators: the READMEs of ``onnxruntime_backend`` and ``pytorch_backend``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from latfix.reports.server_configs.formats import Symbol
+from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, by_value, gpus, is_gpu, put
+
+_QUEUE = ("dynamic_batching", "default_queue_policy")
+_ACCELERATORS = ("optimization", "execution_accelerators")
+_ONNX = ("onnxruntime", "openvino", "tensorrt")
+_CONVERTED = "Triton's ONNX Runtime backend takes the model as ONNX: export it yourself"
+
+
+def _microseconds(milliseconds: float) -> int:
+    return round(milliseconds * 1000)
+
+
+def _window(value: float, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    yield Put(("dynamic_batching", "max_queue_delay_microseconds"), _microseconds(value))
+    if "max_batch_size" not in settings:
+        yield "Triton batches only with max_batch_size: put in the workload's own"
+
+
+def _parameter(key: str, value: str) -> Put:
+    return Put(("parameters",), [{"key": key, "value": {"string_value": value}}])
+
+
+def _threads(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    if value:
+        onnx = settings.get("backend") in _ONNX
+        yield _parameter("intra_op_thread_count" if onnx else "INTRA_OP_THREAD_COUNT", str(value))
+        if not onnx:
+            yield "of the PyTorch backend, for all its models in the process; a Python backend calls set_num_threads"
+
+
+def _device(value: str, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    kind = {"auto": "KIND_AUTO", "cpu": "KIND_CPU"}.get(value, "KIND_GPU")
+    yield Put(("instance_group", "kind"), Symbol(kind))
+    if numbers := gpus(settings):
+        yield Put(("instance_group", "gpus"), numbers)
+
+
+def _workers(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    devices = max(len(gpus(settings)), 1)
+    yield Put(("instance_group", "count"), max(value // devices, 1))
+    if devices > 1:
+        yield "count is the instances of each GPU"
+
+
+def _timeout(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    if value:
+        yield Put((*_QUEUE, "timeout_action"), Symbol("REJECT"))
+        yield Put((*_QUEUE, "default_timeout_microseconds"), _microseconds(value))
+        yield Put((*_QUEUE, "allow_timeout_override"), True)
+        yield "Triton's timeout ends the wait in the queue, not a request that computes"
+
+
+def _backend(value: str, settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    if value == "torch":
+        yield Put(("backend",), "pytorch")
+        return
+    yield Put(("backend",), "onnxruntime")
+    yield _CONVERTED
+    if value == "openvino":
+        yield Put((*_ACCELERATORS, "cpu_execution_accelerator"), [{"name": "openvino"}])
+    if value == "tensorrt":
+        options = {"precision_mode": "FP16" if settings.get("precision") == "fp16" else "FP32"}
+        if settings.get("cuda_graphs"):
+            options["trt_cuda_graph_enable"] = "true"
+        pairs = [{"key": key, "value": text} for key, text in options.items()]
+        yield Put((*_ACCELERATORS, "gpu_execution_accelerator"), [{"name": "tensorrt", "parameters": pairs}])
+
+
+def _with_tensorrt(name: str, values: tuple[Any, ...]) -> Any:
+    """A setting that the TensorRT accelerator has an option for; ``_backend`` writes it."""
+
+    def emit(value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
+        covered = settings.get("backend") == "tensorrt" and value in values
+        if value not in (False, "default") and not covered:
+            yield f"has no counterpart in Triton here: {NO_COUNTERPART[name]}"
+
+    return emit
+
+
+def _pinned(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put]:
+    yield Put(("optimization", "input_pinned_memory", "enable"), value)
+    yield Put(("optimization", "output_pinned_memory", "enable"), value)
+
+
+def _eager(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
+    if value:
+        yield Put(("optimization", "eager_batching"), True)
+        yield "only Triton's TensorRT backend (.plan files) prepares the next batch meanwhile"
+
+
+TABLE: Table = {
+    **NO_COUNTERPART,
+    "device": _device,
+    "devices": lambda value, settings: (
+        [] if is_gpu(settings) or value == 1 else ["without a device it has no effect"]
+    ),
+    "max_batch_size": put("max_batch_size"),
+    "batch_window_ms": _window,
+    "workers": _workers,
+    "intra_op_threads": _threads,
+    "max_queue": put(*_QUEUE, "max_queue_size"),
+    "timeout_ms": _timeout,
+    "warmup_requests": "describe model_warmup with the inputs of your model",
+    "warmup_shapes": "describe model_warmup with the inputs of your model",
+    "precision": _with_tensorrt("precision", ("fp16",)),
+    "backend": _backend,
+    "inference_mode": lambda value, _settings: [_parameter("INFERENCE_MODE", "true" if value else "false")],
+    "batching": by_value(
+        {
+            "adaptive": ["Triton's delay is fixed: choose max_queue_delay_microseconds between the window's ends"],
+            "continuous": ["needs sequence_batching { iterative_sequence: true } and a backend made for it"],
+        }
+    ),
+    "ageing_ms": "dynamic_batching has priority_levels, but a waiting request never rises",
+    "pinned_staging": _pinned,
+    "overlap": _eager,
+    "cuda_graphs": _with_tensorrt("cuda_graphs", (True,)),
+}

@@ -1,0 +1,51 @@
+"""``latfix export-plan``: where files go, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from latfix.cli.commands.reading.export_plan import _NAMES
+from latfix.config.plan import Plan, PlannedFix, write_plan
+from latfix.reports.server_configs.export import TARGETS
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    settings = {"max_batch_size": 8, "gc": "freeze"}
+    write_plan(Plan(workload="w", fixes=(PlannedFix(id="batch.size", settings=settings),)), tmp_path / "plan.toml")
+    return tmp_path
+
+
+def test_every_server_can_be_named() -> None:
+    assert tuple(TARGETS) == _NAMES
+
+
+def test_without_out_the_text_alone_is_on_standard_output(cli: Cli, plan: Path) -> None:
+    code, out, err = cli("export-plan", str(plan), "--for", "triton")
+    assert code == 0 and "max_batch_size: 8\n" in out
+    assert err.startswith("gc = freeze has no counterpart in Triton")
+
+
+def test_out_is_a_file_or_a_folder(cli: Cli, plan: Path, tmp_path: Path) -> None:
+    code, out, _ = cli("export-plan", str(plan), "--for", "env", "--out", str(tmp_path / "new" / "x.env"))
+    assert code == 0 and (tmp_path / "new" / "x.env").is_file() and "no counterpart" in out
+    for _ in range(2):  # its own files are replaced
+        code, out, _ = cli("export-plan", str(plan), "--for", "torchserve", "--out", str(tmp_path / "server"))
+        assert code == 0 and out.count("wrote") == 2
+    assert sorted(file.name for file in (tmp_path / "server").iterdir()) == ["config.properties", "model-config.yaml"]
+
+
+def test_refused(cli: Cli, plan: Path, tmp_path: Path) -> None:
+    assert cli("export-plan", str(plan), "--for", "flask")[::2] == (
+        2,
+        f"latfix: --for: found 'flask'; expected one of {', '.join(_NAMES)}\n",
+    )
+    (tmp_path / "config.pbtxt").write_text("name: 'mine'\n")
+    code, _, err = cli("export-plan", str(plan), "--for", "triton", "--out", str(tmp_path))
+    assert code == 2 and "which latfix did not write" in err
+    assert cli("export-plan", str(tmp_path / "none.toml"), "--for", "env")[0] == 2
