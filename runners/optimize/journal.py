@@ -73,6 +73,7 @@ class Journal(Document):
     :param replays: pairs of windows replayed so far, which numbers their folders.
     :param found: by fix, what its set-up found, where that is recorded.
     :param ineffective: by fix, the evidence that it took no effect.
+    :param answers: what the baseline's answers showed (:class:`latfix.results.answer_check.AnswerCheck`).
     """
 
     SCHEMA: ClassVar[str] = "latfix.search/2"
@@ -89,6 +90,7 @@ class Journal(Document):
     ways: tuple[_Way, ...] = ()
     trials: tuple[_Replayed, ...] = ()
     ineffective: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it anew; a reader sees the old file or the whole new one."""

@@ -343,7 +343,7 @@ class Bench:
         return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
 
     def _making_of(self, fixes: Sequence[Fix]) -> float:
-        device = str(self.baseline.meta.get("device", "cpu"))
+        device = self.baseline.meta.device
         return sum(fix.seconds_to_make(device) for fix in fixes)
 
     @property

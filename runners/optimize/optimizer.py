@@ -11,13 +11,14 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
-from latfix.files.atomic_write import write_json
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
+from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET
 from latfix.results.optimization_step import KEYS, Shares, Step
+from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
 from latfix.runners.optimize.final_replay import prove
@@ -69,6 +70,7 @@ class Outcome:
     :param after: the last of the final replays with the fixes; ``None`` likewise.
     :param failure: why the service could not be run any more after the baseline; empty where it could.
     :param layers: what measuring the layers told, where quantizing all of them cost too much accuracy.
+    :param answers: what answers are compared as, and whether the service as it is answers otherwise in a batch.
     :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
         with compute as it was measured; empty without a forecast.
     :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
@@ -96,6 +98,7 @@ class Outcome:
     shares: Shares = field(default_factory=dict)
     trials: Sequence[Trial] = ()
     layers: Mapping[str, Any] = field(default_factory=dict)
+    answers: AnswerCheck | None = None
 
     @property
     def kept(self) -> list[Step]:
@@ -232,8 +235,8 @@ class Optimizer:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
         facts = base.ask("facts", folder=str(record.folder))["facts"]
-        record = replace(record, meta={**record.meta, "model": facts, **base.profile(record)})
-        write_json(record.folder / "run.json", record.meta)
+        record = replace(record, meta=record.meta.updated(model=facts, **base.profile(record)))
+        write_meta(record.folder, record.meta)
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=options.seed)
         self._show(diagnosis)
         bench.begin(record)
@@ -243,20 +246,21 @@ class Optimizer:
         bench.accuracy_s = time.monotonic() - started
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
-            settings=self._first_settings.as_dict(),
+            settings=self._first_settings.to_json(),
             traffic_sha256=schedule_digest(self._traffic),
             seed=options.seed,
             accuracy=score,
             accuracy_kind=kind,
             load_s=bench.load_s,
             accuracy_s=bench.accuracy_s,
+            answers=scored.get("answers", {}),
         )
         journal.write(self._out)
-        return self._outcome(record, diagnosis, score, kind), journal
+        return self._outcome(record, diagnosis, journal), journal
 
     def _resumed(self) -> tuple[Outcome, Journal]:
         bench, journal = self._bench, Journal.read(self._out)
-        journal.check(self._out, self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
+        journal.check(self._out, self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
         self._show(diagnosis)
@@ -264,16 +268,24 @@ class Optimizer:
         bench.begin(record)
         done = f"{len(journal.ways)} ways to run the model measured, {len(journal.trials)} configurations replayed"
         self._say(f"resumed from {self._out}: {done}")
-        return self._outcome(record, diagnosis, journal.accuracy, journal.accuracy_kind), journal
+        return self._outcome(record, diagnosis, journal), journal
 
-    def _outcome(self, record: RunRecord, diagnosis: Diagnosis, score: float, kind: str) -> Outcome:
+    def _outcome(self, record: RunRecord, diagnosis: Diagnosis, journal: Journal) -> Outcome:
+        answers = AnswerCheck.from_json(journal.answers) if journal.answers else None
+        faults = () if answers is None else answers.faults()
+        judged = "" if answers is None or journal.accuracy_kind == "evaluate" else answers.judged()
+        for line in (*faults, judged):
+            if line:
+                self._say(line)
         return Outcome(
             baseline=record,
             diagnosis=diagnosis,
-            accuracy=score,
-            accuracy_kind=kind,
-            accuracy_limit=score - self._spec.objective.max_accuracy_drop,
+            accuracy=journal.accuracy,
+            accuracy_kind=journal.accuracy_kind,
+            accuracy_limit=journal.accuracy - self._spec.objective.max_accuracy_drop,
             settings=self._first_settings,
+            notes=list(faults),
+            answers=answers,
         )
 
     def _search(self, outcome: Outcome, base: Arm, journal: Journal) -> Search:

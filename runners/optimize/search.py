@@ -476,7 +476,7 @@ class Search:
             record=baseline,
             diagnosis=self._diagnosis,
             default_collate=bool(self._bench.ready(self._base)["default_collate"]),
-            cores=int(baseline.meta.get("machine", {}).get("cores", 1)),
+            cores=int(baseline.meta.machine.get("cores", 1)),
             latest=self.arm.latest,
             steps=self._measured_steps(),
             found=self.found,

@@ -21,7 +21,7 @@ def _options(context: Context) -> list[Change]:
 
 def _verify(applied: Applied) -> Verified:
     now, before = applied.both(open_ms)
-    left = float(applied.settings.get("batch_window_ms", 0.0))
+    left = applied.settings.batch_window_ms
     took = now < max(_LEFT * before, min(left, before))
     return Verified(took, f"a batch stayed open for {now:.3g} ms on average, {before:.3g} without")
 
