@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from latfix.profilers.allocator_lab.compare_policies import Choice
-from latfix.profilers.forecast.parameter_search import Numbers, Proposal
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
@@ -84,7 +83,6 @@ _CALLED_FOR |= {"memory.device_allocator": _STALLED, "memory.limit": _STALLED}
 _FOUND: dict[str, Any] = {
     "quantize.int8_excluded": {"keep": {"head": 0.2}},
     "memory.device_allocator": Choice(setting="expandable_segments:True", said="none would be left"),
-    "batch.tune": Proposal(numbers=Numbers(limit=4, window_ms=5.0, workers=1, threads=0), score=0.5, looked_at=9),
 }
 
 

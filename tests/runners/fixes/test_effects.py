@@ -106,7 +106,6 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("batch.bucket", {"members": ALIKE, "settings": {"batch_order": "length"}}, {}, {}),
     ("batch.size", {"members": [[40], [50]] * 40, "settings": {"max_batch_size": 1}}, {}, {}),
     ("batch.size", {"members": [[40, 40, 40], [50]] * 40, "settings": {"max_batch_size": 16}}, {}, {}),
-    ("batch.tune", {"members": [[40, 40, 40], [50]] * 40, "settings": {"max_batch_size": 4}}, {}, {}),
     (
         "batch.adaptive",
         {"series": {"runner.batch_limit": [2, 4], "runner.window_ms": [10, 12]}},

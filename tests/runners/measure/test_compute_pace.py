@@ -11,7 +11,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.runners.measure.compute_pace import blend, compute_change, measure_pace, offered, typical_batches
+from latfix.runners.measure.compute_pace import blend, measure_pace, offered, typical_batches
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
@@ -129,23 +129,3 @@ def test_work_that_is_offered_is_batches_over_time() -> None:
 @pytest.mark.parametrize(("load", "wanted"), [(0.0, 10.0), (1.0, 15.0), (2.0, 20.0), (9.0, 20.0)])
 def test_the_pace_lies_between_alone_and_together_by_the_load(load: float, wanted: float) -> None:
     assert blend([10.0], [20.0], load, 2) == [wanted]
-
-
-@pytest.mark.parametrize(("offset", "slope"), [(0.0, 0.5), (3.0, 0.4), (2.0, 1.5)])
-def test_a_change_of_compute_is_an_offset_and_a_slope(offset: float, slope: float) -> None:
-    before = np.array([5.0, 10.0, 20.0, 40.0, 80.0])
-    found = compute_change(before.tolist(), (offset + slope * before).tolist())
-    assert found is not None
-    assert found[0] == pytest.approx(offset, abs=1e-6) and found[1] == pytest.approx(slope)
-
-
-def test_a_change_that_would_leave_less_than_nothing_is_a_slope() -> None:
-    before = [5.0, 10.0, 20.0, 40.0]
-    found = compute_change(before, [each * 0.6 - 1.0 for each in before])
-    assert found is not None and found[0] == 0.0 and 0.4 < found[1] < 0.6
-
-
-def test_batches_that_failed_are_left_out() -> None:
-    nan = float("nan")
-    assert compute_change([10.0, nan, 20.0], [5.0, 3.0, nan]) == (0.0, 0.5)
-    assert compute_change([nan], [1.0]) is None
