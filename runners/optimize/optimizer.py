@@ -16,7 +16,7 @@ from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET
+from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
@@ -74,7 +74,8 @@ class Outcome:
     :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
         with compute as it was measured; empty without a forecast.
     :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
-    :param trials: configurations that were replayed in the search.
+    :param trials: configurations that were replayed in the search; ``candidates`` all that were looked at closely.
+    :param floor_ms: see :class:`latfix.results.optimization.Optimization`.
     :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
     """
 
@@ -97,6 +98,8 @@ class Outcome:
     foretold: Mapping[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=dict)
     trials: Sequence[Trial] = ()
+    candidates: Sequence[Candidate] = ()
+    floor_ms: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Any] = field(default_factory=dict)
     answers: AnswerCheck | None = None
 
@@ -209,6 +212,7 @@ class Optimizer:
         outcome.steps, outcome.settings = search.steps(ended=ended), search.best.settings
         outcome.layers = next(iter(search.recorded.values()), {})
         outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
+        outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
         if search.planner is not None:
             planner, best = search.planner, search.best
             outcome.shares = planner.shares(best)

@@ -28,8 +28,8 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET, Prediction
-from latfix.results.optimization_step import Step
+from latfix.results.optimization import BUDGET, Candidate, Prediction
+from latfix.results.optimization_step import KEYS, Step
 from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.alternatives import Alternative, hopeless, measure
@@ -490,6 +490,44 @@ class Search:
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
+
+    # -- what was found
+
+    def candidates(self) -> list[Candidate]:
+        """Whole configurations that were looked at closely: those that were replayed, and the best of each way."""
+        found = [self._candidate(trial.configuration, trial.status, trial) for trial in self.trials]
+        replayed = {trial.configuration.key for trial in self.trials}
+        for each in self.alternatives:
+            made = Configuration(self.first, each.choices)
+            if each.status == "ready" and self.planner is not None:
+                made = self._numbered(self.planner, each.choices)
+            if made.key not in replayed:
+                found.append(self._candidate(made, "foretold" if each.status == "ready" else each.status, each))
+        return found
+
+    def _candidate(self, made: Configuration, status: str, source: Trial | Alternative) -> Candidate:
+        known = self.planner is not None and way(made) in self.planner.costs
+        predicted = self.planner.predict(made) if known and self.planner is not None else None
+        comparison = source.comparison if isinstance(source, Trial) else None
+        cost = source.cost if isinstance(source, Alternative) else None
+        scale = cost.typical if cost is not None else (predicted.compute or (0.0, 1.0))[1] if predicted else None
+        return Candidate(
+            fixes=made.fixes,
+            settings={name: value for choice in made.choices for name, value in choice.change.items()},
+            status=status,
+            compute=scale,
+            accuracy=float(source.scored["score"]) if source.scored else None,
+            predicted={} if predicted is None else predicted.ratio,
+            replayed={} if comparison is None else comparison.ratio,
+            throughput_rps=None if comparison is None else comparison.after.throughput_rps,
+        )
+
+    def floor_ms(self) -> dict[str, float]:
+        """By statistic, the least over the accurate ways of what requests take with an empty queue."""
+        if self.planner is None:
+            return {}
+        found = [self.planner.forecast.alone(cost) for cost in self.planner.costs.values()]
+        return {key: min(each[key] for each in found) for key in KEYS}
 
     # -- what became of each fix
 
