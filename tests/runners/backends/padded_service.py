@@ -55,13 +55,7 @@ def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
 
 def verified(fix: Any, service: Service) -> Any:
     """What the fix's proof says of the service after its traffic."""
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict()},
-        requests={},
-        batches={},
-        events={},
-        samples={},
-        traffic=traffic(),
-    )
+    tables: dict[str, Any] = {name: {} for name in ("requests", "batches", "events", "samples")}
+    meta = {"settings": service.settings.as_dict()}
+    record = RunRecord(folder=Path("run"), meta=meta, traffic=traffic(), **tables)
     return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))

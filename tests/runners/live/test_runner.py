@@ -112,11 +112,11 @@ def test_many_more_requests_than_rows_from_threads_and_event_loops_at_once(
     recorder = runner._recorder
     columns = {name: id(column) for name, column in recorder._columns.items()}
 
-    def thread(start: int) -> list[float]:
+    def thread(start: int) -> list[Any]:
         return [runner.infer_sync({"value": k}) for k in range(start, start + 150)]
 
-    def loop(start: int) -> list[float]:
-        async def all_of_them() -> list[float]:
+    def loop(start: int) -> list[Any]:
+        async def all_of_them() -> list[Any]:
             return await asyncio.gather(*(runner.infer({"value": k}) for k in range(start, start + 200)))
 
         return asyncio.run(all_of_them())

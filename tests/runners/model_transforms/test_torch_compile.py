@@ -81,17 +81,11 @@ def served(service: Service, values: list[int]) -> dict[str, Any]:
     return service.evidence(traffic(WARM))
 
 
-def verified(service: Service, evidence: dict[str, Any], in_run: int = 0) -> Any:
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict(), "compilations_in_run": in_run},
-        requests={},
-        batches={},
-        events={},
-        samples={},
-        traffic=traffic(WARM),
-    )
-    return fuse_compile.FIX.verify(Applied(evidence=evidence, record=record, without=record))
+def verified(service: Service, evidence: dict[str, Any], in_run: int = 0, fix: Any = fuse_compile.FIX) -> Any:
+    meta = {"settings": service.settings.as_dict(), "compilations_in_run": in_run}
+    tables: dict[str, Any] = {name: {} for name in ("requests", "batches", "events", "samples")}
+    record = RunRecord(folder=Path("run"), meta=meta, traffic=traffic(WARM), **tables)
+    return fix.verify(Applied(evidence=evidence, record=record, without=record))
 
 
 @pytest.fixture
@@ -129,24 +123,16 @@ def test_shapes_that_run_uncompiled_are_told(small: Path) -> None:
     assert not found.effective and "1 of 4 batches" in found.evidence
 
 
-def test_without_a_number_of_shapes_it_is_warmed_up_all_the_same(small: Path) -> None:
-    assert loaded(small, warmup_shapes=0).warmup.batches > 0
-
-
 def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
-    seen = {name: served(loaded(small, precision=name), [2]) for name in ("bf16", "default")}
-    record = RunRecord(
-        folder=Path("run"), meta={}, requests={}, batches={}, events={}, samples={}, traffic=traffic(WARM)
-    )
-    found = {
-        name: quantize_bf16.FIX.verify(Applied(evidence=evidence, record=record, without=record)).effective
-        for name, evidence in seen.items()
-    }
-    assert found == {"bf16": True, "default": False}
+    for precision, effective in (("bf16", True), ("default", False)):
+        service = loaded(small, precision=precision)
+        assert verified(service, served(service, [2]), fix=quantize_bf16.FIX).effective is effective
 
 
 def test_the_cache_is_the_users(small: Path, tmp_path: Path) -> None:
-    seen = served(loaded(small), [2])
+    service = loaded(small, warmup_shapes=0)
+    assert service.warmup.batches > 0, "without a number of shapes, too"
+    seen = served(service, [2])
     assert seen["compile_cache"] == str(tmp_path / "latfix" / "inductor")
     assert Path(seen["compile_cache"]).is_dir()
 
