@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from latfix.config.tensorrt_requirements import check_engine_runs
 from latfix.config.workload_profiles import overlaid
 from latfix.errors import InputError, input_error
 from latfix.files.toml_reader import TomlFile, read_toml
+from latfix.formatting import did_you_mean
 from latfix.settings import Objective, RunnerSettings
 
 SPEC_FILE = "workload.toml"
@@ -77,8 +77,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
         return _model_spec(path, traffic, profile)
     if workload in known:
         return read_spec(known[workload], traffic=traffic, profile=profile)
-    near = difflib.get_close_matches(workload, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"samples are {', '.join(known)}"
+    advice = did_you_mean(workload, known, f"samples are {', '.join(known)}")
     if there:
         expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
         raise InputError(f"{workload}: found a file; expected {expected}; {advice}")

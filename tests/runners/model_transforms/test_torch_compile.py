@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 WriteWorkload = Callable[..., Path]
 
@@ -82,9 +82,7 @@ def served(service: Service, values: list[int]) -> dict[str, Any]:
 
 
 def verified(service: Service, evidence: dict[str, Any], in_run: int = 0, fix: Any = fuse_compile.FIX) -> Any:
-    meta = {"settings": service.settings.as_dict(), "compilations_in_run": in_run}
-    tables: dict[str, Any] = {name: {} for name in ("requests", "batches", "events", "samples")}
-    record = RunRecord(folder=Path("run"), meta=meta, traffic=traffic(WARM), **tables)
+    record = build_record(traffic=traffic(WARM), settings=service.settings, compilations_in_run=in_run)
     return fix.verify(Applied(evidence=evidence, record=record, without=record))
 
 
