@@ -35,8 +35,10 @@ class FileType(Workload):
     def load(self, device: str) -> torch.nn.Module:
         del device
         self._names = json.loads((MODEL / "config.min.json").read_text(encoding="utf-8"))["target_labels_space"]
-        roots = (sysconfig.get_path("stdlib"), sysconfig.get_path("include"), matplotlib.get_data_path())
-        found = sorted(file for root in roots for file in Path(root).rglob("*") if file.suffix in TYPES)
+        library, include = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("include"))
+        places = [library, library / "__pycache__", library / "lib-dynload", include]
+        found = [file for place in places for file in sorted(place.glob("*"))]
+        found += sorted(Path(matplotlib.get_data_path()).rglob("*"))
         self._files = [
             (file.read_bytes(), kind)
             for suffix, kind in TYPES.items()
