@@ -20,7 +20,8 @@ from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Context, Fix
+from latfix.runners.fixes import FIXES, Fix
+from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, window_bounds
@@ -298,10 +299,10 @@ class Optimizer:
         outcome.forecast_error = None if forecast is None else forecast.error
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
 
-        def planner(context: Callable[[RunnerSettings], Context]) -> Planner | None:
+        def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or forecast.error > WORST_ERROR:
                 return None
-            return Planner(forecast, goal, self._first_settings, context)
+            return Planner(forecast, goal, self._first_settings, obstacle)
 
         def note() -> None:
             replace(journal, replays=self._bench.replays, **entries_of(search)).write(self._out)

@@ -33,7 +33,7 @@ from latfix.results.optimization_step import KEYS, Step
 from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.alternatives import Alternative, hopeless, measure
-from latfix.runners.optimize.configuration import Choice, Configuration, compose
+from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
@@ -106,7 +106,7 @@ class Search:
         diagnosis: Diagnosis,
         original: float,
         fixes: Sequence[Fix],
-        make_planner: Callable[[Callable[[RunnerSettings], Context]], Planner | None],
+        make_planner: Callable[[Obstacle], Planner | None],
         *,
         goal: Goal,
         trials: int | None,
@@ -134,7 +134,8 @@ class Search:
         self._obstacles: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
         self.ineffective: dict[str, str] = {}
-        self.planner = make_planner(self._context)
+        self._known: dict[tuple[str, str], str] = {}
+        self.planner = make_planner(self._obstacle)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -190,7 +191,8 @@ class Search:
         sizes = [size for size in _PROBED_SIZES if size <= limit]
         batches = planner.forecast.probes(sizes, _PROBES_S)
         left = self._bench.left_s()
-        until = left - _MEASURING * max(left - self._reserved_s(), 0.0)
+        spare = max(left - self._reserved_s(), 0.0)
+        until = left - max(min(_MEASURING * spare, spare - self._bench.trial_s(self._models_fixes())), 0.0)
         take = partial(self._measure_way, planner, batches, until)
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
         for choice in sorted(self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.compute)):
@@ -209,6 +211,10 @@ class Search:
                 take([*model.choices, share], model)
             take([share])
 
+    def _models_fixes(self) -> list[Fix]:
+        """For an estimate of the first trial, which changes answers."""
+        return [fix for fix in self._fixes if fix.changes_outputs and not fix.making_s][:1]
+
     def _models(self) -> list[Choice]:
         return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
 
@@ -221,7 +227,7 @@ class Search:
         known: Alternative | None = None,
     ) -> None:
         """Measure one way, unless it is known, contains one that is out, or there is no time before ``until``."""
-        made = compose(self.first, choices, self._context)
+        made = compose(self.first, choices, self._obstacle)
         if len(made.choices) < len(choices) or way(made) in planner.costs or self._refused(made):
             return
         fixes = [choice.fix for choice in choices]
@@ -247,7 +253,7 @@ class Search:
         if found.status == "ready":
             planner.costs[way(made)] = found.cost
         self._say(f"{made.words}: {'' if found.status == 'ready' else found.status + ', '}{found.reason}")
-        self._note()
+        self._learnt()
 
     def _gains(self, planner: Planner, made: Configuration, cost: BatchCost) -> bool:
         """Whether a way of that cost may be part of the best: it is quicker for some batch, and as a whole foretold
@@ -265,6 +271,7 @@ class Search:
             due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
             if due and fix.set_up is not None and not self._out_of_time([]):
                 found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
+                self._known.clear()
                 if words := fix.set_up.shown(found):
                     self._say(f"{fix.id}: {words}")
         list(self._applicable())
@@ -327,9 +334,9 @@ class Search:
                     self._skipped.setdefault(choice.fix.id, refusal)
                 return
             refused |= {fix.id for fix in fixes}
-            made = compose(self.first, [*self.best.choices, *group], self._context)
+            made = compose(self.first, [*self.best.choices, *group], self._obstacle)
             if not set(made.fixes) & {fix.id for fix in fixes}:
-                made = compose(self.first, [*group, *self.best.choices], self._context)
+                made = compose(self.first, [*group, *self.best.choices], self._obstacle)
             if set(made.fixes) - set(self.best.fixes):
                 self._replay(made, self.planner)
 
@@ -388,7 +395,7 @@ class Search:
             self.best, self.best_score, self.arm = effective, trial.score, candidate
         else:
             candidate.close()
-        self._note()
+        self._learnt()
 
     def _measured(self, made: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
         """Accuracy before speed, then the replays and the proof that each fix took effect."""
@@ -456,7 +463,7 @@ class Search:
         for fix in self._fixes:
             if fix.id in self.ineffective or (made is not None and fix.id in made.fixes):
                 continue
-            if obstacle := fix.obstacle(context):
+            if obstacle := self._obstacle(fix, context.settings):
                 if made is None:
                     self._obstacles[fix.id] = obstacle
                 continue
@@ -468,6 +475,13 @@ class Search:
         words = set(way(made))
         out = [{choice.words for choice in each.choices} for each in self.alternatives if each.status != "ready"]
         return any(each <= words for each in out)
+
+    def _obstacle(self, fix: Fix, settings: RunnerSettings) -> str:
+        """Why a fix does not apply to settings, asked once as long as nothing new is known: some look at the record."""
+        key = (fix.id, repr(settings))
+        if key not in self._known:
+            self._known[key] = fix.obstacle(self._context(settings))
+        return self._known[key]
 
     def _context(self, settings: RunnerSettings) -> Context:
         baseline = self._bench.baseline
@@ -487,9 +501,16 @@ class Search:
         if self._most_trials is not None and len(self.trials) >= self._most_trials:
             return f"{BUDGET}all {self._most_trials} trials are used"
         needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
+        if not self.best.choices:  # there is nothing to prove yet, and a shorter proof is better than none
+            left += self._reserved_s() / 2
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
+
+    def _learnt(self) -> None:
+        """Something new is known, which preconditions may look at, and the journal keeps."""
+        self._known.clear()
+        self._note()
 
     # -- what was found
 
