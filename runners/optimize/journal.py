@@ -47,7 +47,6 @@ class _Way(Document):
     status: str
     reason: str
     cost: Mapping[str, Any] | None = None
-    scored: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +165,6 @@ def entries_of(search: Search) -> dict[str, Any]:
                 status=each.status,
                 reason=each.reason,
                 cost=None if each.cost is None else each.cost.to_json(),
-                scored=each.scored,
             )
             for each in search.alternatives
         ),
@@ -212,7 +210,6 @@ def _way(entry: _Way, file: Path, known: Mapping[str, Fix]) -> Alternative:
         cost=None if entry.cost is None else BatchCost.from_json(entry.cost),
         status=_status(entry.status, file),
         reason=entry.reason,
-        scored=entry.scored,
     )
 
 

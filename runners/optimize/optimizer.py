@@ -14,7 +14,7 @@ from latfix.errors import LatfixError, RunnerError
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.answer_check import AnswerCheck
-from latfix.results.comparison import Comparison
+from latfix.results.comparison import RATIO_KEYS, Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
@@ -347,6 +347,7 @@ class Optimizer:
             seed=self._options.seed,
             left_s=bench.left_s,
             round_s=bench.round_s(traffic),
+            judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
         )
         outcome.notes += proof.notes
         if proof.interrupted:
