@@ -50,7 +50,7 @@ _PROBES_S = 0.7
 _WORTH_A_REPLAY = 0.03
 #: Of the tail's excess, what a fix that no forecast knows must be expected to take away.
 _WORTH_ADDING = 0.03
-#: An undecided gain is taken where it is at least this, as a ratio; the final replay holds it to account.
+#: An undecided gain is taken where it and what was foretold are at least this, as a ratio: the final replay tells.
 _LIKELY = 0.95
 
 
@@ -397,8 +397,6 @@ class Search:
         status, reason = decide_cold(pairs) if cold else decide(comparison)
         shown = {key: estimate.value for key, estimate in comparison.ratio.items()}
         gained = self._goal.score({**comparison_ratios(comparison), **shown})
-        if status == "undecided" and gained < math.log(_LIKELY):
-            status, reason = "kept", f"likely a gain: {reason}"
         prediction = None
         if planner is not None and not cold:
             now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
@@ -406,6 +404,8 @@ class Search:
                 ratio={key: then[key] / now[key] if now[key] > 0 else 1.0 for key in then},
                 compute=planner.predict(made, bench.window_bounds).compute,
             )
+            if status == "undecided" and max(gained, self._goal.score(prediction.ratio)) < math.log(_LIKELY):
+                status, reason = "kept", f"likely a gain, as foretold: {reason}"
             planner.correct(made, prediction.ratio, {**prediction.ratio, **comparison_ratios(comparison), **shown})
         verified, missing = self._verified(made, candidate, pairs)
         self.ineffective |= missing

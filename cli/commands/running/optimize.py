@@ -32,7 +32,7 @@ def optimize(
     ] = "",
     max_accuracy_drop: Annotated[
         float | None,
-        typer.Option("--max-accuracy-drop", metavar="X", help="Largest loss of the score that is allowed."),
+        typer.Option("--max-accuracy-drop", metavar="X", help="Largest loss of the score allowed."),
     ] = None,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", help="Replay at most N candidates; no limit by default.")
@@ -139,7 +139,7 @@ def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> 
 
     if max_drop is not None and not 0 <= max_drop < float("inf"):
         raise InputError(f"--max-accuracy-drop: found {max_drop:g}; expected a number of at least 0")
-    percentile = 100 * QUANTILES[goal] if goal in QUANTILES else objective.percentile
+    percentile = 100 * QUANTILES[goal] if goal is not None and goal in QUANTILES else objective.percentile
     drop = objective.max_accuracy_drop if max_drop is None else max_drop
     return replace(objective, percentile=percentile, max_accuracy_drop=drop)
 
