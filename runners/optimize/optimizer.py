@@ -26,6 +26,7 @@ from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, window_bounds
 from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
+from latfix.runners.optimize.screening_windows import busiest_stretch
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
@@ -168,14 +169,16 @@ class Optimizer:
         resume: bool = False,
     ) -> None:
         self._spec = spec
-        self._traffic = traffic
+        self._journal = Journal.read(out) if resume else None
+        self._most_s = _BASELINE_SHARE * options.budget_s if self._journal is None else self._journal.stretch_s
+        self._whole = len(traffic)
+        self._traffic = traffic = busiest_stretch(traffic, self._most_s)
         self._first_settings = settings
         self._out = out
         self._options = options
         self._watch = watch
         self._say = say
         self._show = show
-        self._resume = resume
         self._foretell: Callable[[Bounds], Mapping[str, float]] = lambda _: {}
         self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=options.budget_s)
 
@@ -186,7 +189,7 @@ class Optimizer:
         """
         try:
             base = self._bench.arm("before", self._first_settings, ())
-            outcome, journal = self._resumed() if self._resume else self._baseline(base)
+            outcome, journal = self._baseline(base) if self._journal is None else self._resumed(self._journal)
             base.accuracy = outcome.accuracy
             search = self._search(outcome, base, journal)
             try:
@@ -231,6 +234,11 @@ class Optimizer:
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options
+        if len(self._traffic) < self._whole:
+            self._say(
+                f"the busiest {self._most_s:.0f} s of the traffic are replayed, {len(self._traffic)} of {self._whole} "
+                "requests, in a quarter of the budget: a larger --budget replays more"
+            )
         started = time.monotonic()
         self._say("before: loading the model")
         base.running()
@@ -253,6 +261,7 @@ class Optimizer:
         journal = Journal(
             settings=self._first_settings.to_json(),
             traffic_sha256=schedule_digest(self._traffic),
+            stretch_s=self._most_s,
             seed=options.seed,
             accuracy=score,
             accuracy_kind=kind,
@@ -263,8 +272,8 @@ class Optimizer:
         journal.write(self._out)
         return self._outcome(record, diagnosis, journal), journal
 
-    def _resumed(self) -> tuple[Outcome, Journal]:
-        bench, journal = self._bench, Journal.read(self._out)
+    def _resumed(self, journal: Journal) -> tuple[Outcome, Journal]:
+        bench = self._bench
         journal.check(self._out, self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)

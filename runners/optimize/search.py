@@ -176,6 +176,10 @@ class Search:
 
         :raises LatfixError: the service failed as it is.
         """
+        spare = max(self._bench.left_s() - self._reserved_s(), 0.0)
+        trials = int((1 - _MEASURING) * spare / self._bench.trial_s(self._scored_fixes()))
+        count = "about 1 replay" if trials <= 1 else f"about {trials} replays"
+        self._say(f"this traffic and budget leave time for {count} of candidates and for the final proof")
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
             batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
