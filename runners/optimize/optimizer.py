@@ -236,8 +236,8 @@ class Optimizer:
         bench, options = self._bench, self._options
         if len(self._traffic) < self._whole:
             self._say(
-                f"the busiest {self._most_s:.0f} s of the traffic are replayed, {len(self._traffic)} of {self._whole} "
-                "requests, in a quarter of the budget: a larger --budget replays more"
+                f"the busiest {self._most_s:.0f} s of the traffic are replayed, {len(self._traffic)} of "
+                f"{self._whole} requests, in a quarter of the budget: a larger --budget replays more"
             )
         started = time.monotonic()
         self._say("before: loading the model")
