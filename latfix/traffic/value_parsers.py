@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import Any
@@ -267,6 +266,3 @@ def deadline_ms(value: Any) -> float:
     if not (math.isfinite(number) and number > 0):
         raise Unreadable(shown(value), expected)
     return number
-
-
-Parser = Callable[[Any], Any]
