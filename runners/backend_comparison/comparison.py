@@ -89,7 +89,7 @@ def job_of(
         "name": spec.name,
         "folder": str(spec.folder),
         "entry": spec.entry,
-        "settings": settings.as_dict(),
+        "settings": settings.to_json(),
         "batch": batch,
         "asked": asked,
         "seconds": seconds,

@@ -11,13 +11,13 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
-from latfix.files.atomic_write import write_json
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET
 from latfix.results.optimization_step import Step
+from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.measure.accuracy_guard import judge
@@ -230,8 +230,8 @@ class Optimizer:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
         facts = base.ask("facts", folder=str(record.folder))["facts"]
-        record = replace(record, meta={**record.meta, "model": facts, **base.profile(record)})
-        write_json(record.folder / "run.json", record.meta)
+        record = replace(record, meta=record.meta.updated(model=facts, **base.profile(record)))
+        write_meta(record.folder, record.meta)
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=options.seed)
         self._show(diagnosis)
         bench.begin(record)
@@ -242,7 +242,7 @@ class Optimizer:
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
             folder=self._out,
-            settings=self._first_settings.as_dict(),
+            settings=self._first_settings.to_json(),
             traffic_sha256=schedule_digest(self._traffic),
             seed=options.seed,
             accuracy=score,
@@ -255,7 +255,7 @@ class Optimizer:
 
     def _resumed(self) -> tuple[Outcome, Journal]:
         bench, journal = self._bench, Journal.read(self._out, {fix.id: fix for fix in FIXES})
-        journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
+        journal.check(self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
         self._show(diagnosis)
