@@ -206,6 +206,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         ratio=final.ratio if final is not None else dict.fromkeys(RATIO_KEYS, unchanged),
         rounds=final.rounds if final is not None else 0,
         accuracy_kind=outcome.accuracy_kind,
+        answers=outcome.answers,
         accuracy_limit=outcome.accuracy_limit,
         diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
         steps=tuple(step.tried() for step in outcome.steps),

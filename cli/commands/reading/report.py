@@ -117,7 +117,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
     """
     from latfix.cli.commands.reading.history import trends_of
     from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
-    from latfix.results.backends_table import BackendsTable
+    from latfix.results.answer_check import BackendsTable
     from latfix.results.comparison import Comparison
     from latfix.results.diagnosis import Diagnosis
     from latfix.results.doctor_finding import Doctor
