@@ -218,16 +218,24 @@ def is_not_finite(cell: str) -> bool:
     return cell.strip().lower() in _NOT_FINITE
 
 
+def is_utf8(text: str) -> bool:
+    """False for half of a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def clean_text(value: str) -> str:
     """``value`` where every output format can hold it.
 
     :raises Unreadable: it has half a surrogate pair or a NUL character.
     """
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise Unreadable(shown(value), "text that UTF-8 can hold") from error
+    if not is_utf8(value):
+        raise Unreadable(shown(value), "text that UTF-8 can hold")
     if "\x00" in value:
         raise Unreadable(shown(value), "text without NUL characters")
     return value
