@@ -18,7 +18,6 @@ from latfix.reports.next_commands import optimize_command, replay_command, workl
     [
         ({"workload": "ranker", "workload_folder": "/srv/models/my ranker"}, "/srv/models/my ranker"),
         ({"workload": "ranker", "workload_folder": "/lib/latfix/sample_workloads/recommender"}, "recommender"),
-        ({"workload": "ranker"}, "ranker"),
         ({"workload": "ranker", "workload_folder": None}, "ranker"),
         ({}, ""),
     ],
