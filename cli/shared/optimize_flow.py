@@ -147,7 +147,7 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
         replace(after, latency_ms={**grid, **after.latency_ms}),
         series,
         verdict=outcome.verdict,
-        settings=outcome.settings.as_dict(),
+        settings=outcome.settings.to_json(),
         gates=[result.to_json() for result in results],
         against_history=[gate.text for gate in gates.gates if gate.needs_history],
         folder=folder,
@@ -198,14 +198,15 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
     baseline = _baseline(outcome)
     return Optimization(
         workload=spec.name,
-        device=meta["device"],
+        device=meta.device,
         verdict=outcome.verdict,
-        objective=meta["objective"],
+        objective=meta.objective.to_json(),
         before=final.before if final is not None else baseline,
         after=final.after if final is not None else baseline,
         ratio=final.ratio if final is not None else dict.fromkeys(RATIO_KEYS, unchanged),
         rounds=final.rounds if final is not None else 0,
         accuracy_kind=outcome.accuracy_kind,
+        answers=outcome.answers,
         accuracy_limit=outcome.accuracy_limit,
         diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
         steps=tuple(step.tried() for step in outcome.steps),
@@ -216,8 +217,8 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         plan="plan.toml",
         records={name: _relative(record.folder, folder) for name, record in runs.items() if record is not None},
         interrupted=outcome.interrupted,
-        machine=meta.get("machine", {}),
-        versions=meta.get("versions", {}),
+        machine=meta.machine,
+        versions=meta.versions,
         notes=tuple(_notes(outcome)),
     )
 
@@ -301,7 +302,7 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: 
         measured["accuracy_before"] = outcome.accuracy
         if outcome.final_accuracy is not None:
             measured["accuracy_after"] = outcome.final_accuracy
-    machine = {key: value for key, value in outcome.baseline.meta.get("machine", {}).items() if value is not None}
+    machine = {key: value for key, value in outcome.baseline.meta.machine.items() if value is not None}
     write_plan(
         Plan(
             workload=spec.name,

@@ -14,7 +14,8 @@ import pytest
 
 from latfix.errors import LatfixError
 from latfix.profilers.diagnose import diagnose as attribute
-from latfix.run_record.run_record import RUN_SCHEMA, RunRecord, finalize
+from latfix.run_record.run_meta import RunMeta, write_meta
+from latfix.run_record.run_record import RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.replay.run_session import Interrupted, Replay, prepare_folder
 from latfix.runners.replay.runner_process import RunnerProcess
@@ -78,7 +79,7 @@ def write_run(
     traffic = traffic or Traffic.plain(rows["arrival_ns"].astype(np.int64))
     save_schedule(traffic, folder / "traffic.parquet")
     state = "complete" if finished else "running"
-    known: dict[str, Any] = {"schema": RUN_SCHEMA, "state": state, "workload": "w", "device": "cpu"}
+    known: dict[str, Any] = {"schema": RunMeta.SCHEMA, "state": state, "workload": "w", "device": "cpu"}
     known |= {"scheduled": len(traffic), "settings": {}, "objective": {}}
     (folder / "run.json").write_text(json.dumps(known | meta))
     (segments / "requests.bin").write_bytes(rows.tobytes())
@@ -137,10 +138,9 @@ class Service:
         if self.fails is not None:
             raise self.fails
         run = prepare_folder(folder, replay)
-        run.meta |= {"machine": MACHINE, "device": "cpu", "state": "complete", "load_s": 0.1, **self.meta}
-        if self.interrupted:
-            run.meta["state"] = "interrupted"
-        run.write()
+        state = "interrupted" if self.interrupted else "complete"
+        run.update(**{"machine": MACHINE, "device": "cpu", "state": state, "load_s": 0.1, **self.meta})
+        write_meta(folder, run.meta)
         self._write(folder / "segments", replay.traffic.arrival_ns, seed=self.runs)
         finalize(folder)
         record = RunRecord.load(folder)

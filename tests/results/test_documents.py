@@ -28,8 +28,6 @@ def test_a_document_is_the_same_when_written_again(name: str) -> None:
     read = read_result(FOLDER / f"{name}.json")
     assert isinstance(read, document_type(name))
     assert read.to_json() == written(name)
-    newer = {**written(name), "of_a_newer_version": {"deep": [1]}}
-    assert document_type(name).from_json(newer).to_json() == written(name), "what it does not know is skipped"
 
 
 def test_an_explained_request_is_the_same_when_written_again() -> None:
@@ -42,6 +40,12 @@ def test_a_document_keeps_to_the_schema_of_its_type(name: str) -> None:
     schema = json_schema(document_type(name))
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(written(name), schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_keys_of_a_newer_version_are_skipped_and_those_of_a_run_kept(name: str) -> None:
+    document = {**written(name), "of_a_newer_version": {"deep": [1]}}
+    assert document_type(name).from_json(document).to_json() == (document if name == "run" else written(name))
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))

@@ -101,7 +101,7 @@ def test_nothing_is_claimed_on_the_host_without_readings_or_by_readings_far_away
     record = _with_readings(slowed, {**_busy(50.0), "nvml.sm_clock_mhz": _clock(1200.0)})
     ended = record.samples["t_ns"] < record.requests["arrival_ns"][_HIT[0]] - 6_000 * _MS
     far = replace(record, samples={name: column[ended] for name, column in record.samples.items()})
-    for silent in (replace(record, meta={**record.meta, "device": "cpu"}), slowed, far):
+    for silent in (replace(record, meta=replace(record.meta, device="cpu")), slowed, far):
         assert not any(name.startswith("gpu.") for name in _causes(silent))
 
 
@@ -180,7 +180,7 @@ def _priced(record: RunRecord, malloc: float = 100_000.0) -> RunRecord:
 
 def _paged(record: RunRecord) -> RunRecord:
     """With expandable segments."""
-    return replace(record, meta={**record.meta, "device_memory": {"settings": {"expandable_segments": True}}})
+    return replace(record, meta=record.meta.updated(device_memory={"settings": {"expandable_segments": True}}))
 
 
 #: The batches that stood still.
@@ -279,8 +279,8 @@ def _on_two_devices(record: RunRecord, *, slow: int) -> RunRecord:
     """As if workers on two devices had run its batches by turns; those that were hit, the one of device ``slow``."""
     worker = np.arange(len(record.batches["batch_id"])) % 2
     worker[_HIT] = slow
-    settings = {**record.meta["settings"], "workers": 2}
-    meta = {**record.meta, "worker_devices": ["cuda:0", "cuda:1"], "settings": settings}
+    settings = replace(record.meta.settings, workers=2)
+    meta = replace(record.meta, worker_devices=("cuda:0", "cuda:1"), settings=settings)
     return replace(record, batches={**record.batches, "worker": worker}, meta=meta)
 
 

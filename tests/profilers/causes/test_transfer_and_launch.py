@@ -12,6 +12,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.device_idle import DeviceProfile, asking_ns, idle_ns
 from latfix.profilers.evidence.units import gather
+from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 
 Simulate = Callable[..., RunRecord]
@@ -32,7 +33,7 @@ def _on_device(record: RunRecord, columns: Mapping[str, Any], **meta: Any) -> Ru
     compute = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
     batches = {**record.batches, "device_ns": compute, "lead_ns": np.zeros_like(compute), **columns}
     known = {"device": "cuda:0", "calibration": _CALIBRATION, "device_profile": _profile()}
-    return replace(record, batches=batches, meta={**record.meta, **known, **meta})
+    return replace(record, batches=batches, meta=record.meta.updated(**{**known, **meta}))
 
 
 def _causes(record: RunRecord) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
     assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
     assert abs(np.median(np.delete(own, _HIT))) < 0.1
     assert "100 % of the bytes in memory that is not pinned" in found["transfer.copy"].evidence
-    beside_others_of_its_size = replace(record, meta={**record.meta, "calibration": {}})
+    beside_others_of_its_size = replace(record, meta=replace(record.meta, calibration={}))
     assert np.median(_own_ms(beside_others_of_its_size, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
@@ -148,7 +149,8 @@ def test_nobody_is_blamed_for_a_captured_graph_without_a_profile_or_a_device(sim
     record = _starved(simulate)
     graph = replace(record, batches={**record.batches, "graph": np.ones_like(record.batches["batch_id"])})
     without = [
-        replace(record, meta={**record.meta, **known}) for known in ({"device": "cpu"}, {"device_profile": None})
+        replace(record, meta=meta)
+        for meta in (replace(record.meta, device="cpu"), replace(record.meta, device_profile=()))
     ]
     for one in (graph, *without):
         assert not {"dispatch.launch", "transfer.sync"} & set(_causes(one))
@@ -158,7 +160,7 @@ def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulat
     """Two workers' batches that compute at the same time take longer, and the host had nothing to do with it."""
     record = simulate(n=900, rate=150, base=10.0, per_item=0.0, workers=2)
     alone = _on_device(record, {}, device_profile=_profile(busy_ms=6.0), worker_devices=["cuda:0", "cuda:1"])
-    shared = replace(alone, meta={**alone.meta, "worker_devices": ["cuda:0", "cuda:0"]})
+    shared = replace(alone, meta=replace(alone.meta, worker_devices=("cuda:0", "cuda:0")))
     idle = [found for one in (alone, shared) if (found := idle_ns(gather(one))) is not None]
     begin, end = (record.batches[name] for name in ("h2d_end_ns", "compute_end_ns"))
     own = [record.batches["worker"] == worker for worker in (0, 1)]
@@ -179,9 +181,8 @@ def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> N
 
 
 def test_larger_batches_are_expected_to_keep_the_device_longer() -> None:
-    rest = {"launch_ns": 0, "sync_ns": 0, "waits": 0, "launches": 9}
-    rows = [{"elements": 400, "busy_ns": 4e6}, {"elements": 100, "busy_ns": 2e6}]
-    profile = DeviceProfile.of({"device_profile": [row | rest for row in rows]})
+    works = ((400, 4_000_000), (100, 2_000_000))
+    profile = DeviceProfile.of([DeviceWork(elements=size, busy_ns=busy, launches=9) for size, busy in works])
     assert profile is not None
     assert profile.busy_ns(np.array([50, 100, 250, 400, 800])).tolist() == [2e6, 2e6, 3e6, 4e6, 8e6]
-    assert DeviceProfile.of({}) is None and DeviceProfile.of({"device_profile": []}) is None
+    assert DeviceProfile.of(()) is None

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ import torch
 
 from latfix.errors import RunnerError
 from latfix.request import Request
-from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import EVENT_FIELDS, SAMPLE_FIELDS
+from latfix.run_record.schema import EVENT_FIELDS
 from latfix.runners.engine.continuous_batching import steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.fixes.batch.continuous import FIX, joined, works_in_steps
 from latfix.runners.fixes.fix import Applied
-from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 from tests.runners.engine.served import Served
 from tests.runners.scheduling.counting_model import Counter, Row, Stepping
 
@@ -174,14 +172,11 @@ def test_the_fix_sees_the_protocol_and_who_joined() -> None:
         rows, batches = served.end()
         lines = [json.loads(line) for line in served.events.drain(0).splitlines()]
         records.append(
-            RunRecord(
-                folder=Path("run"),
-                meta={"settings": served.settings.as_dict()},
-                requests={name: rows[name] for name in rows.dtype.names},
-                batches={name: batches[name] for name in batches.dtype.names},
+            build_record(
+                {name: rows[name] for name in rows.dtype.names},
+                {name: batches[name] for name in batches.dtype.names},
                 events={name: np.array([line[k] for line in lines], object) for k, name in enumerate(EVENT_FIELDS)},
-                samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-                traffic=Traffic.plain(np.sort(rows["arrival_ns"])),
+                settings=served.settings,
             )
         )
     continuous, static = records

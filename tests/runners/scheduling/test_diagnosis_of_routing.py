@@ -79,7 +79,7 @@ def test_sums_are_exact_and_pauses_are_named(
     record = routed(slower, most, window_ms)
     seen = gather(record)
     assert seen.setup.recorded
-    pulled = {**record.meta, "settings": {**record.meta["settings"], "routing": "pull"}}
+    pulled = replace(record.meta, settings=replace(record.meta.settings, routing="pull"))
     assert not gather(replace(record, meta=pulled)).setup.recorded, "pulling is replayed as a policy"
     assert seen.units["lag"].wall.max() == 0 or window_ms, "nobody but the router kept a worker from taking a request"
     found = diagnose(record, bootstrap=20)

@@ -14,11 +14,12 @@ import torch
 
 from latfix.profilers.gpu.allocator_counters import Inside
 from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.run_record.process_facts import Residence
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
-from latfix.runners.scheduling.keep_warm import Keeper, Residence, Resident, summed
+from latfix.runners.scheduling.keep_warm import Keeper, Resident, summed
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import Door, RoutedQueue
 from latfix.settings import RunnerSettings

@@ -170,7 +170,7 @@ def test_places_of_continuous_batches_are_no_workers(baseline: RunRecord) -> Non
     def run(workers: int, places: Sequence[int]) -> RunRecord:
         settings = {"batching": "continuous", "max_batch_size": 8, "workers": workers}
         batches = {**baseline.batches, "worker": np.resize(np.array(places), len(baseline.batches["worker"]))}
-        return replace(baseline, meta={**baseline.meta, "settings": settings}, batches=batches)
+        return replace(baseline, meta=baseline.meta.updated(settings=settings), batches=batches)
 
     one, two = run(1, range(8)), run(2, (0, 1, 8))
     assert _verified(host_workers.FIX, two, one).evidence.startswith("2 workers ran")
@@ -179,7 +179,7 @@ def test_places_of_continuous_batches_are_no_workers(baseline: RunRecord) -> Non
 
 
 def test_values_come_from_the_record(baseline: RunRecord) -> None:
-    stated = replace(baseline, meta={**baseline.meta, "objective": {"percentile": 99, "slo_ms": 250.0}})
+    stated = replace(baseline, meta=baseline.meta.updated(objective={"percentile": 99, "slo_ms": 250.0}))
     limits = {"batching": "adaptive", "target_ms": 250.0, "window_least_ms": 10.0, "window_most_ms": 100.0}
     assert batch_adaptive.FIX.change(_context(stated)) == limits
     computed = batch_adaptive.FIX.change(_context(baseline, replace(BEFORE, batch_window_ms=2.0)))
@@ -263,14 +263,14 @@ def test_the_shortest_first_is_seen_beside_batches_by_length(offer: Offer, recor
 
 
 def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord, recorded: Recorded) -> None:
-    fix, settings = batch_adaptive.FIX, baseline.meta["settings"]
+    fix, settings = batch_adaptive.FIX, baseline.meta.settings
     moved = {"runner.batch_limit": [4.0, 3.0, 2.0], "runner.window_ms": [10.0, 12.0]}
     still = {"runner.batch_limit": [4.0, 4.0], "runner.window_ms": [20.0, 20.0]}
 
     def run(series: dict[str, list[float]]) -> RunRecord:
         return replace(baseline, samples=_of_nobody(recorded, series=series).samples)
 
-    assert settings["max_batch_size"] == 4 and settings["batch_window_ms"] == 20.0
+    assert settings.max_batch_size == 4 and settings.batch_window_ms == 20.0
     assert "from 2 to 4" in _verified(fix, run(moved), baseline).evidence
     assert _verified(fix, run(moved), baseline).effective
     assert not _verified(fix, run(still), baseline).effective
