@@ -177,7 +177,7 @@ def test_a_real_sweep_answers(swept: Swept) -> None:
         record = RunRecord.load(swept.folder / run["folder"])
         assert record.meta.settings.max_batch_size == 1
         assert len(record.latencies_ns()) > 0
-    assert (swept.folder / "report.html").stat().st_size > 10_000
+    assert (swept.folder / "report.html").stat().st_size > 5_000
 
 
 @pytest.mark.slow
