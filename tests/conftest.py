@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
+from latfix.formatting import visible
 from latfix.profilers.allocator_lab.compare_policies import policy_of
 from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory
@@ -41,6 +44,7 @@ _BESIDE_OTHERS = (
     "profilers/forecast",
     "profilers/gpu",
     "profilers/over_time",
+    "profilers/probes/test_control_groups.py",
     "queueing",
     "reports",
     "results",
@@ -53,17 +57,25 @@ _BESIDE_OTHERS = (
     "runners/fixes/test_catalogue.py",
     "runners/fixes/test_device_memory.py",
     "runners/fixes/test_effects.py",
+    "runners/fixes/on_this_machine/test_refusals.py",
     "runners/gpu/test_captured_evidence.py",
     "runners/gpu/test_cuda_graphs.py",
     "runners/gpu/test_device_clock.py",
     "runners/gpu/test_device_selection.py",
+    "runners/gpu/test_rehearsal.py",
     "runners/host/test_cpu_quota.py",
     "runners/host/test_cpu_topology.py",
     "runners/host/test_malloc_libraries.py",
+    "runners/host/test_process_setup.py",
+    "runners/host/test_start_environment.py",
     "runners/live/test_requests.py",
+    "runners/measure/test_accuracy.py",
+    "runners/measure/test_accuracy_guard.py",
+    "runners/measure/test_layer_sensitivity.py",
     "runners/model_files",
-    "runners/model_transforms/test_torch_compile.py",
+    "runners/model_transforms",
     "runners/optimize",
+    "runners/replay/test_run_session.py",
     "runners/scheduling/test_adaptive_batching.py",
     "runners/scheduling/test_admission.py",
     "runners/scheduling/test_backlog.py",
@@ -72,10 +84,22 @@ _BESIDE_OTHERS = (
     "runners/scheduling/test_replica_router.py",
     "runners/scheduling/test_scheduling_fixes.py",
     "runners/scheduling/test_work_estimates.py",
+    "runners/selftest/faults/test_fault_log.py",
+    "runners/selftest/test_ground_truth.py",
+    "runners/selftest/test_plan.py",
+    "runners/selftest/test_score.py",
     "runners/service",
     "sample_workloads",
     "statistics",
     "traffic",
+)
+
+#: Tests that look at charts, or hand odd records to what draws them: nine tenths of a page's time are Matplotlib's.
+_DRAWN = (
+    "tests/reports/",
+    "tests/cli/commands/reading/test_report.py::test_any",
+    "tests/cli/test_hostile_records.py::test_any",
+    "tests/e2e/test_diagnose.py",
 )
 
 PLAIN_ADAPTER = """
@@ -103,6 +127,23 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.alone)
         if any(item.iter_markers("alone")) or any(item.iter_markers("slow")):
             item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def charts_as_titles() -> Iterator[None]:
+    """A chart is its title alone, but in the tests of :data:`_DRAWN`."""
+    from latfix.reports.charts import inline_svg, run_charts, sweep_charts
+
+    def draw(name: str, label: str, *drawing: Any, **layout: Any) -> Markup:
+        if os.environ.get("PYTEST_CURRENT_TEST", "").startswith(_DRAWN):
+            return inline_svg.draw(name, label, *drawing, **layout)
+        title = Markup('<title id="{}-title">{}</title>').format(name, visible(label, limit=600))
+        return Markup('<svg viewBox="0 0 1 1" role="img" aria-labelledby="{}-title">{}</svg>').format(name, title)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (run_charts, sweep_charts):
+            patch.setattr(module, "draw", draw)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -212,6 +212,8 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         steps=tuple(step.tried() for step in outcome.steps),
         ablation=ablation(outcome.kept, final, outcome.shares),
         prediction_error=PredictionErrors.from_json(outcome.prediction_errors()),
+        candidates=tuple(outcome.candidates),
+        floor_ms=outcome.floor_ms,
         layers=outcome.layers,
         gates=tuple(gates),
         plan="plan.toml",

@@ -120,6 +120,7 @@ def compare_rounds(
     smallest: float = 0.05,
     accuracy: tuple[float | None, float | None] | None = None,
     rule: Rule = FINAL,
+    judged: str | None = None,
 ) -> Comparison:
     """Compare rounds of two arms, replayed in turns.
 
@@ -131,6 +132,7 @@ def compare_rounds(
     :param base: one record a round, in order.
     :param smallest: see :func:`latfix.statistics.decision.judge`.
     :param accuracy: of the two arms; what the records' ``run.json`` say where it is ``None``.
+    :param judged: the key of ``RATIO_KEYS`` that the verdict is about; by default the workload's percentile.
     :param rule: how sure the verdict must be; the level of a look where the comparison goes on
         (:func:`latfix.statistics.group_sequential.look_level`).
     :raises ValueError: no rounds, or not equally many.
@@ -144,7 +146,7 @@ def compare_rounds(
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])
-    judged = _objective_key(new[0])
+    judged = judged or _objective_key(new[0])
     verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest)
     need = None
     if verdict == "undecided" and before.trustworthy and after.trustworthy:

@@ -108,6 +108,29 @@ class PredictionErrors(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate(Document):
+    """A whole configuration that the search looked at closely: one point of accuracy against latency.
+
+    :param fixes: ids; ``settings`` what they change. None is the service as it is.
+    :param compute: the time of typical batches over what it was, as measured; ``None`` where that was not needed.
+    :param accuracy: ``None`` where it was not measured: nothing in it changes answers, or it is slower.
+    :param predicted: ratios over the first settings by statistic, on the whole traffic; empty without a forecast.
+    :param replayed: ratios over what stood before it, on the slow stretches; empty where it was not replayed.
+    :param throughput_rps: of that replay.
+    :param status: kept, foretold (not replayed), or why it is out: rejected, no_gain, not_effective, undecided.
+    """
+
+    fixes: tuple[str, ...]
+    settings: Mapping[str, Any]
+    status: str
+    compute: float | None = None
+    accuracy: float | None = None
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    replayed: Mapping[str, RatioEstimate] = field(default_factory=dict)
+    throughput_rps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineVerdict(Document):
     """What the diagnosis of the baseline says, in a word and in a sentence."""
 
@@ -131,6 +154,9 @@ class Optimization(Document):
     :param diagnosis: of the baseline.
     :param steps: every fix that was considered, in order.
     :param ablation: what each kept fix gave, and what is left over.
+    :param candidates: whole configurations that were measured or replayed: accuracy against latency.
+    :param floor_ms: by statistic (mean, p99), what the fastest accurate way to run the model would take with an empty
+        queue and nobody else in a batch, as foretold; empty without a forecast.
     :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
     :param records: folders of the runs that pages draw: ``baseline``, and the last ``before`` and ``after``.
     :param plan: the file with the kept fixes, beside the document.
@@ -153,6 +179,8 @@ class Optimization(Document):
     steps: tuple[TriedFix, ...] = ()
     ablation: tuple[Contribution, ...] = ()
     prediction_error: PredictionErrors | None = None
+    candidates: tuple[Candidate, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    floor_ms: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     layers: Mapping[str, Any] = field(default_factory=dict)
     gates: tuple[GateResult, ...] = ()
     plan: str = ""

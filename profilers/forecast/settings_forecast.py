@@ -125,6 +125,17 @@ class Forecast:
         """Of :meth:`latencies`, in milliseconds."""
         return summarize_ms(self.latencies(serving, within))
 
+    def alone(self, cost: BatchCost | None, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
+        """Statistics in milliseconds of requests that meet an empty queue and share no batch: the least there is."""
+        work = self._work
+        some = np.arange(len(work.index))
+        if within:
+            inside = [(work.arrival >= begin) & (work.arrival < end) for begin, end in within]
+            some = np.flatnonzero(np.any(inside, axis=0))
+        time_of = self._model.timer(work.inputs, cost)
+        computed = np.array([time_of([row]) for row in some.tolist()], dtype=np.float64)
+        return summarize_ms(work.prepare[some] + self._model.fixed + computed + work.finish[some])
+
     @staticmethod
     def ratios(before: Floats, after: Floats) -> dict[str, float]:
         """Statistics of some simulated latencies over those of others; 1 where there are none."""

@@ -8,11 +8,13 @@ from typing import Any
 
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Serving, removable
-from latfix.runners.fixes import Context, Fix
+from latfix.runners.fixes import Fix
 from latfix.settings import RunnerSettings
 
 #: Settings by which batches get more or fewer cores: what they do to compute is measured, not foretold.
 _SHARING = frozenset({"workers", "intra_op_threads"})
+#: Settings that several fixes may change: they are merged, or the later one looks at what is there.
+_SHARED = frozenset({"env", "keep_precision", "warmup_shapes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,11 @@ class Configuration:
         )
 
 
-def compose(
-    first: RunnerSettings, choices: Sequence[Choice], context: Callable[[RunnerSettings], Context]
-) -> Configuration:
+#: Why a fix does not apply to settings; empty where it does.
+Obstacle = Callable[[Fix, RunnerSettings], str]
+
+
+def compose(first: RunnerSettings, choices: Sequence[Choice], obstacle: Obstacle) -> Configuration:
     """As many of the choices as go together, the earlier ones before the later ones.
 
     A fix's preconditions are asked again at the settings that those before it leave: what the precision, the backend,
@@ -106,11 +110,8 @@ def compose(
     """
     made = Configuration(first)
     for choice in choices:
-        settings = made.settings
         taken = {name for each in made.choices for name in each.change}
-        if taken & choice.change.keys() - {"env", "keep_precision", "warmup_shapes"}:
-            continue
-        if made.choices and choice.fix.obstacle(context(settings)):
+        if taken & choice.change.keys() - _SHARED or (made.choices and obstacle(choice.fix, made.settings)):
             continue
         made = Configuration(first, (*made.choices, choice))
     return made

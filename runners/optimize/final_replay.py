@@ -28,6 +28,7 @@ class Proof:
 
     :param rounds: before and after, in the order of the rounds.
     :param interrupted: Ctrl-C ended it; only complete rounds are in it.
+    :param judged: the statistic that it is about; ``None`` for the workload's percentile.
     :param level: error rate that the look after the last round may spend; :meth:`compare` uses it.
     :param most: rounds that the budget allowed.
     :param stopped: why it ended; ``None`` where it was interrupted.
@@ -36,6 +37,7 @@ class Proof:
     rounds: list[_Pair] = field(default_factory=list)
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
+    judged: str | None = None
     level: float = LEVEL
     most: int = MOST_ROUNDS
     stopped: Reason | None = None
@@ -46,7 +48,9 @@ class Proof:
         :raises ValueError: there are no rounds.
         """
         before, after = ([pair[k] for pair in self.rounds] for k in (0, 1))
-        return compare_rounds(before, after, seed=seed, accuracy=accuracy, rule=Rule(level=self.level))
+        return compare_rounds(
+            before, after, seed=seed, accuracy=accuracy, rule=Rule(level=self.level), judged=self.judged
+        )
 
 
 def prove(
@@ -59,6 +63,7 @@ def prove(
     seed: int,
     left_s: Callable[[], float],
     round_s: float,
+    judged: str | None = None,
 ) -> Proof:
     """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
 
@@ -69,7 +74,7 @@ def prove(
     :param left_s: seconds of the budget that are left.
     :param round_s: about how long a round takes; the last one that was replayed tells better.
     """
-    proof, late, number = Proof(), list[_Pair](), 0
+    proof, late, number = Proof(judged=judged), list[_Pair](), 0
     try:
         while proof.stopped is None:
             number += 1

@@ -47,7 +47,6 @@ class _Way(Document):
     status: str
     reason: str
     cost: Mapping[str, Any] | None = None
-    scored: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +68,7 @@ class Journal(Document):
     """An optimization's folder as far as it got: ``search.json``.
 
     :param settings: of the baseline; ``traffic_sha256`` of its schedule: both must be the same to go on.
+    :param stretch_s: seconds of the traffic that were replayed at most, its busiest.
     :param load_s: seconds that loading took, ``accuracy_s`` seconds that measuring the accuracy took.
     :param replays: pairs of windows replayed so far, which numbers their folders.
     :param found: by fix, what its set-up found, where that is recorded.
@@ -80,6 +80,7 @@ class Journal(Document):
 
     settings: Mapping[str, Any]
     traffic_sha256: str
+    stretch_s: float
     seed: int
     accuracy: float
     accuracy_kind: str
@@ -119,7 +120,7 @@ class Journal(Document):
             journal = cls.from_json(document)
         except InputError as error:
             raise InputError(f"{file}: {error.message}; {_ANEW}") from error
-        seconds = (journal.load_s, journal.accuracy_s)
+        seconds = (journal.load_s, journal.accuracy_s, journal.stretch_s)
         if not all(0 <= each <= _MOST_S for each in seconds) or journal.replays < 0 or journal.seed < 0:
             raise InputError(f"{file}: found a time or a count that cannot be; {_ANEW}")
         return journal
@@ -166,7 +167,6 @@ def entries_of(search: Search) -> dict[str, Any]:
                 status=each.status,
                 reason=each.reason,
                 cost=None if each.cost is None else each.cost.to_json(),
-                scored=each.scored,
             )
             for each in search.alternatives
         ),
@@ -212,7 +212,6 @@ def _way(entry: _Way, file: Path, known: Mapping[str, Fix]) -> Alternative:
         cost=None if entry.cost is None else BatchCost.from_json(entry.cost),
         status=_status(entry.status, file),
         reason=entry.reason,
-        scored=entry.scored,
     )
 
 

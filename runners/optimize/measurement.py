@@ -337,7 +337,7 @@ class Bench:
         """
         again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
         asked = 2 * max(_PACE_S, (1 + LEAST_PASSES) * batches_s)
-        return self.load_s + self._making_of(fixes) + asked + self._accuracy_of(fixes) + again
+        return self.load_s + self._making_of(fixes) + asked + again
 
     def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
         return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0

@@ -14,17 +14,19 @@ from latfix.errors import LatfixError, RunnerError
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.results.answer_check import AnswerCheck
-from latfix.results.comparison import Comparison
+from latfix.results.comparison import RATIO_KEYS, Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET
+from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Context, Fix
+from latfix.runners.fixes import FIXES, Fix
+from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, window_bounds
 from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
+from latfix.runners.optimize.screening_windows import busiest_stretch
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
@@ -74,7 +76,8 @@ class Outcome:
     :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
         with compute as it was measured; empty without a forecast.
     :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
-    :param trials: configurations that were replayed in the search.
+    :param trials: configurations that were replayed in the search; ``candidates`` all that were looked at closely.
+    :param floor_ms: see :class:`latfix.results.optimization.Optimization`.
     :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
     """
 
@@ -97,6 +100,8 @@ class Outcome:
     foretold: Mapping[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=dict)
     trials: Sequence[Trial] = ()
+    candidates: Sequence[Candidate] = ()
+    floor_ms: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Any] = field(default_factory=dict)
     answers: AnswerCheck | None = None
 
@@ -164,14 +169,16 @@ class Optimizer:
         resume: bool = False,
     ) -> None:
         self._spec = spec
-        self._traffic = traffic
+        self._journal = Journal.read(out) if resume else None
+        self._most_s = _BASELINE_SHARE * options.budget_s if self._journal is None else self._journal.stretch_s
+        self._whole = len(traffic)
+        self._traffic = traffic = busiest_stretch(traffic, self._most_s)
         self._first_settings = settings
         self._out = out
         self._options = options
         self._watch = watch
         self._say = say
         self._show = show
-        self._resume = resume
         self._foretell: Callable[[Bounds], Mapping[str, float]] = lambda _: {}
         self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=options.budget_s)
 
@@ -182,7 +189,7 @@ class Optimizer:
         """
         try:
             base = self._bench.arm("before", self._first_settings, ())
-            outcome, journal = self._resumed() if self._resume else self._baseline(base)
+            outcome, journal = self._baseline(base) if self._journal is None else self._resumed(self._journal)
             base.accuracy = outcome.accuracy
             search = self._search(outcome, base, journal)
             try:
@@ -209,6 +216,7 @@ class Optimizer:
         outcome.steps, outcome.settings = search.steps(ended=ended), search.best.settings
         outcome.layers = next(iter(search.recorded.values()), {})
         outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
+        outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
         if search.planner is not None:
             planner, best = search.planner, search.best
             outcome.shares = planner.shares(best)
@@ -226,6 +234,11 @@ class Optimizer:
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options
+        if len(self._traffic) < self._whole:
+            self._say(
+                f"the busiest {self._most_s:.0f} s of the traffic are replayed, {len(self._traffic)} of "
+                f"{self._whole} requests, in a quarter of the budget: a larger --budget replays more"
+            )
         started = time.monotonic()
         self._say("before: loading the model")
         base.running()
@@ -248,6 +261,7 @@ class Optimizer:
         journal = Journal(
             settings=self._first_settings.to_json(),
             traffic_sha256=schedule_digest(self._traffic),
+            stretch_s=self._most_s,
             seed=options.seed,
             accuracy=score,
             accuracy_kind=kind,
@@ -258,8 +272,8 @@ class Optimizer:
         journal.write(self._out)
         return self._outcome(record, diagnosis, journal), journal
 
-    def _resumed(self) -> tuple[Outcome, Journal]:
-        bench, journal = self._bench, Journal.read(self._out)
+    def _resumed(self, journal: Journal) -> tuple[Outcome, Journal]:
+        bench = self._bench
         journal.check(self._out, self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
@@ -294,10 +308,10 @@ class Optimizer:
         outcome.forecast_error = None if forecast is None else forecast.error
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
 
-        def planner(context: Callable[[RunnerSettings], Context]) -> Planner | None:
+        def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or forecast.error > WORST_ERROR:
                 return None
-            return Planner(forecast, goal, self._first_settings, context)
+            return Planner(forecast, goal, self._first_settings, obstacle)
 
         def note() -> None:
             replace(journal, replays=self._bench.replays, **entries_of(search)).write(self._out)
@@ -342,6 +356,7 @@ class Optimizer:
             seed=self._options.seed,
             left_s=bench.left_s,
             round_s=bench.round_s(traffic),
+            judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
         )
         outcome.notes += proof.notes
         if proof.interrupted:

@@ -8,15 +8,14 @@ corrects what is foretold of those that run the model the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.results.optimization import Prediction
-from latfix.runners.fixes import Context
-from latfix.runners.optimize.configuration import Choice, Configuration, compose
+from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.settings import RunnerSettings
 
 #: A simulation that misses what was measured by more than this predicts nothing.
@@ -57,7 +56,7 @@ class Planner:
     forecast: Forecast
     goal: Goal
     first: RunnerSettings
-    context: Callable[[RunnerSettings], Context]
+    obstacle: Obstacle
     costs: dict[tuple[str, ...], BatchCost | None] = field(default_factory=lambda: {(): None})
     corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
     looked_at: int = 0
@@ -134,7 +133,7 @@ class Planner:
         self.corrections[way(configuration)] = self.corrections.get(way(configuration), 0.0) + error
 
     def _composed(self, measured: Sequence[Choice], chosen: Mapping[int, Choice]) -> Configuration:
-        return compose(self.first, [*measured, *(chosen[key] for key in sorted(chosen))], self.context)
+        return compose(self.first, [*measured, *(chosen[key] for key in sorted(chosen))], self.obstacle)
 
     def _simulated(self, serving: Serving, within: Bounds) -> dict[str, float]:
         key = (serving, tuple(within))

@@ -49,6 +49,17 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
 
 
+def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
+    """So many seconds of the traffic with most requests; the whole where it is not longer."""
+    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
+    width = int(seconds * 1e9)
+    if last - first <= width:
+        return traffic
+    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    start = int(starts[np.argmax(_inside(traffic.arrival_ns, starts, width))])
+    return slice_time(traffic, start / 1e9, (start + width) / 1e9)
+
+
 def slowest_stretch(traffic: Traffic, baseline: RunRecord, wanted_s: float) -> Traffic:
     """The stretch of about so many seconds with most of the baseline's slow requests; the whole if it is not longer.
 

@@ -3,11 +3,11 @@
 What is decided, in this order:
 
 1. how the model runs (precision, backend, compilation, workers and threads): every way that applies is measured on
-   the same batches, and its answers are scored (:mod:`alternatives`);
+   the same batches (:mod:`alternatives`);
 2. everything that the forecast can simulate beside it (batch limit, window, order, causes that a fix takes away): for
-   each accurate way the best of many configurations (:mod:`planner`);
-3. the best of all is replayed on the slow stretches of the traffic, beside what stands so far. What that shows
-   corrects what was foretold, and the next best is replayed where it still promises more;
+   each way the best of many configurations (:mod:`planner`);
+3. the answers of the best of all are scored, and it is replayed on the slow stretches of the traffic, beside what
+   stands so far. What that shows corrects what was foretold, and the next best is replayed where it promises more;
 4. what no forecast knows (allocators, pinning, collections, …) is added where it treats what is left of the tail, and
    kept where replays show a gain.
 
@@ -25,17 +25,16 @@ from typing import Any
 
 from latfix.errors import LatfixError
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import BUDGET, Prediction
-from latfix.results.optimization_step import Step
+from latfix.results.optimization import BUDGET, Candidate, Prediction
+from latfix.results.optimization_step import KEYS, Step
 from latfix.runners.fixes import Applied, Context, Fix
 from latfix.runners.measure.accuracy_guard import judge
-from latfix.runners.optimize.alternatives import Alternative, hopeless, measure
-from latfix.runners.optimize.configuration import Choice, Configuration, compose
+from latfix.runners.optimize.alternatives import Alternative, measure
+from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, way
+from latfix.runners.optimize.planner import Goal, Planner, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
 from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm
@@ -51,7 +50,7 @@ _PROBES_S = 0.7
 _WORTH_A_REPLAY = 0.03
 #: Of the tail's excess, what a fix that no forecast knows must be expected to take away.
 _WORTH_ADDING = 0.03
-#: An undecided gain is taken where it is at least this, as a ratio; the final replay holds it to account.
+#: An undecided gain is taken where it and what was foretold are at least this, as a ratio: the final replay tells.
 _LIKELY = 0.95
 
 
@@ -106,7 +105,7 @@ class Search:
         diagnosis: Diagnosis,
         original: float,
         fixes: Sequence[Fix],
-        make_planner: Callable[[Callable[[RunnerSettings], Context]], Planner | None],
+        make_planner: Callable[[Obstacle], Planner | None],
         *,
         goal: Goal,
         trials: int | None,
@@ -134,7 +133,8 @@ class Search:
         self._obstacles: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
         self.ineffective: dict[str, str] = {}
-        self.planner = make_planner(self._context)
+        self._known: dict[tuple[str, str], str] = {}
+        self.planner = make_planner(self._obstacle)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -176,52 +176,60 @@ class Search:
 
         :raises LatfixError: the service failed as it is.
         """
+        spare = max(self._bench.left_s() - self._reserved_s(), 0.0)
+        trials = int((1 - _MEASURING) * spare / self._bench.trial_s(self._scored_fixes()))
+        count = "about 1 replay" if trials <= 1 else f"about {trials} replays"
+        self._say(f"this traffic and budget leave time for {count} of candidates and for the final proof")
         if self.planner is not None:
-            self._measure_ways(self.planner)
-            self._replay_foretold(self.planner)
+            limit = max(self.first.max_batch_size, 8)
+            batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
+            self._measure_ways(self.planner, batches)
+            self._replay_foretold(self.planner, batches)
         self._set_up()
         self._replay_added()
 
     # -- 1. ways to run the model
 
-    def _measure_ways(self, planner: Planner) -> None:
-        """Measure what applies, quickest first; then the best of it on other shares of the cores."""
-        limit = max(self.first.max_batch_size, 8)
-        sizes = [size for size in _PROBED_SIZES if size <= limit]
-        batches = planner.forecast.probes(sizes, _PROBES_S)
+    def _measure_ways(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
+        """Measure what applies, quickest first; then other shares of the cores, for the best of it and as it is."""
         left = self._bench.left_s()
-        until = left - _MEASURING * max(left - self._reserved_s(), 0.0)
+        spare = max(left - self._reserved_s(), 0.0)
+        until = left - max(min(_MEASURING * spare, spare - self._bench.trial_s(self._scored_fixes())), 0.0)
         take = partial(self._measure_way, planner, batches, until)
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
         for choice in sorted(self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.compute)):
             take([choice])
+        shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
+        for share in shares:
+            for model in self._ready(planner)[:1]:
+                take([*model.choices, share])
+            take([share])
+
+    def _ready(self, planner: Planner) -> list[Alternative]:
+        """Ways to run the model that may be chosen, best first."""
+        ready = [each for each in self.alternatives if each.status == "ready"]
+        ready = [each for each in ready if all(choice.fix.compute != 1.0 for choice in each.choices)]
+        return sorted(ready, key=lambda each: planner.score(self._numbered(planner, each.choices)))
+
+    def _look_again(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
+        """A way was refused for its answers: measure what is to take its place."""
         self._set_up()
         for choice in self._models():
             if choice.fix.after:
-                take([choice])
-        ready = sorted(
-            (each for each in self.alternatives if each.status == "ready"),
-            key=lambda each: planner.score(self._numbered(planner, each.choices)),
-        )
-        shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
-        for share in shares:
-            for model in ready[:1]:
-                take([*model.choices, share], model)
-            take([share])
+                self._measure_way(planner, batches, self._reserved_s(), [choice])
+
+    def _scored_fixes(self) -> list[Fix]:
+        """For an estimate of the first trial, which changes answers."""
+        return [fix for fix in self._fixes if fix.changes_outputs and not fix.making_s][:1]
 
     def _models(self) -> list[Choice]:
         return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
 
     def _measure_way(
-        self,
-        planner: Planner,
-        batches: Sequence[Sequence[int]],
-        until: float,
-        choices: Sequence[Choice],
-        known: Alternative | None = None,
+        self, planner: Planner, batches: Sequence[Sequence[int]], until: float, choices: Sequence[Choice]
     ) -> None:
         """Measure one way, unless it is known, contains one that is out, or there is no time before ``until``."""
-        made = compose(self.first, choices, self._context)
+        made = compose(self.first, choices, self._obstacle)
         if len(made.choices) < len(choices) or way(made) in planner.costs or self._refused(made):
             return
         fixes = [choice.fix for choice in choices]
@@ -233,31 +241,12 @@ class Search:
             for fix in fixes:
                 self._skipped.setdefault(fix.id, reason)
             return
-        found = measure(
-            self._bench,
-            self._base,
-            made,
-            batches=batches,
-            cost=planner.forecast.cost,
-            gains=lambda cost: self._gains(planner, made, cost),
-            original=self._original,
-            known=known,
-        )
+        found = measure(self._bench, self._base, made, batches, planner.forecast.cost)
         self.alternatives.append(found)
         if found.status == "ready":
             planner.costs[way(made)] = found.cost
         self._say(f"{made.words}: {'' if found.status == 'ready' else found.status + ', '}{found.reason}")
-        self._note()
-
-    def _gains(self, planner: Planner, made: Configuration, cost: BatchCost) -> bool:
-        """Whether a way of that cost may be part of the best: it is quicker for some batch, and as a whole foretold
-        to be better than the way the model runs now."""
-        if all(choice.fix.compute != 1.0 for choice in made.choices) and hopeless(cost):
-            return False
-        planner.costs[way(made)] = cost
-        told = planner.score(self._numbered(planner, made.choices))
-        del planner.costs[way(made)]
-        return told < planner.score(self._numbered(planner, ())) - LEAST_GAIN
+        self._learnt()
 
     def _set_up(self) -> None:
         """Measure, once each, what fixes must know before they can be decided, and look again what applies."""
@@ -265,6 +254,7 @@ class Search:
             due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
             if due and fix.set_up is not None and not self._out_of_time([]):
                 found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
+                self._known.clear()
                 if words := fix.set_up.shown(found):
                     self._say(f"{fix.id}: {words}")
         list(self._applicable())
@@ -289,7 +279,7 @@ class Search:
         made = [self._numbered(planner, choices) for choices in ways]
         return sorted(made, key=planner.score)
 
-    def _replay_foretold(self, planner: Planner) -> None:
+    def _replay_foretold(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
         tried = {(), *(trial.configuration.key for trial in self.trials)}
         told = 0
         while True:
@@ -310,6 +300,8 @@ class Search:
                 break
             tried.add(best.key)
             self._replay(best, planner)
+            if self.trials[-1].status == "rejected":
+                self._look_again(planner, batches)
 
     # -- 4. what no forecast knows
 
@@ -327,9 +319,9 @@ class Search:
                     self._skipped.setdefault(choice.fix.id, refusal)
                 return
             refused |= {fix.id for fix in fixes}
-            made = compose(self.first, [*self.best.choices, *group], self._context)
+            made = compose(self.first, [*self.best.choices, *group], self._obstacle)
             if not set(made.fixes) & {fix.id for fix in fixes}:
-                made = compose(self.first, [*group, *self.best.choices], self._context)
+                made = compose(self.first, [*group, *self.best.choices], self._obstacle)
             if set(made.fixes) - set(self.best.fixes):
                 self._replay(made, self.planner)
 
@@ -376,7 +368,8 @@ class Search:
             reason = f"the service did not run {which} it: {error.message}"
             trial = Trial(configuration=made, status=status, reason=reason)
         self.trials.append(trial)
-        if planner is not None and trial.status in ("rejected", "not_effective") and trial.comparison is None:
+        out = trial.status in ("rejected", "not_effective") and trial.comparison is None
+        if planner is not None and out and made.measured:
             planner.corrections[way(made)] = math.inf  # it does not run, or answers otherwise
         self._say(f"{made.words}: {trial.status}: {trial.reason}")
         if trial.status == "kept":
@@ -388,7 +381,7 @@ class Search:
             self.best, self.best_score, self.arm = effective, trial.score, candidate
         else:
             candidate.close()
-        self._note()
+        self._learnt()
 
     def _measured(self, made: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
         """Accuracy before speed, then the replays and the proof that each fix took effect."""
@@ -408,8 +401,6 @@ class Search:
         status, reason = decide_cold(pairs) if cold else decide(comparison)
         shown = {key: estimate.value for key, estimate in comparison.ratio.items()}
         gained = self._goal.score({**comparison_ratios(comparison), **shown})
-        if status == "undecided" and gained < math.log(_LIKELY):
-            status, reason = "kept", f"likely a gain: {reason}"
         prediction = None
         if planner is not None and not cold:
             now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
@@ -417,6 +408,8 @@ class Search:
                 ratio={key: then[key] / now[key] if now[key] > 0 else 1.0 for key in then},
                 compute=planner.predict(made, bench.window_bounds).compute,
             )
+            if status == "undecided" and max(gained, self._goal.score(prediction.ratio)) < math.log(_LIKELY):
+                status, reason = "kept", f"likely a gain, as foretold: {reason}"
             planner.correct(made, prediction.ratio, {**prediction.ratio, **comparison_ratios(comparison), **shown})
         verified, missing = self._verified(made, candidate, pairs)
         self.ineffective |= missing
@@ -456,7 +449,7 @@ class Search:
         for fix in self._fixes:
             if fix.id in self.ineffective or (made is not None and fix.id in made.fixes):
                 continue
-            if obstacle := fix.obstacle(context):
+            if obstacle := self._obstacle(fix, context.settings):
                 if made is None:
                     self._obstacles[fix.id] = obstacle
                 continue
@@ -469,6 +462,13 @@ class Search:
         out = [{choice.words for choice in each.choices} for each in self.alternatives if each.status != "ready"]
         return any(each <= words for each in out)
 
+    def _obstacle(self, fix: Fix, settings: RunnerSettings) -> str:
+        """Why a fix does not apply to settings, asked once until something new is known: some look at the record."""
+        key = (fix.id, repr(settings))
+        if key not in self._known:
+            self._known[key] = fix.obstacle(self._context(settings))
+        return self._known[key]
+
     def _context(self, settings: RunnerSettings) -> Context:
         baseline = self._bench.baseline
         return Context(
@@ -478,7 +478,7 @@ class Search:
             default_collate=bool(self._bench.ready(self._base)["default_collate"]),
             cores=int(baseline.meta.machine.get("cores", 1)),
             latest=self.arm.latest,
-            steps=self._measured_steps(),
+            steps=self.steps(ended=False),
             found=self.found,
         )
 
@@ -487,9 +487,54 @@ class Search:
         if self._most_trials is not None and len(self.trials) >= self._most_trials:
             return f"{BUDGET}all {self._most_trials} trials are used"
         needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
+        if not self.best.choices:  # there is nothing to prove yet, and a shorter proof is better than none
+            left += self._reserved_s() / 2
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
+
+    def _learnt(self) -> None:
+        """Something new is known, which preconditions may look at, and the journal keeps."""
+        self._known.clear()
+        self._note()
+
+    # -- what was found
+
+    def candidates(self) -> list[Candidate]:
+        """Whole configurations that were looked at closely: those that were replayed, and the best of each way."""
+        found = [self._candidate(trial.configuration, trial.status, trial) for trial in self.trials]
+        replayed = {trial.configuration.key for trial in self.trials}
+        for each in self.alternatives:
+            made = Configuration(self.first, each.choices)
+            if each.status == "ready" and self.planner is not None:
+                made = self._numbered(self.planner, each.choices)
+            if made.key not in replayed:
+                found.append(self._candidate(made, "foretold" if each.status == "ready" else each.status, each))
+        return found
+
+    def _candidate(self, made: Configuration, status: str, source: Trial | Alternative) -> Candidate:
+        known = self.planner is not None and way(made) in self.planner.costs
+        predicted = self.planner.predict(made) if known and self.planner is not None else None
+        comparison = source.comparison if isinstance(source, Trial) else None
+        cost = source.cost if isinstance(source, Alternative) else None
+        scale = cost.typical if cost is not None else (predicted.compute or (0.0, 1.0))[1] if predicted else None
+        return Candidate(
+            fixes=made.fixes,
+            settings={name: value for choice in made.choices for name, value in choice.change.items()},
+            status=status,
+            compute=scale,
+            accuracy=float(source.scored["score"]) if isinstance(source, Trial) and source.scored else None,
+            predicted={} if predicted is None else predicted.ratio,
+            replayed={} if comparison is None else comparison.ratio,
+            throughput_rps=None if comparison is None else comparison.after.throughput_rps,
+        )
+
+    def floor_ms(self) -> dict[str, float]:
+        """By statistic, the least over the accurate ways of what requests take with an empty queue."""
+        if self.planner is None:
+            return {}
+        found = [self.planner.forecast.alone(cost) for cost in self.planner.costs.values()]
+        return {key: min(each[key] for each in found) for key in KEYS}
 
     # -- what became of each fix
 
@@ -523,17 +568,13 @@ class Search:
                 )
         return self._measured_step(fix) or self._unmeasured_step(fix, ended)
 
-    def _measured_steps(self) -> list[Step]:
-        """Of the fixes whose ways were measured."""
-        return [step for fix in self._fixes if (step := self._measured_step(fix)) is not None]
-
     def _measured_step(self, fix: Fix) -> Step | None:
         alone = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
         for each in sorted(alone, key=lambda each: (each.status == "ready", len(each.choices))):
             own = next(choice for choice in each.choices if choice.fix.id == fix.id)
             status = "no_gain" if each.status == "ready" else each.status
             reason = f"{each.reason}; another way is foretold to be better" if each.status == "ready" else each.reason
-            return fix.step(status, reason, settings=dict(own.change), scored=each.scored, accuracy=each.accuracy)
+            return fix.step(status, reason, settings=dict(own.change))
         return None
 
     def _unmeasured_step(self, fix: Fix, ended: bool) -> Step | None:

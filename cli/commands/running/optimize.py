@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, Mar
 from latfix.errors import InputError
 from latfix.formatting import did_you_mean
 
+if TYPE_CHECKING:
+    from latfix.settings import Objective
+
 
 def optimize(
     workload: options.WorkloadArgument,
@@ -22,7 +26,14 @@ def optimize(
     mapping: options.MapOption = None,
     budget: Annotated[
         str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
-    ] = "10m",
+    ] = "5m",
+    objective: Annotated[
+        str, typer.Option("--objective", help="What is to be small: mean, p50, p90, p95, p99 or p99.9.")
+    ] = "",
+    max_accuracy_drop: Annotated[
+        float | None,
+        typer.Option("--max-accuracy-drop", metavar="X", help="Largest loss of the score allowed."),
+    ] = None,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", help="Replay at most N candidates; no limit by default.")
     ] = None,
@@ -32,7 +43,7 @@ def optimize(
     no_fix: Annotated[
         list[str] | None, typer.Option("--no-fix", metavar="ID", help="Do not try this fix; may be repeated.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")] = None,
+    plan: options.StartingPlanOption = None,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),
@@ -81,12 +92,14 @@ def optimize(
         only=_fix_ids("--fix", fix),
         exclude=_fix_ids("--no-fix", no_fix),
         seed=options.check_seed(seed),
+        goal=check_objective(objective),
     )
     parsed = tuple(parse_gate(text) for text in gate or ())
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
     check_resume(resume, out)
     spec = load_spec(workload, traffic=traffic, profile=profile)
     check_runs(spec)
+    spec = replace(spec, objective=aimed_at(spec.objective, search.goal, max_accuracy_drop))
     settings, earlier = options.service_settings(spec, plan, device)
     schedule = options.load_traffic(spec, replayed)
     gates = Gates(parsed, recording=Recording.open(history, parsed))
@@ -104,6 +117,31 @@ def optimize(
         plan="" if plan is None else str(plan),
         resume=resume,
     )
+
+
+def check_objective(text: str) -> str | None:
+    """The statistic that ``text`` names, as forecasts call it; ``None`` for the workload's own percentile.
+
+    :raises InputError: it names none.
+    """
+    known = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p99.9": "p99_9"}
+    if text and text not in known:
+        raise InputError(f"--objective: found {text!r}; expected one of {', '.join(known)}")
+    return known.get(text)
+
+
+def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> Objective:
+    """The workload's objective with what the command says of it.
+
+    :raises InputError: the drop is negative, or no number.
+    """
+    from latfix.statistics.latency_summary import QUANTILES
+
+    if max_drop is not None and not 0 <= max_drop < float("inf"):
+        raise InputError(f"--max-accuracy-drop: found {max_drop:g}; expected a number of at least 0")
+    percentile = 100 * QUANTILES[goal] if goal is not None and goal in QUANTILES else objective.percentile
+    drop = objective.max_accuracy_drop if max_drop is None else max_drop
+    return replace(objective, percentile=percentile, max_accuracy_drop=drop)
 
 
 def check_trials(trials: int | None) -> int | None:
