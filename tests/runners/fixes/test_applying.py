@@ -243,6 +243,15 @@ def test_batches_shrink_where_they_cost_more_and_grow_where_they_pay(
     assert BY_ID["batch.size"].obstacle(make_context(dear)) == BY_ID["batch.size"].obstacle(make_context(cheap)) == ""
 
 
+def test_numbers_to_choose_from_are_others_than_now(before: RunnerSettings, make_context: MakeContext) -> None:
+    now = make_context(None, before.with_overrides({"max_batch_size": 4, "batch_window_ms": 5.0}))
+    sizes = [change["max_batch_size"] for change in BY_ID["batch.size"].changes(now)]
+    windows = [change["batch_window_ms"] for change in BY_ID["batch.window"].changes(now)]
+    assert (sizes, windows) == ([1, 2, 8], [0.0, 1.0, 2.0]), "doubled at most, and never open for longer"
+    large = make_context(None, before.with_overrides({"max_batch_size": 64}))
+    assert max(change["max_batch_size"] for change in BY_ID["batch.size"].changes(large)) == 32
+
+
 def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
     calling: Callable[..., Context], before: RunnerSettings
 ) -> None:
