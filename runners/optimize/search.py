@@ -185,7 +185,6 @@ class Search:
             batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
             self._measure_ways(self.planner, batches)
             self._replay_foretold(self.planner, batches)
-        self._set_up()
         self._replay_added()
 
     # -- 1. ways to run the model
@@ -241,6 +240,7 @@ class Search:
             for fix in fixes:
                 self._skipped.setdefault(fix.id, reason)
             return
+        self._make_room(self.arm)
         found = measure(self._bench, self._base, made, batches, planner.forecast.cost)
         self.alternatives.append(found)
         if found.status == "ready":
@@ -309,6 +309,7 @@ class Search:
         """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
         refused = {fix for trial in self.trials for fix in trial.configuration.fixes}
         while True:
+            self._set_up()
             groups = [group for group in self._added() if not {choice.fix.id for choice in group} <= refused]
             if not groups:
                 return
@@ -356,6 +357,7 @@ class Search:
         """Replay a configuration beside the one that stands, and take it where it is better."""
         fixes = [choice.fix for choice in made.choices]
         bench, standing = self._bench, self.arm
+        self._make_room(self._base)
         self._say(f"replaying {made.words}")
         added = [fix for fix in made.fixes if fix not in self.best.fixes]
         label = added[0] if len(added) == 1 else f"trial-{len(self.trials) + 1}"
@@ -382,6 +384,11 @@ class Search:
         else:
             candidate.close()
         self._learnt()
+
+    def _make_room(self, idle: Arm) -> None:
+        """On a device no third service holds memory beside the two that are compared."""
+        if self._bench.room.on_device and self.arm is not self._base:
+            idle.close()
 
     def _measured(self, made: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
         """Accuracy before speed, then the replays and the proof that each fix took effect."""
@@ -555,9 +562,10 @@ class Search:
         for trial in reversed(self.trials):
             if fix.id in trial.configuration.fixes and trial.configuration.fixes != self.best.fixes:
                 own = next(choice for choice in trial.configuration.choices if choice.fix.id == fix.id)
+                words = trial.configuration.words
                 return fix.step(
                     "no_gain" if trial.status == "kept" else trial.status,
-                    f"replayed with {trial.configuration.words}: {trial.reason}",
+                    trial.reason if words == fix.id else f"tried as {words}: {trial.reason}",
                     settings=dict(own.change),
                     comparison=trial.comparison,
                     prediction=trial.prediction,
