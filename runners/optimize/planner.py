@@ -105,24 +105,28 @@ class Planner:
         """By fix and statistic, its share of the logarithm of the foretold ratio: mean, least and most over orders.
 
         What a fix gives depends on which others are there when it is added; the mean over all orders (Shapley, 1953)
-        adds up to the whole. With many fixes the orders that begin with each are taken.
+        adds up to the whole. With many fixes the orders that begin with each are taken. What the forecast knows nothing
+        of, it gives no share.
         """
         choices = configuration.choices
+        places = range(len(choices))
         if len(choices) <= _ALL_ORDERS:
-            orders = [list(order) for order in permutations(choices)]
+            orders = [list(order) for order in permutations(places)]
         else:
-            orders = [[*choices[k:], *choices[:k]] for k in range(len(choices))]
+            orders = [[*places[k:], *places[:k]] for k in places]
         added: dict[str, list[dict[str, float]]] = {choice.fix.id: [] for choice in choices}
         for order in orders:
-            steps = [Configuration(self.first, tuple(order[:k])) for k in range(len(order) + 1)]
+            # However they are added, those that are there stand in the configuration's own order.
+            there = [sorted(order[:k]) for k in range(len(order) + 1)]
+            steps = [Configuration(self.first, tuple(choices[place] for place in each)) for each in there]
             if all(way(step) in self.costs for step in steps):
                 told = [self.predict(step).ratio for step in steps]
-                for choice, before, after in zip(order, told, told[1:], strict=False):
-                    added[choice.fix.id].append({key: math.log(after[key] / before[key]) for key in after})
+                for place, before, after in zip(order, told, told[1:], strict=False):
+                    added[choices[place].fix.id].append({key: math.log(after[key] / before[key]) for key in after})
         return {
             fix: {key: _mean_and_range([each[key] for each in found]) for key in found[0]}
             for fix, found in added.items()
-            if found
+            if any(any(each.values()) for each in found)
         }
 
     def correct(

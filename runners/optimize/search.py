@@ -157,6 +157,8 @@ class Search:
             if each.status == "ready" and self.planner is not None:
                 self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
         for trial in self.trials:
+            if self.planner is not None:
+                _correct(self.planner, trial)
             if trial.status == "kept":
                 self.best_score, self.best = trial.score, self._effective(trial.configuration)
         if self.best.choices:
@@ -254,9 +256,9 @@ class Search:
             due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
             if due and fix.set_up is not None and not self._out_of_time([]):
                 found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
-                self._known.clear()
                 if words := fix.set_up.shown(found):
                     self._say(f"{fix.id}: {words}")
+                self._learnt()
         list(self._applicable())
 
     # -- 2. and 3. whole configurations
@@ -370,9 +372,8 @@ class Search:
             reason = f"the service did not run {which} it: {error.message}"
             trial = Trial(configuration=made, status=status, reason=reason)
         self.trials.append(trial)
-        out = trial.status in ("rejected", "not_effective") and trial.comparison is None
-        if planner is not None and out and made.measured:
-            planner.corrections[way(made)] = math.inf  # it does not run, or answers otherwise
+        if planner is not None:
+            _correct(planner, trial)
         self._say(f"{made.words}: {trial.status}: {trial.reason}")
         if trial.status == "kept":
             effective = self._effective(made)
@@ -417,7 +418,6 @@ class Search:
             )
             if status == "undecided" and max(gained, self._goal.score(prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as foretold: {reason}"
-            planner.correct(made, prediction.ratio, {**prediction.ratio, **comparison_ratios(comparison), **shown})
         verified, missing = self._verified(made, candidate, pairs)
         self.ineffective |= missing
         if status == "kept" and missing and not set(made.fixes) - set(self.best.fixes) - set(missing):
@@ -609,6 +609,19 @@ class Search:
             together=group if len(group) > 1 else (),
             pairs=first.pairs,
         )
+
+
+def _correct(planner: Planner, trial: Trial) -> None:
+    """Have a trial tell of other configurations that run the model as it did."""
+    made, comparison = trial.configuration, trial.comparison
+    if comparison is not None and trial.prediction is not None:
+        told, shown = trial.prediction.ratio, {key: estimate.value for key, estimate in comparison.ratio.items()}
+        planner.correct(made, told, {**told, **comparison_ratios(comparison), **shown})
+    elif comparison is None and trial.status in ("rejected", "not_effective"):
+        # It answers otherwise, whatever cores it runs on, or does not run.
+        answers = {choice.words for choice in made.measured if choice.fix.changes_outputs}
+        out = answers if answers and trial.status == "rejected" else set(way(made))
+        planner.corrections |= {each: math.inf for each in planner.costs if out and out <= set(each)}
 
 
 def comparison_ratios(comparison: Comparison) -> dict[str, float]:
