@@ -16,6 +16,8 @@ import pytest
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, RunnerError
 from latfix.formatting import LATENCY_KEYS
+from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
+from latfix.profilers.forecast.settings_forecast import Serving
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
@@ -26,6 +28,7 @@ from latfix.runners.replay.run_session import schedule_digest
 from latfix.settings import Objective, RunnerSettings
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
+from tests.profilers.conftest import simulate as simulate
 from tests.records import build_record
 
 LOAD_S = 2.0
@@ -82,8 +85,8 @@ class World:
     :param on_replay: called before every replay, with the arm.
     :param first_load_s: seconds that the first process takes to load; all others take ``LOAD_S``.
     :param warm_s: seconds that a process takes before its first replay, beside loading.
-    :param paces: by variable, what is left of a batch's compute.
-    :param eclipsed: variables that take no effect beside another one.
+    :param paces: by variable, what is left of a batch's compute, where that is not the factor.
+    :param limits: by ``max_batch_size``, a factor of the latency; ``shares`` by workers, of compute, too.
     :param keep: layers that must keep their precision.
     :param first_use: factor of the latency of a request that a process has not served before.
     :param device: what the services run on.
@@ -99,7 +102,8 @@ class World:
     first_load_s: float = LOAD_S
     now: float = 0.0
     paces: dict[str, float] = field(default_factory=dict)
-    eclipsed: dict[str, str] = field(default_factory=dict)
+    limits: dict[int, float] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
     first_use: float = 1.0
     device: Device | None = None
@@ -234,8 +238,9 @@ class FakeArm:
             self.profiled = self.world.device is not None
         if do == "pace":
             self.world.paced.append((self.label, _more["batches"]))
-            pace = float(np.prod([self.world.paces.get(name, 1.0) for name in self.settings.env]))
-            pace *= PROFILED if self.profiled else 1.0
+            paces, env = self.world.paces, self.settings.env
+            pace = float(np.prod([paces.get(name, float(env[name])) for name in env]))
+            pace *= self.world.shares.get(self.settings.workers, 1.0) * (PROFILED if self.profiled else 1.0)
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
             return {"alone": each, "together": each}
         if do == "evaluate":
@@ -254,8 +259,9 @@ class FakeArm:
         self.world.replays.append((self.label, folder.name, cold))
         self.world.now += traffic.duration_s + (self.world.warm_s if cold else 0.0)
         env = self.settings.env
-        seen = [k for k in env if k not in self.world.silent and self.world.eclipsed.get(k) not in env]
-        factor = float(np.prod([float(env[k]) for k in seen])) * (PROFILED if self.profiled else 1.0)
+        factor = float(np.prod([float(env[k]) for k in env if k not in self.world.silent]))
+        factor *= self.world.limits.get(self.settings.max_batch_size, 1.0) * (PROFILED if self.profiled else 1.0)
+        factor *= self.world.shares.get(self.settings.workers, 1.0)
         stalls = self._work()
         factor *= STALLING if stalls else 1.0
         record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings)
@@ -279,6 +285,31 @@ class FakeArm:
         wanted, left = self.needs + device.work - self.holds, device.left(self.world.arms)
         self.holds += min(wanted, left)
         return 5 if wanted > left else 0
+
+
+class Known:
+    """As :class:`latfix.profilers.forecast.settings_forecast.Forecast`: foretells what is in this world."""
+
+    error = 0.0
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def statistics(self, serving: Serving, _within: object = ()) -> dict[str, float]:
+        factor = 1.0 if serving.cost is None else serving.cost.typical
+        return dict.fromkeys(LATENCY_KEYS, 10.0 * factor * self.world.limits.get(serving.max_batch, 1.0))
+
+    def alone(self, cost: BatchCost | None) -> dict[str, float]:
+        return dict.fromkeys(LATENCY_KEYS, 10.0 if cost is None else 10.0 * cost.typical)
+
+    def probes(self, _sizes: object, _most_s: float) -> list[list[int]]:
+        return [[0], [1], [0, 1]]
+
+    def seconds(self, batches: list[list[int]]) -> float:
+        return 0.01 * len(batches)
+
+    def cost(self, batches: list[list[int]], before: list[float], after: list[float]) -> BatchCost | None:
+        return fit_cost([columns(len(batch), 1.0, 1.0, ()) for batch in batches], before, after)
 
 
 def simulated(
@@ -391,6 +422,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     for module in ("optimizer", "measurement", "final_replay"):
         monkeypatch.setattr(f"latfix.runners.optimize.{module}.time", SimpleNamespace(monotonic=lambda: made.now))
     return made
+
+
+@pytest.fixture
+def forecast(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast that knows the world; without it all fixes are tried one by one."""
+    monkeypatch.setattr("latfix.runners.optimize.optimizer.Forecast", lambda _: Known(world))
 
 
 @pytest.fixture

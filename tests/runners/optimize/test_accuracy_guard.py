@@ -35,17 +35,6 @@ def test_agreement_stands_in_where_the_workload_has_no_score(search: Any, world:
     assert world.statuses(outcome) == {"a.INT8": "rejected"}
 
 
-def test_kept_fixes_that_lose_accuracy_together_are_no_plan(search: Any, world: Any) -> None:
-    """Each alone was fine; the fix that lost it changes no answers by itself, so only the end shows it."""
-    world.scores = {"BATCH": 0.9}
-    outcome = search(world.fix("BATCH", 0.5))
-    assert world.statuses(outcome) == {"a.BATCH": "kept"}
-    assert outcome.final_accuracy == 0.9
-    assert not outcome.accurate
-    assert outcome.verdict == "no_gain"
-    assert outcome.planned == []
-
-
 @pytest.fixture
 def int8(world: Any) -> tuple[list[Fix], list[Any]]:
     """Int8 that costs too much in all layers, and not with one of them left out; what the latter was told of them."""

@@ -1,0 +1,162 @@
+"""Ways to run the model are measured, the best configurations replayed, and what no forecast knows is added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from latfix.runners.fixes import Fix, Verified
+
+pytestmark = pytest.mark.usefixtures("forecast")
+
+
+def limits(world: Any, *sizes: int) -> Fix:
+    """Batch limits to choose from."""
+    changes = [{"max_batch_size": size} for size in sizes]
+    return replace(
+        world.fix("LIMIT"), sets=changes[0], options=lambda _: changes, verify=lambda _: Verified(True, "seen")
+    )
+
+
+def workers(world: Any, count: int) -> Fix:
+    return replace(world.fix("WORKERS"), sets={"workers": count}, verify=lambda _: Verified(True, "seen"))
+
+
+def model(world: Any, name: str, factor: float, **more: Any) -> Fix:
+    """A way to run the model whose answers differ."""
+    fix: Fix = world.fix(name, factor, compute=0.5, changes_outputs=True, **more)
+    return fix
+
+
+def scored(world: Any) -> list[str]:
+    return [label for label, do in world.asked if do == "evaluate"]
+
+
+def test_the_quickest_accurate_way_is_kept(search: Any, world: Any) -> None:
+    world.scores, world.broken = {"INT8": 0.9, "BF16": 0.995}, {"BROKEN"}
+    ways = {"BROKEN": 0.3, "INT8": 0.4, "BF16": 0.6, "SLOW": 1.2}
+    outcome = search(*(model(world, name, factor) for name, factor in ways.items()))
+    assert world.statuses(outcome) == {
+        "a.BROKEN": "not_effective",
+        "a.INT8": "rejected",
+        "a.BF16": "kept",
+        "a.SLOW": "no_gain",
+    }
+    assert dict(outcome.settings.env) == {"BF16": "0.6"} and outcome.final_accuracy == 0.995
+    assert "accuracy 1 -> 0.9" in world.step(outcome, "INT8").reason
+    assert "x1.20" in world.step(outcome, "SLOW").reason and "does not load" in world.step(outcome, "BROKEN").reason
+    assert scored(world) == ["before", "a.INT8", "a.BF16"], "neither what does not run, nor what is slower"
+    assert {label for label, _ in world.paced} == {"before", *(f"pace-a.{name}" for name in ways if name != "BROKEN")}
+    assert not any(label == "a.INT8" for label, _, _ in world.replays), "accuracy comes before speed"
+
+
+def test_a_way_and_numbers_are_replayed_together_as_foretold(search: Any, world: Any) -> None:
+    world.limits = {4: 0.9, 8: 0.6}
+    outcome = search(model(world, "FAST", 0.5), limits(world, 2, 4, 8))
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.LIMIT": "kept"}
+    assert outcome.settings.max_batch_size == 8 and len(outcome.trials) == 1
+    step = world.step(outcome, "LIMIT")
+    assert step.together == ("a.FAST", "a.LIMIT") and step.settings == {"max_batch_size": 8}
+    assert step.prediction.ratio["p99"] == pytest.approx(0.3)
+    assert step.comparison.ratio["mean"].value == pytest.approx(0.3, rel=0.02)
+    assert outcome.prediction_errors()["p99"]["median"] < 0.05 and outcome.foretold["p99"] == pytest.approx(0.3)
+    assert set(outcome.shares) == {"a.FAST", "a.LIMIT"}
+    assert {label for label, _, _ in world.replays} == {"before", "trial-1", "after"}
+
+
+def test_what_is_foretold_to_be_no_better_than_what_stands_is_not_replayed(search: Any, world: Any) -> None:
+    outcome = search(model(world, "FAST", 0.5), model(world, "OTHER", 0.7))
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.OTHER": "no_gain"}
+    assert "another way is foretold to be better" in world.step(outcome, "OTHER").reason
+    assert len(outcome.trials) == 1
+
+
+def test_where_a_replay_falls_short_the_next_best_is_replayed(search: Any, world: Any) -> None:
+    world.paces = {"VAIN": 0.4}
+    outcome = search(model(world, "VAIN", 0.9), model(world, "OTHER", 0.7))
+    assert [trial.configuration.fixes for trial in outcome.trials] == [("a.VAIN",), ("a.OTHER",)]
+    assert world.statuses(outcome) == {"a.VAIN": "no_gain", "a.OTHER": "kept"}
+    assert dict(outcome.settings.env) == {"OTHER": "0.7"}
+
+
+def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: Any, world: Any) -> None:
+    world.shares = {2: 0.6}
+    outcome = search(model(world, "FAST", 0.5), workers(world, 2))
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "kept"} and outcome.settings.workers == 2
+    assert [label for label, _ in world.paced if label != "before"] == [
+        "pace-a.FAST",
+        "pace-a.FAST-a.WORKERS",
+        "pace-a.WORKERS",
+    ]
+
+
+def test_answers_that_were_refused_are_not_asked_for_again_on_other_cores(search: Any, world: Any) -> None:
+    world.shares, world.scores = {2: 0.6}, {"INT8": 0.9}
+    outcome = search(model(world, "INT8", 0.5), workers(world, 2))
+    assert world.statuses(outcome) == {"a.INT8": "rejected", "a.WORKERS": "kept"}
+    assert len(scored(world)) == 2
+
+
+def test_what_no_forecast_knows_is_added_where_it_treats_what_is_left(search: Any, world: Any) -> None:
+    fixes = model(world, "FAST", 0.5), world.fix("HEAP", 0.8), world.fix("ELSEWHERE", 0.5, treats="y")
+    outcome = search(*fixes)
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.HEAP": "kept", "a.ELSEWHERE": "skipped"}
+    assert dict(outcome.settings.env) == {"FAST": "0.5", "HEAP": "0.8"}
+    assert world.step(outcome, "HEAP").comparison.ratio["mean"].value == pytest.approx(0.8, rel=0.02)
+    assert "0.0% of what is left of the tail" in world.step(outcome, "ELSEWHERE").reason
+    assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.02)
+    assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
+
+
+def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -> None:
+    world.silent = {"SILENT"}
+    outcome = search(world.fix("GENTLE", 0.7, gentle=True), world.fix("SILENT", 0.5, gentle=True))
+    assert world.statuses(outcome) == {"a.GENTLE": "kept", "a.SILENT": "not_effective"}
+    assert len(outcome.trials) == 1 and outcome.trials[0].configuration.fixes == ("a.GENTLE", "a.SILENT")
+    assert dict(outcome.settings.env) == {"GENTLE": "0.7"}
+
+
+def test_most_trials_are_kept_to(search: Any, world: Any) -> None:
+    outcome = search(model(world, "FAST", 0.5), world.fix("HEAP", 0.8), trials=1)
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.HEAP": "skipped"}
+    assert "all 1 trials are used" in world.step(outcome, "HEAP").reason
+
+
+@pytest.mark.parametrize("budget_s", [120.0, 200.0])
+def test_measuring_leaves_time_to_replay_and_to_prove(search: Any, world: Any, budget_s: float) -> None:
+    ways = [model(world, f"W{k}", 0.9 - 0.01 * k, making_s=10.0) for k in range(30)]
+    outcome = search(*ways, budget_s=budget_s)
+    assert outcome.kept and outcome.final is not None and world.now <= budget_s
+    assert outcome.for_time and "measuring it takes about" in next(
+        step.reason for step in outcome.steps if step.fix == outcome.for_time[0]
+    )
+
+
+def test_measured_ways_and_replays_are_not_repeated_after_an_interruption(search: Any, world: Any) -> None:
+    # GIVEN a search that was stopped in its second replay
+    world.scores = {"INT8": 0.9}
+    fixes = model(world, "INT8", 0.4), model(world, "FAST", 0.5), world.fix("HEAP", 0.8), model(world, "SLOW", 1.2)
+
+    def stop(arm: Any, _name: str) -> None:
+        if arm.label == "a.HEAP":
+            raise KeyboardInterrupt
+
+    world.on_replay = stop
+    first = search(*fixes)
+    assert first.interrupted and dict(first.settings.env) == {"FAST": "0.5"}
+    # WHEN it goes on
+    world.on_replay = lambda *_: None
+    world.paced.clear()
+    world.asked.clear()
+    outcome = search(*fixes, resume=True)
+    # THEN only what is left is measured
+    assert not world.paced and not {"a.INT8", "a.FAST"} & {label for label, _ in world.asked}
+    assert world.statuses(outcome) == {
+        "a.INT8": "rejected",
+        "a.FAST": "kept",
+        "a.HEAP": "kept",
+        "a.SLOW": "no_gain",
+    }
+    assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.02)
