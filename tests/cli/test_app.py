@@ -24,6 +24,7 @@ COMMANDS = (
         "diagnose",
         "optimize",
         "compare",
+        "gate",
         "sweep",
         "report",
         "selftest",
