@@ -76,7 +76,7 @@ def main() -> None:
         changes |= ALONE
         changes["batches twice as large"] = {"max_batch_size": 2 * spec.settings.max_batch_size}
     with tempfile.TemporaryDirectory() as scratch:
-        field = _Field(spec, traffic, Path(scratch))
+        field = Field(spec, traffic, Path(scratch))
         results = field.screened(changes) if arguments.exhaustive else field.whole(changes, arguments.rounds)
     document = {
         "date": datetime.date.today().isoformat(),
@@ -99,7 +99,7 @@ def combinations() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
             yield names, {key: value for change in chosen for key, value in change.items()}
 
 
-class _Field:
+class Field:
     """Arms on one workload and schedule."""
 
     def __init__(self, spec: Any, traffic: Traffic, scratch: Path) -> None:
@@ -107,6 +107,7 @@ class _Field:
         self._traffic = traffic
         self._scratch = scratch
         self._count = 0
+        self.accuracy: dict[str, float] = {}
 
     def whole(self, changes: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
         """Every arm on the whole traffic, all of them in each round, their order turned from round to round."""
@@ -129,7 +130,7 @@ class _Field:
                 print(f"{name:<28} did not run: {results[name]['failed']}")
                 continue
             compared = compare_rounds(base, of_arm)
-            results[name] = compared.to_json()
+            results[name] = compared.to_json() | {"accuracy": self.accuracy[name]}
             told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
             print(f"{name:<28} {told}")
         return results
@@ -172,7 +173,12 @@ class _Field:
     def _fresh(self, name: str, change: dict[str, Any]) -> RunRecord:
         arm = self._arm(name, change)
         try:
-            return arm.replay(self._folder(name), self._traffic, _quiet, seed=0)
+            record = arm.replay(self._folder(name), self._traffic, _quiet, seed=0)
+            if name not in self.accuracy:  # the workload as it is comes first, and keeps its answers for the others
+                reference = self._scratch / "outputs.npz"
+                way = {"reference": str(reference)} if reference.exists() else {"save": str(reference)}
+                self.accuracy[name] = arm.ask("evaluate", folder=str(record.folder), **way)["score"]
+            return record
         finally:
             arm.close()
 

@@ -58,7 +58,7 @@ class Run:
         self.evidence: Evidence = gather(self.record)
         self.books: Books = make_books(self.evidence)
         latency = self.books.ledger.latency_ns
-        percentile = float((self.record.meta.get("objective") or {}).get("percentile", 99))
+        percentile = self.record.meta.objective.percentile
         self.tail = latency >= percentile_ns(latency, percentile)
 
     def rows(self, name: str) -> Floats:

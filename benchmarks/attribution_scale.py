@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.start_derivatives import serve
-from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE
+from latfix.run_record.run_meta import RunMeta
+from latfix.run_record.run_record import SCHEDULE
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
@@ -146,7 +147,7 @@ def make_record(folder: Path, requests: int, seed: int = 0) -> None:
     }
     pq.write_table(pa.table(sample), folder / "samples.parquet")
     meta = {
-        "schema": RUN_SCHEMA,
+        "schema": RunMeta.SCHEMA,
         "state": "complete",
         "workload": "simulated",
         "device": "cpu",

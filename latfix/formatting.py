@@ -125,6 +125,14 @@ def shown(value: object, limit: int = 60) -> str:
     return clipped(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value), limit)
 
 
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``did you mean 'known'?`` with the nearest of the known words; ``otherwise`` where none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
 def clipped(text: str, limit: int) -> str:
     """``text``, cut to ``limit`` characters; an ellipsis is the last where it was longer."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

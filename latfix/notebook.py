@@ -11,14 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfix.run_record.run_meta import RunMeta
-
 if TYPE_CHECKING:
     import pandas as pd
 
     from latfix.results.comparison import Comparison
     from latfix.results.diagnosis import Diagnosis
     from latfix.run_record.chunked_record import RecordFile
+    from latfix.run_record.run_meta import RunMeta
     from latfix.run_record.run_record import RunRecord
 
 #: Columns that are points in time, from the run's start; other ``*_ns`` are durations.
@@ -37,10 +36,10 @@ class Run:
         """Where it was read from."""
         return self.record.folder
 
-    @cached_property
+    @property
     def meta(self) -> RunMeta:
         """What was replayed, where and how: ``run.json``."""
-        return RunMeta.from_json(self.record.meta)
+        return self.record.meta
 
     @cached_property
     def requests(self) -> pd.DataFrame:

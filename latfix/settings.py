@@ -6,9 +6,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from latfix.files.json_documents import Document
 
 Precision = Literal["default", "bf16", "fp16", "int8_dynamic", "int8_weight_only", "fp8_dynamic"]
 Compile = Literal["off", "dynamic", "reduce-overhead", "max-autotune"]
@@ -115,7 +117,7 @@ def rules_of(kind: type) -> Mapping[str, Rule]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerSettings:
+class RunnerSettings(Document):
     """How the service runs. Every field is a key of ``[runner]`` in ``workload.toml`` and in a plan.
 
     Times are in milliseconds because people write them. Zero means "none" for limits and timeouts.
@@ -184,16 +186,9 @@ class RunnerSettings:
             values["env"] = {**self.env, **values["env"]}
         return replace(self, **values)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for ``run.json`` and for the runner's process."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["keep_precision"] = list(self.keep_precision)
-        values["env"] = dict(self.env)
-        return values
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class Objective(Document):
     """What the workload is meant to reach.
 
     :param percentile: the latency percentile that matters.

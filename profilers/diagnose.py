@@ -59,8 +59,7 @@ def diagnose(
     :param seed: of the bootstrap; ``bootstrap`` the replicates for the causes' intervals.
     :param sink: gets the ledger of each chunk, in order; the diagnosis of several chunks has the slowest rows only.
     """
-    objective = record.meta.get("objective") or {}
-    q = float(percentile if percentile is not None else objective.get("percentile", _DEFAULT_PERCENTILE))
+    q = record.meta.objective.percentile if percentile is None else float(percentile)
     scale = scale or Scale()
     source = WholeRecord(record) if isinstance(record, RunRecord) else record
     wanted = sorted({q, *(100 * fraction for fraction in QUANTILES.values())})
@@ -120,8 +119,8 @@ class _Findings:
                 f"stretches of the run, and only the {len(ledger.request):,} slowest requests are shown one by one."
             )
         return Diagnosis(
-            workload=str(meta.get("workload", "")),
-            device=str(meta.get("device", "cpu")),
+            workload=meta.workload,
+            device=meta.device,
             requests=statuses,
             latency_ms=latency_ms,
             latency_ci95_ms=latency_intervals_ms(totals, self.seen.histogram, self.seed),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from latfix.config.model_file_kind import is_model_file
+from latfix.run_record.run_meta import RunMeta
 
 _SAMPLES = "sample_workloads"
 
@@ -16,27 +15,25 @@ class Words(str):
     """Arguments of a command that are quoted for a shell already."""
 
 
-def workload_argument(meta: Mapping[str, Any], *, typed: str | None = None) -> str:
+def workload_argument(meta: RunMeta, *, typed: str | None = None) -> str:
     """What to type for the workload of a recorded run and its traffic: a sample's name, its folder or its model file.
 
     The traffic is in it where the workload does not name it itself; then it is more than one argument, which the
     commands here take as they are.
 
-    :param meta: the content of ``run.json``.
     :param typed: how the user named the workload, where that is known.
     """
     workload = typed or _workload(meta)
-    more = meta.get("traffic_arguments")
-    if not isinstance(more, list) or not more:
+    if not meta.traffic_arguments:
         return workload
-    return Words(shlex.join([workload, *(str(word) for word in more)]))
+    return Words(shlex.join([workload, *meta.traffic_arguments]))
 
 
-def _workload(meta: Mapping[str, Any]) -> str:
-    folder, entry = meta.get("workload_folder"), meta.get("entry")
-    if not (isinstance(folder, str) and folder):
-        return str(meta.get("workload", ""))
-    if isinstance(entry, str) and is_model_file(entry) and Path(entry).name == entry:
+def _workload(meta: RunMeta) -> str:
+    folder, entry = meta.workload_folder, meta.entry
+    if not folder:
+        return meta.workload
+    if is_model_file(entry) and Path(entry).name == entry:
         return str(Path(folder, entry))  # stands for the folder where workload.toml names it
     return Path(folder).name if Path(folder).parent.name == _SAMPLES else folder
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.gpu.commands import LATFIX, run
 from benchmarks.gpu.parts import lacks
+from latfix.run_record.run_meta import RunMeta
 
 #: By fault, the cause that has to be named; none where the run is left alone.
 EXPECTED = {
@@ -178,8 +179,8 @@ def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
         # A profiler that is let go of and started again may show nothing of a batch.
         "profiles": {
             "asked": len(typical_batches(record)),
-            "found": len(record.meta.get("device_profile", ())),
-            "launches": [work["launches"] for work in record.meta.get("device_profile", ())],
+            "found": len(record.meta.device_profile),
+            "launches": [work.launches for work in record.meta.device_profile],
         },
     }
 
@@ -211,30 +212,24 @@ def judged(fault: str, document: Mapping[str, Any], lacking: list[str], *, other
     return result
 
 
-def missing_evidence(meta: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+def missing_evidence(meta: RunMeta, counts: Mapping[str, int]) -> list[str]:
     """What a run lacks to prove anything, whatever was named in it.
 
-    :param meta: ``run.json``.
     :param counts: measured requests by how they ended.
     """
     missing = []
-    scheduled, done = int(meta.get("scheduled", 0)), counts.get("ok", 0)
+    scheduled, done = meta.scheduled or 0, counts.get("ok", 0)
     if not scheduled or done < _LEAST_OK * scheduled:
         missing.append(f"{done} of {scheduled} requests ended ok")
-    device = str(meta.get("device", ""))
-    if not device.startswith("cuda"):
-        missing.append(f"the device was {device or 'not told'}")
-    profiled = meta.get("device_profile", ())
-    if len(profiled) < _LEAST_PROFILES:
-        missing.append(f"{len(profiled)} batches were profiled, {_LEAST_PROFILES} are needed")
-    if failure := meta.get("device_profile_failure"):
-        missing.append(f"profiling failed: {failure}")
-    missing += [
-        f"{name} was not measured"
-        for name in ("copy_in_ns", "copy_out_ns")
-        if name not in meta.get("calibration", {})
-    ]
-    nvml = str(meta.get("probes", {}).get("nvml", "NVML: not read"))
+    if not meta.device.startswith("cuda"):
+        missing.append(f"the device was {meta.device}")
+    profiled = len(meta.device_profile)
+    if profiled < _LEAST_PROFILES:
+        missing.append(f"{profiled} batches were profiled, {_LEAST_PROFILES} are needed")
+    if meta.device_profile_failure:
+        missing.append(f"profiling failed: {meta.device_profile_failure}")
+    missing += [f"{name} was not measured" for name in ("copy_in_ns", "copy_out_ns") if name not in meta.calibration]
+    nvml = str(meta.probes.get("nvml", "NVML: not read"))
     if "not read" in nvml:
         missing.append(nvml)
     return missing

@@ -155,11 +155,9 @@ def figures(record: RunRecord, diagnosis: Mapping[str, Any]) -> dict[str, Any]:
         "batches_read": int(read.sum()),
         "batches_with_retries": int((record.batches["alloc_retries"] > 0).sum()),
         "device_memory": dict(facts(record)),
-        "calibration": {
-            name: value for name, value in record.meta.get("calibration", {}).items() if name.startswith("device_")
-        },
-        "reading_us": _reading_us(record.meta.get("overhead", {})),
-        "overhead": record.meta.get("overhead", {}),
+        "calibration": {name: value for name, value in record.meta.calibration.items() if name.startswith("device_")},
+        "reading_us": _reading_us(record.meta.overhead),
+        "overhead": dict(record.meta.overhead),
         "reserve_mb": worker_growth_mib(record),
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,15 +133,22 @@ def diagnosed(
 
     if folder is None:
         return diagnose(record, percentile=percentile, seed=seed)
+    with writing_into(folder), CausesFile(folder / "causes.parquet") as file:
+        return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+
+
+@contextlib.contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """An ``OSError`` inside says that the folder cannot be written.
+
+    :raises InputError: instead of it.
+    """
     try:
-        with CausesFile(folder / "causes.parquet") as file:
-            return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
+        yield
     except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"{folder}: cannot write there ({error.strerror}); name another folder with --out")
+        raise InputError(
+            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
+        ) from error
 
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
@@ -186,13 +194,11 @@ def conclude(
     results, row = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
     diagnosis = replace(diagnosis, gates=tuple(results))
     document = diagnosis.to_json()
-    try:
+    with writing_into(where):
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
         stories = tell_slowest(shown, in_report.ledger)
         write_run_report(where / "report.html", shown, in_report, stories=stories)
-    except OSError as error:
-        raise _unwritable(where, error) from error
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
     failure = _failure(diagnosis, shown) if workload is not None and not interrupted else ""
     console = outputs.console()
@@ -227,7 +233,7 @@ def _judged(
 
     meta, recording = record.meta, gates.recording
     subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
-    series = series_of(meta, command="diagnose", plan=str(meta.get("plan") or ""))
+    series = series_of(meta, command="diagnose", plan=meta.plan or "")
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
     if not recording.records:
@@ -238,7 +244,7 @@ def _judged(
         replace(subject, latency_ms=latency_ms),
         series,
         verdict=str(document["verdict"]),
-        settings=meta.get("settings") or {},
+        settings=meta.settings.to_json(),
         gates=[result.to_json() for result in results],
         against_history=[gate.text for gate in gates.gates if gate.needs_history],
         folder=record.folder,

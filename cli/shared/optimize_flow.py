@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latfix.cli.shared.diagnose_flow import show_gates
+from latfix.cli.shared.diagnose_flow import show_gates, writing_into
 from latfix.cli.shared.replay_progress import ReplayLines
-from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, RunnerError
 
 if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
@@ -95,7 +95,7 @@ def _conclude(
     results, row = _judge(folder, gates, outcome, plan)
     found = _optimization(folder, spec, outcome, results)
     document = found.to_json()
-    try:
+    with writing_into(folder):
         _write_baseline_diagnosis(outcome)
         _write_plan(folder / "plan.toml", spec, outcome, started_from)
         write_json(folder / "optimization.json", document)
@@ -106,10 +106,6 @@ def _conclude(
             before=outcome.before or outcome.baseline,
             after=outcome.after,
         )
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
-        ) from error
     console = outputs.console()
     if not outputs.to_stdout:
         console.print(
@@ -151,7 +147,7 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
         replace(after, latency_ms={**grid, **after.latency_ms}),
         series,
         verdict=outcome.verdict,
-        settings=outcome.settings.as_dict(),
+        settings=outcome.settings.to_json(),
         gates=[result.to_json() for result in results],
         against_history=[gate.text for gate in gates.gates if gate.needs_history],
         folder=folder,
@@ -202,14 +198,15 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
     baseline = _baseline(outcome)
     return Optimization(
         workload=spec.name,
-        device=meta["device"],
+        device=meta.device,
         verdict=outcome.verdict,
-        objective=meta["objective"],
+        objective=meta.objective.to_json(),
         before=final.before if final is not None else baseline,
         after=final.after if final is not None else baseline,
         ratio=final.ratio if final is not None else dict.fromkeys(RATIO_KEYS, unchanged),
         rounds=final.rounds if final is not None else 0,
         accuracy_kind=outcome.accuracy_kind,
+        answers=outcome.answers,
         accuracy_limit=outcome.accuracy_limit,
         diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
         steps=tuple(step.tried() for step in outcome.steps),
@@ -220,8 +217,8 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         plan="plan.toml",
         records={name: _relative(record.folder, folder) for name, record in runs.items() if record is not None},
         interrupted=outcome.interrupted,
-        machine=meta.get("machine", {}),
-        versions=meta.get("versions", {}),
+        machine=meta.machine,
+        versions=meta.versions,
         notes=tuple(_notes(outcome)),
     )
 
@@ -305,7 +302,7 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: 
         measured["accuracy_before"] = outcome.accuracy
         if outcome.final_accuracy is not None:
             measured["accuracy_after"] = outcome.final_accuracy
-    machine = {key: value for key, value in outcome.baseline.meta.get("machine", {}).items() if value is not None}
+    machine = {key: value for key, value in outcome.baseline.meta.machine.items() if value is not None}
     write_plan(
         Plan(
             workload=spec.name,

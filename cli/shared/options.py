@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latfix.errors import InputError
-from latfix.files.atomic_write import is_device
+from latfix.files.atomic_write import is_device, write_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from latfix.config.plan import PlannedFix
     from latfix.config.workload_toml import WorkloadSpec
+    from latfix.settings import RunnerSettings
     from latfix.traffic.schedule import Traffic
 
 WorkloadArgument = Annotated[
@@ -150,40 +154,82 @@ def check_device(device: str | None) -> dict[str, str]:
     return {"device": device}
 
 
+def service_settings(
+    spec: WorkloadSpec, plan: Path | None, device: str | None
+) -> tuple[RunnerSettings, tuple[PlannedFix, ...]]:
+    """The workload's settings as ``--plan`` and ``--device`` change them, and the plan's fixes.
+
+    A plan for another workload is applied, with a warning on standard error.
+
+    :raises InputError: the plan cannot be read, or it is no device.
+    """
+    from latfix.config.plan import read_plan
+
+    settings = spec.settings
+    fixes: tuple[PlannedFix, ...] = ()
+    if plan is not None:
+        applied = read_plan(plan)
+        if strange := applied.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
+        settings, fixes = settings.with_overrides(applied.settings()), applied.fixes
+    return settings.with_overrides(check_device(device)), fixes
+
+
 @dataclass(frozen=True, slots=True)
-class JsonTarget:
-    """Where ``--json`` goes: a file, standard output, or nowhere. A bad path fails before anything runs."""
+class Target:
+    """Where an output goes: a file, standard output, or nowhere. A bad path fails before anything runs.
 
+    :param option: that named it, for messages.
+    :param append: add to what is there already.
+    """
+
+    option: str
     where: str | None
-
-    @property
-    def to_stdout(self) -> bool:
-        """Standard output carries the document, and nothing else may."""
-        return self.where == "-"
+    append: bool = False
 
     @classmethod
-    def open(cls, where: str | None) -> JsonTarget:
+    def open(cls, option: str, where: str | None, *, append: bool = False) -> Target:
         """Check that the target can be written.
 
         :raises InputError: it cannot.
         """
         if where is not None and where != "-":
-            see_that_it_can_be_written("--json", where)
-        return cls(where)
+            see_that_it_can_be_written(option, where)
+        return cls(option, where, append)
 
-    def write(self, document: Mapping[str, Any]) -> None:
-        """Write the document."""
+    @property
+    def to_stdout(self) -> bool:
+        """Standard output carries it, and nothing else may."""
+        return self.where == "-"
+
+    def write(self, text: str) -> None:
+        """Write the text; a file is replaced whole or not at all."""
         if self.where is None:
             return
         if self.to_stdout:
-            sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+            sys.stdout.write(text)
             return
-        from latfix.files.atomic_write import write_json
-
         try:
-            write_json(Path(self.where), document)
+            if self.append:
+                with Path(self.where).open("a", encoding="utf-8") as file:
+                    file.write(text)
+            else:
+                write_text(Path(self.where), text)
         except OSError as error:
-            raise _refusal("--json", self.where, error) from error
+            raise _refusal(self.option, self.where, error) from error
+
+    def write_json(self, document: Mapping[str, Any]) -> None:
+        """Write the document."""
+        if self.where is not None:
+            self.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+    def report(self, document: Mapping[str, Any], render: Callable[[], RenderableType]) -> None:
+        """Write the document, and show the result where standard output does not carry it."""
+        from rich.console import Console
+
+        self.write_json(document)
+        if not self.to_stdout:
+            Console().print(render())
 
 
 def see_that_it_can_be_written(option: str, where: str) -> None:

@@ -12,14 +12,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import JsonTarget, see_that_it_can_be_written
+from latfix.cli.shared.options import Target
 from latfix.errors import InputError, LatfixError
-from latfix.files.atomic_write import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,48 +41,6 @@ AnnotationsOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class TextTarget:
-    """Where a text goes: a file, standard output, or nowhere.
-
-    :param option: that named it, for messages.
-    :param append: add to what is there already.
-    """
-
-    option: str
-    where: str | None
-    append: bool = False
-
-    @classmethod
-    def open(cls, option: str, where: str | None, *, append: bool = False) -> TextTarget:
-        """Check that the target can be written.
-
-        :raises InputError: it cannot.
-        """
-        if where is not None and where != "-":
-            see_that_it_can_be_written(option, where)
-        return cls(option, where, append)
-
-    def write(self, text: str) -> None:
-        """Write the text; a file is replaced whole or not at all."""
-        if self.where is None:
-            return
-        if self.where == "-":
-            sys.stdout.write(text)
-            return
-        path = Path(self.where)
-        try:
-            if self.append:
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(text)
-                return
-            write_text(path, text)
-        except OSError as error:
-            raise InputError(
-                f"{self.option}: cannot write {self.where} ({error.strerror}); name another file"
-            ) from error
-
-
 @dataclass(slots=True)
 class Outputs:
     """All of a command's targets.
@@ -94,10 +50,10 @@ class Outputs:
     """
 
     command: str
-    json: JsonTarget
-    junit: TextTarget
-    markdown: TextTarget
-    step_summary: TextTarget
+    json: Target
+    junit: Target
+    markdown: Target
+    step_summary: Target
     annotations: bool = False
     started: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
     _written: bool = False
@@ -120,10 +76,10 @@ class Outputs:
         page = (os.environ.get(STEP_SUMMARY) or None) if annotations else None
         return cls(
             command=command,
-            json=JsonTarget.open(json_file),
-            junit=TextTarget.open("--junit", junit),
-            markdown=TextTarget.open("--markdown", markdown),
-            step_summary=TextTarget.open(f"--annotations: {STEP_SUMMARY}", page, append=True),
+            json=Target.open("--json", json_file),
+            junit=Target.open("--junit", junit),
+            markdown=Target.open("--markdown", markdown),
+            step_summary=Target.open(f"--annotations: {STEP_SUMMARY}", page, append=True),
             annotations=annotations,
         )
 
@@ -153,7 +109,7 @@ class Outputs:
         :param workload: its name where the document has none.
         :param failure: why it is not to be relied on; empty where it is.
         """
-        self.json.write(document)
+        self.json.write_json(document)
         if self._for_ci():
             from latfix.reports.ci.ci_summary import read_summary
 

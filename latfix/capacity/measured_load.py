@@ -136,10 +136,10 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
         grew for good, or in the drain. Requests in flight then have an age only.
     """
     rows, measured = record.requests, record.measured
-    workers = int(record.meta.get("settings", {}).get("workers", 1))
-    threads = int(record.meta.get("settings", {}).get("prepare_threads", 1))
-    at_once = int(record.meta.get("settings", {}).get("max_batch_size", 1)) * workers
-    sent = min(int(record.meta.get("sent", len(record.traffic))), len(record.traffic))
+    settings, scheduled = record.meta.settings, len(record.traffic)
+    workers, threads = settings.workers, settings.prepare_threads
+    at_once = settings.max_batch_size * workers
+    sent = scheduled if record.meta.sent is None else min(record.meta.sent, scheduled)
     arrival = record.traffic.arrival_ns[:sent].astype(np.int64)
     index = rows["index"][measured]
     latency_ns, end = np.full(sent, -1, np.int64), np.full(sent, np.iinfo(np.int64).max, np.int64)

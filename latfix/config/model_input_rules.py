@@ -81,7 +81,7 @@ def _rule(name: str, entry: Any, file: TomlFile) -> InputRule:
         )
     pad = _number(entry, "pad", name, file)
     return InputRule(
-        shape=_shape(name, entry["shape"], file, where) if "shape" in entry else None,
+        shape=parse_shape(name, entry["shape"], file, "inputs") if "shape" in entry else None,
         dtype=dtype,
         low=low,
         high=high,
@@ -101,9 +101,15 @@ def _number(entry: Mapping[str, Any], key: str, name: str, file: TomlFile) -> fl
     return float(value)
 
 
-def _shape(name: str, value: Any, file: TomlFile, where: str) -> tuple[int | Expression, ...]:
+def parse_shape(name: str, value: Any, file: TomlFile, table: str) -> tuple[int | Expression, ...]:
+    """A shape as it is written for one input or output.
+
+    :param table: ``inputs`` or ``outputs``.
+    :raises InputError: it is no list of sizes, or names the batch more than once.
+    """
+    where = file.place(table, name)
     if not isinstance(value, list):
-        raise file.error("inputs", name, f"{name} with shape = {value!r}", _EXAMPLE)
+        raise file.error(table, name, f"{name} with shape = {value!r}", _EXAMPLE)
     shape: list[int | Expression] = []
     for size in value:
         if isinstance(size, str):
@@ -111,10 +117,10 @@ def _shape(name: str, value: Any, file: TomlFile, where: str) -> tuple[int | Exp
         elif isinstance(size, int) and not isinstance(size, bool) and 1 <= size < 2**31:
             shape.append(size)
         else:
-            raise file.error("inputs", name, f"{name} with the size {size!r}", _EXAMPLE)
+            raise file.error(table, name, f"{name} with the size {size!r}", _EXAMPLE)
     batches = sum(is_batch(size) for size in shape)
     if batches > 1:
-        raise file.error("inputs", name, f'{name} with "{BATCH}" twice', _EXAMPLE)
+        raise file.error(table, name, f'{name} with "{BATCH}" twice', _EXAMPLE)
     for size in shape:
         if isinstance(size, Expression) and BATCH in size.names and not is_batch(size):
             raise InputError(

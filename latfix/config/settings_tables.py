@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from latfix.files.toml_reader import TomlFile
-from latfix.formatting import shown
+from latfix.formatting import did_you_mean, shown
 from latfix.settings import Objective, RunnerSettings, rules_of
 
 
@@ -40,7 +39,6 @@ def validate_table(table: Mapping[str, Any], kind: type, file: TomlFile, table_n
     for key, value in table.items():
         rule = rules[key]
         if not rule.check(value):
-            near = difflib.get_close_matches(value, rule.choices, n=1) if isinstance(value, str) else []
-            todo = f"did you mean {near[0]!r}?" if near else ""
+            todo = did_you_mean(value, rule.choices) if isinstance(value, str) else ""
             raise file.error(table_name, key, f"{key} = {shown(value)}", rule.expected, todo)
     return {key: float(value) if rules[key].is_float else value for key, value in table.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +10,17 @@ from typing import Any
 
 from latfix.config.model_file_kind import MODEL_SUFFIXES, check_model_file, is_model_file
 from latfix.config.model_input_rules import InputRule, parse_inputs
+from latfix.config.model_output_rules import OutputRule, parse_outputs
 from latfix.config.settings_tables import validate_objective, validate_settings
 from latfix.config.tensorrt_requirements import check_engine_runs
 from latfix.config.workload_profiles import overlaid
 from latfix.errors import InputError, input_error
 from latfix.files.toml_reader import TomlFile, read_toml
+from latfix.formatting import did_you_mean
 from latfix.settings import Objective, RunnerSettings
 
 SPEC_FILE = "workload.toml"
-_TABLES = ("workload", "runner", "objective", "traffic", "inputs", "profile")
+_TABLES = ("workload", "runner", "objective", "traffic", "inputs", "outputs", "profile")
 _ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -77,8 +78,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
         return _model_spec(path, traffic, profile)
     if workload in known:
         return read_spec(known[workload], traffic=traffic, profile=profile)
-    near = difflib.get_close_matches(workload, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"samples are {', '.join(known)}"
+    advice = did_you_mean(workload, known, f"samples are {', '.join(known)}")
     if there:
         expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
         raise InputError(f"{workload}: found a file; expected {expected}; {advice}")
@@ -113,6 +113,7 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
         raise file.error(
             "inputs", None, "[inputs] and no model", "model = FILE in [workload]: an adapter prepares its own"
         )
+    parse_outputs(document.get("outputs", {}), file, of_file="model" in head)
     settings = validate_settings(document.get("runner", {}), file, "runner")
     objective = validate_objective(document.get("objective", {}), file)
     return WorkloadSpec(
@@ -219,15 +220,28 @@ def model_inputs(folder: Path, entry: str) -> dict[str, InputRule]:
     return parse_inputs(document.get("inputs", {}), file)
 
 
+def declared_outputs(folder: Path, entry: str) -> dict[str, OutputRule]:
+    """``[outputs]`` of a workload; none for a model file that ``workload.toml`` in its folder does not name.
+
+    :raises InputError: it is wrong.
+    """
+    of_file = is_model_file(entry)
+    if not (_named_beside(folder, folder / entry) if of_file else _is_there(folder / SPEC_FILE)):
+        return {}
+    document, file = read_toml(folder / SPEC_FILE)
+    return parse_outputs(document.get("outputs", {}), file, of_file=of_file)
+
+
 def _named_beside(folder: Path, model: Path) -> bool:
     """True if ``workload.toml`` in the folder names this file as its model."""
     if not _is_there(folder / SPEC_FILE):
         return False
     document, _ = read_toml(folder / SPEC_FILE)
     head = document.get("workload", {})
-    if "inputs" in document and head == {}:  # of no workload else: meant for the file, and they would do nothing
+    table = next((name for name in ("inputs", "outputs") if name in document), "")
+    if table and head == {}:  # of no workload else: meant for the file, and they would do nothing
         expected = f'model = "{model.name}" in [workload] of that file'
-        raise input_error(folder / SPEC_FILE, None, "[inputs] without [workload]", expected)
+        raise input_error(folder / SPEC_FILE, None, f"[{table}] without [workload]", expected)
     named = head.get("model") if isinstance(head, dict) else None
     if not isinstance(named, str) or not named.isprintable() or not is_model_file(named):
         return False

@@ -1,9 +1,9 @@
 """JSON documents of dataclasses: their annotations say how they are written, read and described.
 
 A field is a key of its own name. Numbers that are not finite are written as ``null`` and read as NaN. Reading skips
-keys that it does not know and fills in what an older version did not write, as far as there is an obvious value:
-the field's default, ``None``, an empty list or object. A type with a JSON form of its own has ``to_json``,
-``from_json`` and ``JSON_SCHEMA``.
+keys that it does not know, unless a field keeps them, and fills in what an older version did not write, as far as
+there is an obvious value: the field's default, ``None``, an empty list or object. A type with a JSON form of its own
+has ``to_json``, ``from_json`` and ``JSON_SCHEMA``.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ class _How:
     path: str = ""
     omit_empty: bool = False
     objects: tuple[str, ...] = ()
+    rest: bool = False
 
 
 def json_key(path: str = "", *, omit_empty: bool = False, objects: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """``metadata`` of a field that is not just a key of its own name.
 
     :param path: its key; ``tail.percentile`` is a key of the object ``tail``.
-    :param omit_empty: without the key where the value is ``None``, or empty and that is the default.
+    :param omit_empty: without the key where the value is ``None``, the default itself, or as empty as the default.
     :param objects: the value is a list of tuples, each written as an object with these keys.
     """
     return {_HOW: _How(path, omit_empty, objects)}
 
 
+#: ``metadata`` of a mapping that keeps the keys that no other field reads: they are written again.
+OTHER_KEYS: Mapping[str, Any] = {_HOW: _How(rest=True)}
 #: ``metadata`` of a field that is not written; it needs a default.
 HIDDEN: Mapping[str, Any] = {_HOW: None}
 
@@ -65,7 +68,12 @@ class Document:
         document: dict[str, Any] = {"schema": self.SCHEMA} if self.SCHEMA else {}
         for entry in _entries(type(self)):
             value = getattr(self, entry.name)
-            if entry.how.omit_empty and (value is None or (entry.default is not None and not value)):
+            if entry.how.rest:
+                document |= plain(value)
+                continue
+            if entry.how.omit_empty and (
+                value is None or value is entry.default or (entry.default is not None and not value)
+            ):
                 continue
             *above, last = entry.path
             place = document
@@ -144,6 +152,10 @@ def _read(cls: type[T], document: Any, at: str) -> T:
     for entry in _entries(cls):
         if entry.computed:
             continue
+        if entry.how.rest:
+            known = {"schema", *(each.path[0] for each in _entries(cls))}
+            values[entry.name] = {name: value for name, value in document.items() if name not in known}
+            continue
         place: Any = document
         for name in entry.path:
             place = place.get(name, MISSING) if isinstance(place, Mapping) else MISSING
@@ -177,7 +189,7 @@ def _value(hint: Any, value: Any, at: str, objects: tuple[str, ...] = ()) -> Any
 
 
 def _one_of(hints: tuple[Any, ...], value: Any, at: str) -> Any:
-    if value is None:  # also in place of a number that was not finite
+    if value is None and types.NoneType in hints:  # also in place of a number that was not finite
         return None
     known = [hint for hint in hints if hint is not types.NoneType]
     if len(known) == 1:
@@ -259,6 +271,8 @@ def _object_schema(cls: type[Document], parts: dict[str, Any]) -> dict[str, Any]
     if cls.SCHEMA:
         schema["properties"]["schema"] = {"const": cls.SCHEMA}
     for entry in _entries(cls):
+        if entry.how.rest:
+            continue
         place = schema["properties"]
         *above, last = entry.path
         for name in above:

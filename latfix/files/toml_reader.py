@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from latfix.errors import InputError, input_error
 from latfix.files.regular_file import check_regular
-from latfix.formatting import shown
+from latfix.formatting import did_you_mean, shown
 
 _EXPECTED = "a TOML file"
 _TABLES = "key = value lines under [tables]"
@@ -51,10 +50,10 @@ class TomlFile:
         names = list(known)
         for key in values:
             if key not in names:
-                near = difflib.get_close_matches(key, names, n=1)
                 found = f"unknown key {key!r} in {f'[{table}]' if table else 'the file'}"
-                todo = f"did you mean {near[0]!r}?" if near else "remove it"
-                raise self.error(table, key, found, f"one of {', '.join(names)}", todo)
+                raise self.error(
+                    table, key, found, f"one of {', '.join(names)}", did_you_mean(key, names, "remove it")
+                )
 
     def line(self, table: str, key: str | None = None) -> int | None:
         """The line (from 1) at which a table or one of its keys is written; ``None`` where it is not found.

@@ -159,7 +159,7 @@ def with_percentile_ratios(
 
 def percentile_ratios(new: RunRecord, base: RunRecord, percentiles: Iterable[float]) -> dict[str, RatioEstimate]:
     """New over base by key, request by request; empty where they did not replay the same traffic."""
-    digests = [record.meta.get("traffic_sha256") for record in (new, base)]
+    digests = [record.meta.traffic_sha256 for record in (new, base)]
     if digests[0] is None or digests[0] != digests[1]:
         return {}
     ours, theirs = _latencies(new), _latencies(base)

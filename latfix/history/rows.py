@@ -13,6 +13,7 @@ from typing import Any
 from latfix.formatting import finite
 from latfix.gates.subject import GateSubject
 from latfix.run_record.chunked_record import RecordSource
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 
 #: What of ``machine`` in ``run.json`` makes two machines one: not its kernel, nor the versions of what runs there.
@@ -82,25 +83,24 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def series_of(meta: Mapping[str, Any], *, command: str, plan: str = "") -> Series:
+def series_of(meta: RunMeta, *, command: str, plan: str = "") -> Series:
     """The series that a run belongs to.
 
-    :param meta: the content of its ``run.json``.
     :param plan: path of the plan that it was started with.
     """
     return Series(
-        workload=str(meta.get("workload", "")),
-        machine=machine_fingerprint(_table(meta.get("machine"))),
-        device=str(meta.get("device", "")),
+        workload=meta.workload,
+        machine=machine_fingerprint(meta.machine),
+        device=meta.device,
         command=command,
-        traffic=str(meta.get("traffic_sha256", "")),
+        traffic=meta.traffic_sha256 or "",
         plan=Path(plan).name if plan else "",
     )
 
 
-def run_name(meta: Mapping[str, Any], folder: Path) -> str:
+def run_name(meta: RunMeta, folder: Path) -> str:
     """A unique name of a run: when it started, and its folder."""
-    return f"{meta.get('started', '')} {folder.absolute()}"
+    return f"{meta.started} {folder.absolute()}"
 
 
 def row_of(
@@ -125,13 +125,13 @@ def row_of(
     meta = source.meta
     row = HistoryRow(
         run=run_name(meta, folder),
-        started=str(meta.get("started", "")),
+        started=meta.started,
         series=series,
         subject=subject,
         verdict=verdict,
         folder=str(folder.absolute()),
-        machine=dict(_table(meta.get("machine"))),
-        versions=dict(_table(meta.get("versions"))),
+        machine=dict(meta.machine),
+        versions=dict(meta.versions),
         settings=digest(dict(settings)),
         gates=tuple(gates),
     )

@@ -45,9 +45,11 @@ def lindley(ready: Floats, service: Floats) -> tuple[Floats, Floats]:
 
 
 def cycle_starts(slack: Floats) -> Ints:
-    """``(n,)`` for each job the one that began its busy cycle: whose slack is a new maximum."""
-    fresh = np.concatenate([[True], slack[1:] >= np.maximum.accumulate(slack)[:-1]])[: len(slack)]
-    return np.maximum.accumulate(np.where(fresh, np.arange(len(slack)), 0))
+    """For each job the one that began its busy cycle, along the last axis: whose slack is a new maximum."""
+    n = slack.shape[-1]
+    fresh = np.ones(slack.shape, dtype=bool)
+    fresh[..., 1:] = slack[..., 1:] >= np.maximum.accumulate(slack, axis=-1)[..., :-1]
+    return np.maximum.accumulate(np.where(fresh, np.arange(n), 0), axis=-1)
 
 
 def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> tuple[Floats, Floats]:

@@ -6,6 +6,7 @@ of what ran ahead of it since the worker was last idle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,8 @@ from latfix.queueing.replay_lanes import cycle_starts, lindley
 class Served:
     """A replay, per request: when its batch was taken up and finished, with derivatives.
 
+    Of several replays, each has an axis of replays in front.
+
     :param open: ``(n,)`` nanoseconds; ``end`` the same.
     :param open_moves: ``(n, k)`` derivative of ``open`` by each column of extra service; ``end_moves`` too.
     """
@@ -26,6 +29,16 @@ class Served:
     end: Floats
     open_moves: Floats
     end_moves: Floats
+
+    @classmethod
+    def stacked(cls, replays: Sequence[Served]) -> Served:
+        """Several replays as one value."""
+        return cls(
+            open=np.stack([one.open for one in replays]),
+            end=np.stack([one.end for one in replays]),
+            open_moves=np.stack([one.open_moves for one in replays]),
+            end_moves=np.stack([one.end_moves for one in replays]),
+        )
 
 
 def serve(
@@ -47,31 +60,74 @@ def serve(
     :param priority: ``(n,)`` 0 served first.
     :param length: ``(n,)`` of the inputs, for a policy by length.
     """
+    if _without_events(policy, priority):
+        each = _one_by_one(policy, arrival[None], arrival_moves[None], extra, np.array([alpha]))
+        return Served(open=each.open[0], end=each.end[0], open_moves=each.open_moves[0], end_moves=each.end_moves[0])
     load = alpha * extra.sum(axis=1)
-    if policy.workers == 1 and policy.max_batch == 1 and (not len(priority) or priority.min() == priority.max()):
-        return _one_by_one(float(policy.reference[1]), arrival, load, arrival_moves, extra)
     replayed = replay(replace(policy, window=alpha * policy.window), arrival, load, priority, length)
     return _differentiate(replayed, policy.window, arrival_moves, extra, window_column)
 
 
-def _one_by_one(reference: float, arrival: Floats, load: Floats, arrival_moves: Floats, extra: Floats) -> Served:
-    """One worker without batching: no event loop is needed."""
-    order = np.argsort(arrival, kind="stable")
-    service = reference + load[order]
-    begin, slack = lindley(arrival[order], service)
-    since = cycle_starts(slack)
-    brought = extra[order]
-    running = np.concatenate([np.zeros((1, extra.shape[1])), np.cumsum(brought, axis=0)])
-    result = Served(
-        open=np.empty_like(begin),
-        end=np.empty_like(begin),
-        open_moves=np.empty_like(brought),
-        end_moves=np.empty_like(brought),
+def serve_each(
+    policy: Policy,
+    arrival: Floats,
+    arrival_moves: Floats,
+    extra: Floats,
+    window_column: int,
+    priority: Ints,
+    alphas: Floats,
+    length: Ints | None = None,
+) -> Served:
+    """As :func:`serve`, a replay for each of ``alphas``: ``arrival`` ``(q, n)``, ``arrival_moves`` ``(q, n, k)``."""
+    if _without_events(policy, priority):
+        return _one_by_one(policy, arrival, arrival_moves, extra, alphas)
+    each = zip(arrival, arrival_moves, alphas.tolist(), strict=True)
+    return Served.stacked(
+        [serve(policy, at, moves, extra, window_column, priority, alpha, length) for at, moves, alpha in each]
     )
-    moves = running[:-1] - running[since] + arrival_moves[order][since]
-    result.open[order], result.end[order] = begin, begin + service
-    result.open_moves[order], result.end_moves[order] = moves, moves + brought
-    return result
+
+
+def _without_events(policy: Policy, priority: Ints) -> bool:
+    """One worker without batching, and one class of requests: no event loop is needed."""
+    one_class = not len(priority) or priority.min() == priority.max()
+    return policy.workers == 1 and policy.max_batch == 1 and bool(one_class)
+
+
+def _one_by_one(policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, alphas: Floats) -> Served:
+    load = alphas[:, None] * extra.sum(axis=1)
+    if (arrival[:, 1:] >= arrival[:, :-1]).all():
+        return _in_order(policy, arrival, load, arrival_moves, extra[None])
+    order = np.argsort(arrival, axis=1, kind="stable")
+    row = np.arange(len(arrival))[:, None]
+    served = _in_order(policy, arrival[row, order], load[row, order], arrival_moves[row, order], extra[order])
+    back = np.argsort(order, axis=1)
+    return Served(
+        open=served.open[row, back],
+        end=served.end[row, back],
+        open_moves=served.open_moves[row, back],
+        end_moves=served.end_moves[row, back],
+    )
+
+
+def _in_order(policy: Policy, arrival: Floats, load: Floats, arrival_moves: Floats, brought: Floats) -> Served:
+    """Requests as they come; ``brought`` is ``(q, n, k)``, or ``(1, n, k)`` where all replays have it in common."""
+    n, columns = brought.shape[1:]
+    service = float(policy.reference[1]) + load
+    begin, slack = lindley(arrival, service)
+    since = cycle_starts(slack)
+    running = np.zeros((len(brought), n + 1, columns))
+    np.cumsum(brought, axis=1, out=running[:, 1:])
+    moves = running[:, :-1] - _rows(running, since)
+    if arrival_moves.any():
+        moves += _rows(arrival_moves, since)
+    return Served(open=begin, end=begin + service, open_moves=moves, end_moves=moves + brought)
+
+
+def _rows(values: Floats, at: Ints) -> Floats:
+    """Rows of each replay's values, ``(q, m, k)``, or of those that all have in common, ``(1, m, k)``."""
+    replays, m, columns = values.shape
+    flat = at + np.arange(replays)[:, None] * m
+    return np.asarray(np.take(values.reshape(replays * m, columns), flat, axis=0), dtype=np.float64)
 
 
 def _differentiate(

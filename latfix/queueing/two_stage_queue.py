@@ -15,7 +15,7 @@ import numpy.typing as npt
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.queueing.replay_lanes import Lanes, taken_up
-from latfix.queueing.start_derivatives import Served, serve
+from latfix.queueing.start_derivatives import Served, serve_each
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -55,15 +55,18 @@ class Line:
     recorded: Recorded | None = None
 
 
-def waits_at(line: Line, scale: Floats) -> Floats:
+def waits_at(line: Line, scale: Floats, handed: Floats | None = None) -> Floats:
     """Every request's wait before prepare and in the queue, with each cause's part of service scaled.
 
     :param scale: ``(p, k)`` factors of the causes' columns, a row a replay.
+    :param handed: ``(p, n)`` when each replay hands requests over, where not as the line says.
     :returns: ``(p, n)`` nanoseconds.
     """
+    if handed is None:
+        handed = np.broadcast_to(line.handed, (len(scale), len(line.handed)))
     if in_lanes(line):
-        return _lane_waits(line, scale)
-    return np.stack([_single_waits(line, row) for row in scale])
+        return _lane_waits(line, scale, handed)
+    return np.stack([_single_waits(line, row, when) for row, when in zip(scale, handed, strict=True)])
 
 
 def has_classes(line: Line) -> bool:
@@ -79,10 +82,9 @@ def in_lanes(line: Line) -> bool:
     return not by_length and not has_classes(line)
 
 
-def _lane_waits(line: Line, scale: Floats) -> Floats:
-    p, n = len(scale), len(line.handed)
+def _lane_waits(line: Line, scale: Floats, ready: Floats) -> Floats:
+    p, n = ready.shape
     wait = np.zeros((p, n))
-    ready = np.broadcast_to(line.handed, (p, n))
     some = _chosen(line.prepared)
     if line.prepare_extra.any() or isinstance(some, np.ndarray) or line.prepare.reference[1] > 0:
         pool = Lanes(workers=line.prepare.workers, max_batch=1, window=np.zeros(p), reference=line.prepare.reference)
@@ -139,51 +141,61 @@ def _run_empty(ready: Floats, over: Floats | None) -> Ints:
     return np.flatnonzero(np.concatenate([[True], past[:-1] <= ready[1:]]))
 
 
-def _single_waits(line: Line, scale: Floats) -> Floats:
+def _single_waits(line: Line, scale: Floats, handed: Floats) -> Floats:
     window = line.workers.window * (scale[line.window_column] if line.window_column >= 0 else 1.0)
     scaled = replace(
         line,
+        handed=handed,
         prepare_extra=(line.prepare_extra @ scale)[:, None],
         batch_extra=(line.batch_extra @ scale)[:, None],
         workers=replace(line.workers, window=window),
         window_column=-1,
     )
-    return moving_waits(scaled, 1.0)[0]
+    waits, _ = moving_waits(scaled, np.ones(1))
+    return np.asarray(waits[0], dtype=np.float64)
 
 
-def moving_waits(line: Line, alpha: float) -> tuple[Floats, Floats]:
-    """Every request's wait before prepare and in the queue, and its derivative by cause."""
-    n, columns = line.prepare_extra.shape
-    wait, moves = np.zeros(n), np.zeros((n, columns))
-    ready, ready_moves = line.handed.copy(), np.zeros((n, columns))
-    some = np.flatnonzero(line.prepared)
-    pool = _serve(line.prepare, line, some, ready, ready_moves, line.prepare_extra, alpha, -1)
-    wait[some] += pool.open - ready[some]
-    moves[some] += pool.open_moves
-    ready[some], ready_moves[some] = pool.end, pool.end_moves
-    some = np.flatnonzero(line.queued)
-    if line.recorded is None:
-        queue = _serve(line.workers, line, some, ready, ready_moves, line.batch_extra, alpha, line.window_column)
+def moving_waits(line: Line, alphas: Floats) -> tuple[Floats, Floats]:
+    """Every request's wait before prepare and in the queue, and its derivative by cause.
+
+    :param alphas: ``(q,)`` factors of all that is beyond the reference, each for a replay.
+    :returns: ``(q, n)`` nanoseconds and ``(q, n, k)``.
+    """
+    q, (n, columns) = len(alphas), line.prepare_extra.shape
+    wait, moves = np.zeros((q, n)), np.zeros((q, n, columns))
+    ready, ready_moves = np.tile(line.handed, (q, 1)), np.zeros((q, n, columns))
+    some = _chosen(line.prepared)
+    pool = _serve(line.prepare, line, some, ready, ready_moves, line.prepare_extra, alphas, -1)
+    wait[:, some] += pool.open - ready[:, some]
+    moves[:, some] += pool.open_moves
+    ready[:, some], ready_moves[:, some] = pool.end, pool.end_moves
+    some, known = _chosen(line.queued), line.recorded
+    if known is None:
+        queue = _serve(line.workers, line, some, ready, ready_moves, line.batch_extra, alphas, line.window_column)
     else:
-        some = np.arange(n)
-        queue = line.recorded.serve(line.workers, ready, ready_moves, line.batch_extra, line.window_column, alpha)
-    waited = queue.open > ready[some]
-    wait[some] += np.where(waited, queue.open - ready[some], 0.0)
-    moves[some] += np.where(waited[:, None], queue.open_moves - ready_moves[some], 0.0)
+        some, each = slice(None), zip(ready, ready_moves, alphas.tolist(), strict=True)
+        queue = Served.stacked(
+            [known.serve(line.workers, at, by, line.batch_extra, line.window_column, alpha) for at, by, alpha in each]
+        )
+    waited = queue.open > ready[:, some]
+    wait[:, some] += np.where(waited, queue.open - ready[:, some], 0.0)
+    moves[:, some] += np.where(waited[..., None], queue.open_moves - ready_moves[:, some], 0.0)
     return wait, moves
 
 
 def _serve(
     policy: Policy,
     line: Line,
-    some: Ints,
+    some: Ints | slice,
     ready: Floats,
     ready_moves: Floats,
     extra: Floats,
-    alpha: float,
+    alphas: Floats,
     window_column: int,
 ) -> Served:
     # The prepare pool knows no priorities; only the workers' queue does.
-    priority = line.priority[some] if policy is line.workers else np.zeros(len(some), np.int64)
+    priority = line.priority[some] if policy is line.workers else np.zeros(len(line.priority[some]), np.int64)
     length = line.length[some] if line.length is not None else None
-    return serve(policy, ready[some], ready_moves[some], extra[some], window_column, priority, alpha, length)
+    return serve_each(
+        policy, ready[:, some], ready_moves[:, some], extra[some], window_column, priority, alphas, length
+    )

@@ -20,7 +20,7 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "selftest": ("latfix.results.selftest_scoreboard", "Scoreboard"),
     "doctor": ("latfix.results.doctor_finding", "Doctor"),
     "history": ("latfix.results.history", "HistoryTrends"),
-    "backends": ("latfix.results.backends_table", "BackendsTable"),
+    "backends": ("latfix.results.answer_check", "BackendsTable"),
     "fragmentation": ("latfix.results.fragmentation", "Fragmentation"),
 }
 

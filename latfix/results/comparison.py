@@ -198,7 +198,7 @@ class _Pair:
 
     @classmethod
     def of(cls, first: RunRecord, second: RunRecord) -> _Pair:
-        digests = [record.meta.get("traffic_sha256") for record in (first, second)]
+        digests = [record.meta.traffic_sha256 for record in (first, second)]
         same = digests[0] is not None and digests[0] == digests[1]
         size = max(_size(first), _size(second))
         base, new = _arm(first, size if same else _size(first)), _arm(second, size if same else _size(second))
@@ -245,16 +245,13 @@ def _summary(records: Sequence[RunRecord], arms: Sequence[_Arm], seed: int, accu
 
 
 def _accuracy(records: Sequence[RunRecord]) -> float | None:
-    scores = [record.meta.get("accuracy") for record in records]
-    known = [float(score) for score in scores if isinstance(score, (int, float)) and math.isfinite(score)]
-    return known[0] if known else None
+    scores = (record.meta.accuracy for record in records)
+    return next((score for score in scores if score is not None and math.isfinite(score)), None)
 
 
 def _objective_key(record: RunRecord) -> str:
     """The key of ``RATIO_KEYS`` for the workload's objective; p99 where that is not among them."""
-    objective = record.meta.get("objective")
-    percentile = objective.get("percentile", 99) if isinstance(objective, Mapping) else 99
-    key = f"p{percentile:g}" if isinstance(percentile, (int, float)) else "p99"
+    key = f"p{record.meta.objective.percentile:g}"
     return key if key in RATIO_KEYS else "p99"
 
 
@@ -314,12 +311,18 @@ def _differences(base: Sequence[RunRecord], new: Sequence[RunRecord]) -> Iterato
             missing = sum(record.unrecorded() for record in partial)
             yield f"{name} is partial: {missing} scheduled requests have no record"
     first, second = base[0].meta, new[0].meta
-    for key, words in (("workload", "the workload"), ("device", "the device")):
-        if first.get(key) != second.get(key):
-            yield f"{words} differs: {first.get(key)} -> {second.get(key)}"
-    for key, words in (("machine", "the machine differs"), ("versions", "versions differ"), ("settings", "settings")):
-        changes = list(_changes(_table(first.get(key)), _table(second.get(key))))
-        if changes:
+    for words, name, other in (
+        ("the workload", first.workload, second.workload),
+        ("the device", first.device, second.device),
+    ):
+        if name != other:
+            yield f"{words} differs: {name} -> {other}"
+    for words, table, others in (
+        ("the machine differs", first.machine, second.machine),
+        ("versions differ", first.versions, second.versions),
+        ("settings", first.settings.to_json(), second.settings.to_json()),
+    ):
+        if changes := list(_changes(table, others)):
             yield f"{words}: {', '.join(changes)}"
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
 from latfix.gates.evaluate import GateResult
+from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Summary
 from latfix.statistics.decision import RatioEstimate
 
@@ -123,6 +124,9 @@ class Optimization(Document):
     :param after: the last settings, likewise.
     :param ratio: after over before by statistic.
     :param rounds: of the final replay; 0 where there was none.
+    :param answers: what answers are compared as, and whether the service as it is answers a request otherwise in a
+        batch; ``None`` where there was nothing to see it by.
+    :param accuracy_kind: ``evaluate`` (the workload's own score), or ``agreement: `` and the kinds of outputs.
     :param accuracy_limit: the least that the workload's objective allows.
     :param diagnosis: of the baseline.
     :param steps: every fix that was considered, in order.
@@ -143,6 +147,7 @@ class Optimization(Document):
     ratio: Mapping[str, RatioEstimate]
     rounds: int = 0
     accuracy_kind: str = ""
+    answers: AnswerCheck | None = field(default=None, metadata=json_key(omit_empty=True))
     accuracy_limit: float | None = None
     diagnosis: BaselineVerdict | None = None
     steps: tuple[TriedFix, ...] = ()

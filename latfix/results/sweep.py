@@ -12,6 +12,7 @@ from latfix.capacity.next_load import Kind
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part
 from latfix.files.json_documents import Document
+from latfix.run_record.run_meta import RunMeta
 from latfix.settings import RunnerSettings
 
 #: An interval; an end that was not measured is ``None``.
@@ -350,7 +351,7 @@ class Skipped:
 class Outcome:
     """What a sweep measured.
 
-    :param meta: ``run.json`` of the first replay: machine, versions, device.
+    :param meta: of the last replay: machine, versions, device.
     """
 
     settings: list[Setting]
@@ -359,7 +360,7 @@ class Outcome:
     measured: list[Measured] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: RunMeta = field(default_factory=RunMeta)
     interrupted: bool = False
     seconds: float = 0.0
     _known: dict[tuple[int, float, int], Cell] = field(default_factory=dict, repr=False)

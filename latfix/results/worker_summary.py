@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import Document
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -48,8 +47,8 @@ class WorkerRow(Document):
 
 def workers_of(record: RunRecord) -> Ints:
     """``(m,)`` the worker of each batch; where requests join between steps, batches name one of its places."""
-    settings = record.meta["settings"]
-    places = int(settings["max_batch_size"]) if settings.get("batching") == "continuous" else 1
+    settings = record.meta.settings
+    places = settings.max_batch_size if settings.batching == "continuous" else 1
     return np.asarray(record.batches["worker"] // places, dtype=np.int64)
 
 
@@ -81,14 +80,13 @@ class _Served:
 class WorkerTally:
     """What each worker of a run did, counted chunk by chunk in order of time.
 
-    :param meta: ``run.json``.
     :param tail_ns: requests that ended ``ok`` are in the tail from this latency on.
     :param exact: durations are kept, which makes percentiles exact.
     """
 
-    def __init__(self, meta: Mapping[str, Any], tail_ns: float, *, exact: bool) -> None:
+    def __init__(self, meta: RunMeta, tail_ns: float, *, exact: bool) -> None:
         self._meta, self._tail_ns, self._exact = meta, tail_ns, exact
-        self._count = int(meta.get("settings", {}).get("workers", 1))
+        self._count = meta.settings.workers
         self._served: dict[int, _Served] = {}
         self._begin_ns, self._end_ns = 2**62, -(2**62)
         self._tail = 0
@@ -127,11 +125,11 @@ class WorkerTally:
         if self._count < 2:
             return ()
         span = max(float(self._end_ns - self._begin_ns), 1.0)
-        devices = [str(device) for device in self._meta.get("worker_devices") or ()]
+        devices = self._meta.worker_devices
         return tuple(
             WorkerRow(
                 worker=k,
-                device=devices[k] if k < len(devices) else str(self._meta.get("device", "cpu")),
+                device=devices[k] if k < len(devices) else self._meta.device,
                 batches=known.batches,
                 requests=known.requests,
                 busy_share=known.covered_ns / span,

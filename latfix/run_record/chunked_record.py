@@ -16,6 +16,7 @@ import numpy.typing as npt
 from latfix.files.parquet_reader import PARQUET, ParquetRows, unreadable
 from latfix.files.parquet_types import check_type
 from latfix.files.regular_file import check_regular
+from latfix.run_record.run_meta import RunMeta, read_meta
 from latfix.run_record.run_record import (
     ESSENTIAL,
     SCHEDULE,
@@ -23,7 +24,6 @@ from latfix.run_record.run_record import (
     is_partial,
     parsed_details,
     plain_columns,
-    read_meta,
     request_columns,
     request_errors,
 )
@@ -45,7 +45,7 @@ class RecordSource(Protocol):
     """A record of which any stretch can be had."""
 
     @property
-    def meta(self) -> Mapping[str, Any]:
+    def meta(self) -> RunMeta:
         """The content of ``run.json``."""
 
     @property
@@ -80,7 +80,7 @@ class RecordFile:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.meta: Mapping[str, Any] = read_meta(folder)
+        self.meta = read_meta(folder)
         names = (*(REQUEST_DTYPE.names or ()), "error")
         self._requests = ParquetRows(folder / "requests.parquet", ESSENTIAL, names)
         self._batches = ParquetRows(folder / "batches.parquet", ("batch_id", "size"), BATCH_DTYPE.names)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
-from latfix.files.json_documents import Document, json_key
+from latfix.errors import InputError
+from latfix.files.atomic_write import write_json
+from latfix.files.json_documents import OTHER_KEYS, Document, json_key, plain, read_document
+from latfix.run_record.process_facts import (
+    DeviceWork,
+    EmbeddingTables,
+    Placement,
+    PoolAnswers,
+    ProcessMemory,
+    Residence,
+)
+from latfix.run_record.validation import check_document
+from latfix.settings import Objective, RunnerSettings, rules_of
 
+#: The file of a run's folder.
+RUN_FILE = "run.json"
 #: A key that is written once the run has got so far, or by versions that know it.
 _WHEN_KNOWN: Mapping[str, Any] = json_key(omit_empty=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunObjective(Document):
-    """The workload's objective.
-
-    :param slo_ms: the limit of the percentile; ``None`` where none is stated.
-    :param max_accuracy_drop: the most that a fix may cost, in the unit of the workload's score.
-    """
-
-    percentile: float = 99.0
-    slo_ms: float | None = None
-    max_accuracy_drop: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class RunMeta(Document):
     :param rows: columns of the binary segments, which have no header of their own.
     :param state: ``running`` (or killed), ``complete``, ``interrupted`` or ``failed``.
     :param failure: why it failed.
-    :param settings: of the runner, by name.
+    :param settings: of the runner.
     :param fixes: ids of the plan's fixes; ``plan`` is its path.
     :param scheduled: requests of the schedule; ``sent`` those handed over.
     :param traffic: where the traffic is from, and how it was transformed.
@@ -40,19 +42,32 @@ class RunMeta(Document):
     :param traffic_sha256: digest of the schedule: runs with the same one replayed the same requests.
     :param started: ISO 8601, with the time zone; ``ended`` likewise.
     :param accuracy: the workload's score, where it was measured.
+    :param load_s: seconds until the model was loaded.
     :param calibration: costs of system calls on this machine, nanoseconds.
     :param overhead: what recording cost.
     :param probes: by probe, what it watched or why it did not.
     :param threads: by role, ids of threads.
+    :param torch_threads: of one operator; ``cores`` that the process may use.
     :param t0_ns: the monotonic clock at the schedule's zero.
+    :param compilations_in_run: of the model's code, while requests were served.
+    :param pool_hits: batch tensors written into buffers that were there; ``pool_misses`` those that needed a new one.
     :param memory: resident bytes and page faults of the process.
+    :param device_memory: of the workers' first device, and by name of others; empty on the CPU.
+    :param device_profile: what some batches did on the device, profiled apart from the replay.
+    :param device_waits: where in the model's code the host waits for the device.
     :param placement: by role, each thread's cores, priority and moves between cores.
-    :param device_profile: kernels of some batches, profiled apart from the replay.
+    :param residence: what keeping the workers warm took.
+    :param collections: what the collector between batches did; empty where Python's own ran.
+    :param environment: variables that allocators and pools read when the process started.
+    :param worker_devices: each worker's device.
+    :param setup_notes: settings that the machine or the model did not allow.
+    :param model: evidence of the service before any fix, and its layers' times, where it was asked for.
+    :param others: keys of other versions.
     """
 
     SCHEMA: ClassVar[str] = "latfix.run/1"
 
-    rows: Mapping[str, tuple[str, ...]] | None = field(default=None, metadata=_WHEN_KNOWN)
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     state: str = "running"
     failure: str | None = field(default=None, metadata=_WHEN_KNOWN)
     pid: int | None = field(default=None, metadata=_WHEN_KNOWN)
@@ -60,10 +75,10 @@ class RunMeta(Document):
     workload_folder: str = ""
     entry: str = ""
     device: str = "cpu"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: RunnerSettings = field(default_factory=RunnerSettings)
     fixes: tuple[str, ...] = ()
     plan: str | None = None
-    objective: RunObjective = field(default_factory=RunObjective)
+    objective: Objective = field(default_factory=Objective)
     seed: int = 0
     scheduled: int | None = field(default=None, metadata=_WHEN_KNOWN)
     sent: int | None = field(default=None, metadata=_WHEN_KNOWN)
@@ -74,31 +89,77 @@ class RunMeta(Document):
     started: str = ""
     ended: str | None = field(default=None, metadata=_WHEN_KNOWN)
     accuracy: float | None = field(default=None, metadata=_WHEN_KNOWN)
-    machine: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
+    machine: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     load_s: float | None = field(default=None, metadata=_WHEN_KNOWN)
-    calibration: Mapping[str, float] | None = field(default=None, metadata=_WHEN_KNOWN)
-    overhead: Mapping[str, float] | None = field(default=None, metadata=_WHEN_KNOWN)
-    probes: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    probe_polls_us: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    threads: Mapping[str, tuple[int, ...]] | None = field(default=None, metadata=_WHEN_KNOWN)
+    calibration: Mapping[str, int | float] = field(default_factory=dict, metadata=_WHEN_KNOWN)
+    overhead: Mapping[str, int | float] = field(default_factory=dict, metadata=_WHEN_KNOWN)
+    probes: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
+    probe_polls_us: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
+    threads: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     torch_threads: int | None = field(default=None, metadata=_WHEN_KNOWN)
     cores: int | None = field(default=None, metadata=_WHEN_KNOWN)
     t0_ns: int | None = field(default=None, metadata=_WHEN_KNOWN)
-    warmup: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
+    warmup: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     compilations_in_run: int | None = field(default=None, metadata=_WHEN_KNOWN)
     pool_hits: int | None = field(default=None, metadata=_WHEN_KNOWN)
     pool_misses: int | None = field(default=None, metadata=_WHEN_KNOWN)
-    pool_answers: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    memory: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    device_memory: Any = field(default=None, metadata=_WHEN_KNOWN)
-    device_clocks: Any = field(default=None, metadata=_WHEN_KNOWN)
-    device_waits: Any = field(default=None, metadata=_WHEN_KNOWN)
-    device_profile: Any = field(default=None, metadata=_WHEN_KNOWN)
+    pool_answers: PoolAnswers | None = field(default=None, metadata=_WHEN_KNOWN)
+    memory: ProcessMemory = field(default=ProcessMemory(), metadata=_WHEN_KNOWN)
+    device_memory: Mapping[str, Any] = field(default_factory=dict)
+    device_clocks: Mapping[str, Any] = field(default_factory=dict)
+    device_waits: tuple[str, ...] = field(default=(), metadata=_WHEN_KNOWN)
+    device_profile: tuple[DeviceWork, ...] = field(default=(), metadata=_WHEN_KNOWN)
     device_profile_failure: str | None = field(default=None, metadata=_WHEN_KNOWN)
-    placement: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    residence: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    embeddings: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    collections: Mapping[str, Any] | None = field(default=None, metadata=_WHEN_KNOWN)
-    environment: Mapping[str, str] | None = field(default=None, metadata=_WHEN_KNOWN)
-    worker_devices: tuple[str, ...] | None = field(default=None, metadata=_WHEN_KNOWN)
-    setup_notes: tuple[str, ...] | None = field(default=None, metadata=_WHEN_KNOWN)
+    placement: Placement = field(default=Placement(), metadata=_WHEN_KNOWN)
+    residence: Residence | None = field(default=None, metadata=_WHEN_KNOWN)
+    embeddings: EmbeddingTables = field(default=EmbeddingTables(), metadata=_WHEN_KNOWN)
+    collections: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    worker_devices: tuple[str, ...] = ()
+    setup_notes: tuple[str, ...] = ()
+    model: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
+    others: Mapping[str, Any] = field(default_factory=dict, metadata=OTHER_KEYS)
+
+    def updated(self, **found: Any) -> RunMeta:
+        """With values of more keys, typed or as they are in ``run.json``."""
+        return self.from_json({**self.to_json(), **plain(found)})
+
+
+def read_meta(folder: Path) -> RunMeta:
+    """``run.json`` of a run's folder, of any version.
+
+    :raises InputError: there is none, or it is not one of latfix.
+    """
+    path = folder / RUN_FILE
+    if not path.exists():
+        raise InputError(
+            f"{folder}: found no run.json; expected the folder of a run, as latfix diagnose --out writes it"
+        )
+    document = read_document(path)
+    if document.get("schema") != RunMeta.SCHEMA:
+        raise InputError(f"{path}: found schema {document.get('schema')!r}; expected {RunMeta.SCHEMA!r}")
+    check_document(path, document)
+    try:
+        meta = RunMeta.from_json(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error.message}") from error
+    for table in ("settings", "objective"):
+        _check_rules(path, table, document.get(table, {}))
+    return meta
+
+
+def write_meta(folder: Path, meta: RunMeta) -> None:
+    """Write ``run.json`` into a run's folder."""
+    write_json(folder / RUN_FILE, meta.to_json())
+
+
+def _check_rules(path: Path, table: str, values: Mapping[str, Any]) -> None:
+    """See that settings, or the objective, are such as a workload may state; it may leave a limit open.
+
+    :raises InputError: naming the first value that is not.
+    """
+    rules = rules_of(RunnerSettings if table == "settings" else Objective)
+    for name, value in values.items():
+        open_limit = value is None and table == "objective" and name != "percentile"
+        if name in rules and not open_limit and not rules[name].check(value):
+            raise InputError(f"{path}: found {table}.{name} = {value!r}; expected {rules[name].expected}")

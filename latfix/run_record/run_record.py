@@ -22,14 +22,13 @@ from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import PARQUET, ROW_GROUP, unreadable
 from latfix.files.parquet_types import check_type, read_column
 from latfix.files.regular_file import check_regular
+from latfix.run_record.run_meta import RunMeta, read_meta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
-from latfix.run_record.validation import RequestCheck, check_batches, check_detail, check_document, damaged
-from latfix.settings import Objective, RunnerSettings, rules_of
+from latfix.run_record.validation import RequestCheck, check_batches, check_detail, damaged
 from latfix.stages import STAGES, STATUS_NAMES, Status
 from latfix.traffic.schedule import Traffic
 
-RUN_SCHEMA = "latfix.run/1"
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
 #: Columns of ``requests.parquet`` without which there is no record; others are zero where they are missing.
@@ -42,12 +41,6 @@ ESSENTIAL = (
     "batch_id",
     "error",
 )
-#: Types of the values of ``run.json`` that readers rely on.
-_META_KINDS: Mapping[str, type] = {
-    **dict.fromkeys(("state", "workload", "workload_folder", "device", "traffic_sha256"), str),
-    **dict.fromkeys(("settings", "objective", "overhead", "calibration", "machine", "threads", "rows"), dict),
-    **dict.fromkeys(("scheduled", "torch_threads"), int),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +62,7 @@ class RunRecord:
     """
 
     folder: Path
-    meta: Mapping[str, Any]
+    meta: RunMeta
     requests: Columns
     batches: Columns
     events: Columns
@@ -95,7 +88,7 @@ class RunRecord:
         return replace(record, partial=is_partial(meta, check.measured, len(record.traffic)))
 
     @classmethod
-    def _read(cls, folder: Path, meta: dict[str, Any]) -> RunRecord:
+    def _read(cls, folder: Path, meta: RunMeta) -> RunRecord:
         segments = folder / SEGMENTS
         if (folder / "requests.parquet").exists():
             requests, errors = _read_requests_parquet(folder / "requests.parquet")
@@ -151,7 +144,8 @@ class RunRecord:
 
     def unrecorded(self) -> int:
         """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
-        return int(self.meta.get("scheduled", len(self.traffic))) - sum(self.counts().values())
+        scheduled = len(self.traffic) if self.meta.scheduled is None else self.meta.scheduled
+        return scheduled - sum(self.counts().values())
 
 
 class Throughput:
@@ -188,61 +182,12 @@ def throughput_rps(records: Sequence[RunRecord]) -> float:
     return sum(run.served for run in runs) / seconds if seconds > 0 else 0.0
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """``run.json`` of a run's folder.
-
-    :raises InputError: there is none, or it is not one of latfix.
-    """
-    path = folder / "run.json"
-    check_regular(path, "JSON written by latfix", folders=False)
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{folder}: found no run.json; expected the folder of a run, as latfix diagnose --out writes it"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: found an unreadable file ({error}); expected JSON written by latfix") from error
-    if not isinstance(meta, dict) or meta.get("schema") != RUN_SCHEMA:
-        found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
-        raise InputError(f"{path}: found schema {found!r}; expected {RUN_SCHEMA!r}")
-    check_document(path, meta)
-    _check_meta(path, meta)
-    return meta
-
-
-def is_partial(meta: Mapping[str, Any], measured: int, scheduled: int) -> bool:
+def is_partial(meta: RunMeta, measured: int, scheduled: int) -> bool:
     """Whether a run did not reach its end, or lost rows after it: a whole one has a row for every request.
 
     :param measured: requests with a row, warm-up left out.
     """
-    return meta.get("state") != "complete" or measured < scheduled
-
-
-def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
-    """See that what readers rely on has its type; a key may be missing.
-
-    :raises InputError: at the first value that latfix did not write.
-    """
-    objective = meta.get("objective", {})
-    checks: list[tuple[str, object, bool]] = [
-        (key, meta[key], isinstance(meta[key], kind)) for key, kind in _META_KINDS.items() if key in meta
-    ]
-    for key in ("overhead", "calibration"):
-        values = meta.get(key)
-        checks.append((key, values, not isinstance(values, dict) or all(map(_is_number, values.values()))))
-    for key, kind in (("settings", RunnerSettings), ("objective", Objective)):
-        for name, value in meta[key].items() if isinstance(meta.get(key), dict) else ():
-            known = rules_of(kind).get(name)
-            unstated = value is None and objective is meta.get(key) and name != "percentile"
-            checks.append((f"{key}.{name}", value, known is None or unstated or known.check(value)))
-    for key, value, sound in checks:
-        if not sound:
-            raise InputError(f"{path}: found {key} = {value!r}; expected what latfix wrote there")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return meta.state != "complete" or measured < scheduled
 
 
 def finalize(folder: Path) -> None:
@@ -401,7 +346,7 @@ def _open_parquet(path: Path) -> Any:
 def _require(path: Path, table: Any, names: tuple[str, ...]) -> None:
     missing = [name for name in names if name not in table.column_names]
     if missing:
-        raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of {RUN_SCHEMA}")
+        raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of {RunMeta.SCHEMA}")
 
 
 def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from latfix.errors import input_error
 from latfix.files.parquet_types import LARGEST
 from latfix.files.regular_file import check_regular
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.validation import check_detail
 from latfix.stages import STAGES
@@ -23,10 +24,9 @@ _LINES = "events and samples as latfix writes them"
 _TAIL = 3
 
 
-def segment_names(meta: Mapping[str, Any]) -> dict[str, list[str]]:
+def segment_names(meta: RunMeta) -> dict[str, tuple[str, ...]]:
     """The columns that the rows of ``segments/`` have; another version of latfix may have written others."""
-    names = {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())}
-    return names | dict(meta.get("rows", {}))
+    return {"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()} | dict(meta.rows)
 
 
 class Segment:
@@ -39,7 +39,7 @@ class Segment:
     :raises ValueError: it has no such column.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], key: str, names: list[str]) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], key: str, names: Sequence[str]) -> None:
         if key not in names:
             raise ValueError(f"rows without {key!r}")
         recorded = np.dtype([(name, "<i8") for name in names])

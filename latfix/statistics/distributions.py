@@ -6,7 +6,7 @@ import math
 from statistics import NormalDist
 
 
-def wilson_interval(hits: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(hits: float, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval (1927) of a rate; ``(0, 1)`` where nothing was counted."""
     if total <= 0:
         return (0.0, 1.0)

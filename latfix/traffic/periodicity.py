@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,10 +69,15 @@ def find_period(seconds: Times) -> Period | None:
     return best
 
 
+@functools.cache
+def _hann() -> npt.NDArray[np.float64]:
+    return 0.5 - 0.5 * np.cos(2 * np.pi * (np.arange(_BINS) + 0.5) / _BINS)
+
+
 def _spectrum(times: Times, span: float) -> npt.NDArray[np.float64]:
     """Power by whole cycles a span; 1 on average where arrivals are independent."""
     counts = np.bincount(np.minimum((times / span * _BINS).astype(np.int64), _BINS - 1), minlength=_BINS)
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * (np.arange(_BINS) + 0.5) / _BINS)
+    window = _hann()
     centered = (counts - counts.mean()) * window
     power: npt.NDArray[np.float64] = np.abs(np.fft.rfft(centered)) ** 2 / (len(times) * np.mean(window**2))
     return power

@@ -31,12 +31,8 @@ def policy_of(name: str, capacity: int) -> Policy:
 
     :raises InputError: settings that torch would not take.
     """
-    if name == ARENAS[0]:
-        return BestFit(capacity)
-    if name == ARENAS[1]:
-        return Buddy(capacity)
-    if name == ARENAS[2]:
-        return SizeClasses(capacity)
+    if name in ARENAS:
+        return (BestFit, Buddy, SizeClasses)[ARENAS.index(name)](capacity)
     settings = parse_settings(name)
     label = name or "torch's defaults"
     if settings.expandable:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from latfix.profilers.allocator_lab.free_blocks import Block
 
@@ -46,42 +46,49 @@ class Counters:
         self.device_frees += 1
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """A model of an allocator.
 
     :ivar name: as a report shows it.
+    :ivar capacity: bytes that the device has for it.
     :ivar counters: what it did so far.
     """
 
-    name: str
-    counters: Counters
+    def __init__(self, capacity: int, name: str, counters: Counters | None = None) -> None:
+        self.capacity = capacity
+        self.name = name
+        self.counters = counters or Counters()
 
     def allocate(self, size: int, stream: int = 0) -> Block:
         """A block of ``size`` bytes or more.
 
         :raises OutOfMemory: there is none.
         """
+        block = self._find(size, stream)
+        block.live, block.asked = True, size
+        self.counters.granted += block.size
+        self.counters.asked += size
+        return block
 
     def free(self, block: Block) -> None:
         """Take a block back."""
+        self.counters.granted -= block.size
+        self.counters.asked -= block.asked
+        block.live, block.asked = False, 0
+        self._keep(block)
 
+    @abstractmethod
+    def _find(self, size: int, stream: int) -> Block:
+        """A block to hand out."""
+
+    @abstractmethod
+    def _keep(self, block: Block) -> None:
+        """Keep a block that is free again."""
+
+    @abstractmethod
     def free_bytes(self) -> tuple[int, int]:
         """Of what it has from the device: bytes that are free, and the largest free block."""
 
+    @abstractmethod
     def stuck_bytes(self) -> int:
         """Free bytes that it cannot give back to the device, for something beside them is in use."""
-
-
-def hand_out(block: Block, asked: int, counters: Counters) -> Block:
-    """Mark a block as in use, and count it."""
-    block.live, block.asked = True, asked
-    counters.granted += block.size
-    counters.asked += asked
-    return block
-
-
-def take_back(block: Block, counters: Counters) -> None:
-    """Mark a block as free, and count it."""
-    counters.granted -= block.size
-    counters.asked -= block.asked
-    block.live, block.asked = False, 0

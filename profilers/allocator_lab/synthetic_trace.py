@@ -8,7 +8,6 @@ large piece can be had depends on where the small ones lie.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,17 +48,18 @@ def generate(seed: int, traffic: Traffic | None = None) -> AllocationTrace:
     rng = np.random.default_rng(seed)
     maker = _Maker(int(_MOST_USED * want.capacity))
     held: list[_Conversation] = []
-    ends: list[tuple[int, int]] = []  # working memory: the turn at whose end it is given back, and its key
+    working: list[int] = []  # memory of the turn before, by key
     for turn in range(want.turns):
         maker.t_us = turn * 1000.0
-        while ends and ends[0][0] <= turn:
-            maker.free(heapq.heappop(ends)[1])
+        for key in working:
+            maker.free(key)
+        working.clear()
         sizes = [max(int(_length(rng, want) * 0.2), 1) for _ in range(int(rng.integers(2, 5)))]
         if rng.random() < 1.0 / want.large_each:
             sizes.append(int(want.large * want.capacity * rng.uniform(0.8, 1.0)))
         for size in sizes:
             if maker.fits(size):
-                heapq.heappush(ends, (turn + 1, maker.take(size)[0]))
+                working.append(maker.take(size)[0])
         begun = _length(rng, want)
         if sum(one.size for one in held) < want.filled * want.capacity and maker.fits(begun):
             held.append(_Conversation(*maker.take(begun)))

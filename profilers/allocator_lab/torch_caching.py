@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from latfix.errors import InputError
 from latfix.profilers.allocator_lab.free_blocks import Block, FreeBlocks, merged
-from latfix.profilers.allocator_lab.policy import Counters, OutOfMemory, hand_out, take_back
+from latfix.profilers.allocator_lab.policy import OutOfMemory, Policy
 from latfix.profilers.gpu.alloc_conf import conf_text, pairs, read_conf
 
 _MIB = 1 << 20
@@ -126,43 +126,34 @@ def rounded(size: int, divisions: int = 1) -> int:
     return -(-size // GRAIN) * GRAIN
 
 
-class CachingAllocator:
-    """The model.
-
-    :param capacity: bytes that the device has for it.
-    """
+class CachingAllocator(Policy):
+    """The model."""
 
     def __init__(self, capacity: int, settings: Settings | None = None, *, name: str = "torch's defaults") -> None:
-        self.name = name
-        self.capacity = capacity
-        self.counters = Counters()
+        super().__init__(capacity, name)
         self._settings = settings or Settings()
         self._pools: dict[tuple[int, bool], FreeBlocks] = {}
         self._searches: dict[int, int] = {}
         self._next_start = 0
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
-        """:meth:`Policy.allocate`."""
+    def _find(self, size: int, stream: int) -> Block:
         need = rounded(size, self._settings.divisions)
         small = need <= SMALL
         pool = self._pools.setdefault((stream, small), FreeBlocks())
         block = self._cached(pool, need) or self._new(pool, need, small)
         if self._may_split(block, need, small):
             self._put(block.cut(need))
-        return hand_out(block, size, self.counters)
+        return block
 
-    def free(self, block: Block) -> None:
-        """:meth:`Policy.free`."""
-        take_back(block, self.counters)
+    def _keep(self, block: Block) -> None:
         self._put(merged(block))
 
     def free_bytes(self) -> tuple[int, int]:
-        """:meth:`Policy.free_bytes`."""
         pools = self._pools.values()
         return sum(pool.total for pool in pools), max((pool.largest for pool in pools), default=0)
 
     def stuck_bytes(self) -> int:
-        """:meth:`Policy.stuck_bytes`: torch's ``inactive_split_bytes``."""
+        """Torch's ``inactive_split_bytes``."""
         return sum(block.size for pool in self._pools.values() for block in pool if block.is_split)
 
     def _put(self, block: Block) -> None:
@@ -248,7 +239,12 @@ class CachingAllocator:
         if not threshold or self.counters.reserved <= threshold:
             return
         wanted, reclaimed = self.counters.reserved - threshold, 0
-        left = [(self._age(block), block) for block in self._large_whole()]
+        left = [
+            (self._searches.get(id(block.home), 0) - block.since, block)
+            for (_, small), pool in self._pools.items()
+            for block in pool
+            if not small and not block.is_split
+        ]
         while left and reclaimed < wanted:
             middle = sum(age for age, _ in left) / len(left)
             old = [block for age, block in left if age >= middle]
@@ -256,12 +252,6 @@ class CachingAllocator:
             for block in old:
                 reclaimed += block.size
                 self._release(block)
-
-    def _age(self, block: Block) -> int:
-        return self._searches.get(id(block.home), 0) - block.since
-
-    def _large_whole(self) -> list[Block]:
-        return [b for (_, small), pool in self._pools.items() if not small for b in pool if not b.is_split]
 
 
 def _segment_size(need: int, small: bool) -> int:

@@ -18,7 +18,7 @@ class ExpandableAllocator(CachingAllocator):
         self._ranges: dict[int, dict[int, Block]] = {}
 
     def stuck_bytes(self) -> int:
-        """:meth:`Policy.stuck_bytes`: free bytes on pages that something else lies on, too."""
+        """Free bytes on pages that something else lies on, too."""
         return sum(
             block.size - sum(size for _, size in self._whole_pages(block))
             for pool in self._pools.values()
@@ -82,9 +82,8 @@ class ExpandableAllocator(CachingAllocator):
         self._put(joined)
         return joined
 
-    def free(self, block: Block) -> None:
-        """:meth:`Policy.free`."""
-        super().free(block)
+    def _keep(self, block: Block) -> None:
+        super()._keep(block)
         self._note_lowest(block)
 
     def _release_cached(self) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from latfix.errors import InputError
 from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Event
@@ -52,7 +53,7 @@ def read_snapshot(path: Path, device: int | None = None) -> AllocationTrace:
     """
     try:
         with path.open("rb") as file:
-            document = _load(file)
+            document = _PlainData(file).load()
     except (OSError, pickle.UnpicklingError, *_DAMAGED) as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise InputError(f"{path}: found no readable snapshot ({reason}); {_WANTED}") from error
@@ -105,10 +106,6 @@ def _time_us(entry: Mapping[str, Any], default: float) -> float:
     return time_us
 
 
-def _load(file: IO[bytes]) -> Any:
-    return _PlainData(file).load()
-
-
 def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
     """Blocks that are in use at the end, by address: size and stream."""
     found = {}
@@ -126,19 +123,17 @@ def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
 
 
 def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Event], dict[str, int]]:
-    before = list(_from_before(entries, live))
-    keys = {address: key for key, (address, _, _) in enumerate(before)}
-    events = [Event(key=key, size=size, stream=stream) for key, (_, size, stream) in enumerate(before)]
-    actions = dict.fromkeys(("segment_alloc", "segment_map", "segment_free", "segment_unmap", "oom"), 0)
     # Older versions do not tell the two steps of a free apart.
     ended = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free"
+    before = list(_from_before(entries, live, ended))
+    keys = {address: key for key, (address, _, _) in enumerate(before)}
+    events = [Event(key=key, size=size, stream=stream) for key, (_, size, stream) in enumerate(before)]
+    actions = Counter(entry["action"] for entry in entries)
     start = min((_time_us(entry, 0.0) for entry in entries), default=0.0)
     freeing, retries, number = False, 0, len(before)
     for entry in entries:
         action = entry["action"]
         t_us = _time_us(entry, start) - start
-        if action in actions:
-            actions[action] += 1
         if action == "alloc":
             keys[entry["addr"]] = number
             events.append(
@@ -164,13 +159,15 @@ def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Eve
     return events, recorded
 
 
-def _from_before(entries: Any, live: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Address, size and stream of what was allocated before the history starts."""
+def _from_before(entries: Any, live: Mapping[int, tuple[int, int]], ended: str) -> Iterator[tuple[int, int, int]]:
+    """Address, size and stream of what was allocated before the history starts.
+
+    :param ended: the action that ends an allocation.
+    """
     seen: set[int] = set()
-    completed = any(entry["action"] == "free_completed" for entry in entries)
     for entry in entries:
         action, address = entry["action"], entry.get("addr")
-        if action == ("free_completed" if completed else "free") and address not in seen:
+        if action == ended and address not in seen:
             yield address, _bytes(entry["size"]), int(entry.get("stream", 0))
         if action in ("alloc", "free_completed", "free"):
             seen.add(address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.profilers.attribution.tail import Tail
@@ -11,6 +10,7 @@ from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import TailFigures
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary
+from latfix.run_record.run_meta import RunMeta
 
 #: A cause is not named below this, this share of p50, or this share of what slow requests exceed normal ones by.
 _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
@@ -23,14 +23,14 @@ _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
 _TOLD = 0.02
 
 
-def floors_ms(p50_ms: float, excess_ms: float, meta: Mapping[str, Any], chance_wait_ns: float) -> dict[str, float]:
+def floors_ms(p50_ms: float, excess_ms: float, meta: RunMeta, chance_wait_ns: float) -> dict[str, float]:
     """What each cause's interval must exceed for the cause to be named, in milliseconds.
 
     :param excess_ms: by which the tail exceeds the reference.
     :param meta: of the run, for the floor of its clock.
     :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.noise_floors`).
     """
-    timer_ms = float((meta.get("calibration") or {}).get("timer_floor_ns", 0.0)) / 1e6
+    timer_ms = meta.calibration.get("timer_floor_ns", 0.0) / 1e6
     least = max(_LEAST_OF_P50 * p50_ms, timer_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
     floors = {cause.id: least for cause in CAUSES}
     for cause_id in _ALWAYS_SOME:
@@ -83,7 +83,6 @@ def worth_a_course(cause: CauseSummary) -> bool:
     return cause.named or cause.tail_share > _TOLD
 
 
-def overhead_of(meta: Mapping[str, Any]) -> dict[str, float]:
-    """What latfix itself cost, from ``run.json``."""
-    given = meta.get("overhead") or {}
-    return {key: float(given.get(key, 0.0)) for key in ("per_request_us", "core_share")}
+def overhead_of(meta: RunMeta) -> dict[str, float]:
+    """What latfix itself cost."""
+    return {key: float(meta.overhead.get(key, 0.0)) for key in ("per_request_us", "core_share")}

@@ -47,19 +47,16 @@ def chance_wait_ns(line: Line, percentile: float, *, arrivals: int, span_ns: flo
     n = min(arrivals, _MOST_REQUESTS)
     gap = span_ns / (arrivals - 1)
     rng = np.random.default_rng(seed)
-    means = []
-    for _ in range(_RUNS):
-        wait = _waits(line, np.cumsum(rng.exponential(gap, n)))
-        slowest = np.sort(wait)[int(np.ceil((n - 1) * percentile / 100 - 1e-9)) :]
-        means.append(float(slowest.mean()))
-    return float(np.quantile(means, _UPPER))
+    waits = _waits(line, np.cumsum(rng.exponential(gap, (_RUNS, n)), axis=1))
+    slowest = np.sort(waits, axis=1)[:, int(np.ceil((n - 1) * percentile / 100 - 1e-9)) :]
+    return float(np.quantile(slowest.mean(axis=1), _UPPER))
 
 
-def _waits(line: Line, handed: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    n = len(handed)
+def _waits(line: Line, handed: Floats) -> Floats:
+    runs, n = handed.shape
     calm = replace(
         line,
-        handed=handed,
+        handed=handed[0],
         prepared=np.ones(n, dtype=bool),
         queued=np.ones(n, dtype=bool),
         priority=np.zeros(n, np.int64),
@@ -71,7 +68,7 @@ def _waits(line: Line, handed: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
         workers=replace(line.workers, window=0.0, by_length=False),
         recorded=None,
     )
-    return np.asarray(waits_at(calm, np.zeros((1, 0)))[0], dtype=np.float64)
+    return waits_at(calm, np.zeros((runs, 0)), handed)
 
 
 def above_noise(floors: Mapping[str, float], tail: Tail, percentile: float, books: Books) -> dict[str, float]:

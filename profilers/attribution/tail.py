@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ Bools = npt.NDArray[np.bool_]
 ONCE = ("cold.start", "cold.compile")
 #: Resampling stops at so many drawn requests in all; large records need fewer replicates anyway.
 _MOST_DRAWN = 100_000_000
+#: Drawn requests whose medians are found at a time, which bounds the memory.
+AT_ONCE = 200_000
 #: How much further an interval reaches away from zero than towards it, by requests in the tail: a resample holds
 #: no pause longer than the longest that was seen. Fitted to simulated runs; docs/causes.md has what it reaches.
 _UNSEEN = 3.0
@@ -79,7 +82,8 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
     rng = np.random.default_rng(seed)
     block = block_length(ledger.latency_ns)
     drawn = np.empty((max(2, min(replicates, _MOST_DRAWN // n)), len(entries)))
-    for row, starts in zip(drawn, iter_block_starts(n, block=block, replicates=len(drawn), rng=rng), strict=True):
+    pending: list[Ints] = []
+    for at, starts in enumerate(iter_block_starts(n, block=block, replicates=len(drawn), rng=rng)):
         counts = block_counts(n, starts, block)
         counts[fixed] = 1
         weight = counts[order]
@@ -88,10 +92,24 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
         threshold = latency[np.searchsorted(running, rank + 1)]
         first = int(np.searchsorted(latency, threshold, side="left"))
         held = weight[first:] / max(int(weight[first:].sum()), 1)
-        row[:] = entries[:, first:] @ held + (spread[:, first:] @ held) * rng.standard_normal(len(row))
-        for k, median in medians:
-            row[k] -= median.moved(counts) / 1e6
+        noise = rng.standard_normal(len(entries))
+        drawn[at] = entries[:, first:] @ held + (spread[:, first:] @ held) * noise
+        pending.append(counts)
+        if len(pending) * n >= AT_ONCE or at == len(drawn) - 1:
+            drawn[at + 1 - len(pending) : at + 1] -= moved_ms(medians, np.stack(pending), len(entries))
+            pending.clear()
     return drawn
+
+
+def moved_ms(medians: Sequence[tuple[int, Median]], counts: Ints, columns: int) -> Floats:
+    """``(replicates, columns)``: by how much the medians that count to each column move, in milliseconds.
+
+    :param counts: ``(replicates, n)`` how often each request was drawn.
+    """
+    moved = np.zeros((len(counts), columns))
+    for k, median in medians:
+        moved[:, k] += median.moved(counts) / 1e6
+    return moved
 
 
 class Median:
@@ -103,14 +121,22 @@ class Median:
         self._values = values[self._rows]
         self._usual = float(np.median(self._values)) if len(rows) else 0.0
 
-    def moved(self, counts: Ints) -> float:
-        """The median of a resample less the median of the sample, in the values' unit."""
-        running = np.cumsum(counts[self._rows])
-        if not len(running) or running[-1] == 0:
-            return 0.0
-        half = int(running[-1])
-        low, high = np.searchsorted(running, [(half + 1) // 2, half // 2 + 1])
-        return float(self._values[low] + self._values[high]) / 2 - self._usual
+    def moved(self, counts: Ints) -> Floats:
+        """The medians of resamples less that of the sample, in the values' unit.
+
+        :param counts: ``(replicates, n)`` how often each request was drawn.
+        """
+        running = np.cumsum(counts[:, self._rows], axis=1)
+        if not running.shape[1]:
+            return np.zeros(len(counts))
+        half = running[:, -1]
+        last = running.shape[1] - 1
+        low, high = (
+            np.minimum(np.count_nonzero(running < rank[:, None], axis=1), last)
+            for rank in ((half + 1) // 2, half // 2 + 1)
+        )
+        median = (self._values[low] + self._values[high]).astype(np.float64) / 2
+        return np.where(half > 0, median - self._usual, 0.0)
 
 
 def reaching(value: Floats, ends: Floats, count: int) -> Floats:

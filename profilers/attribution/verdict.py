@@ -133,9 +133,10 @@ def warnings(
     counts = record.counts()
     n, ended = tail.requests, sum(counts.values())
     if record.partial:
-        state = str(record.meta.get("state", "unknown"))
         missing = max(record.unrecorded(), 0)
-        notes.append(f"The run is partial ({state}): {ended} requests were recorded and {missing} were not.")
+        notes.append(
+            f"The run is partial ({record.meta.state}): {ended} requests were recorded and {missing} were not."
+        )
     elif record.unrecorded() > 0:
         notes.append(f"{record.unrecorded()} scheduled requests have no record.")
     if not n:
@@ -154,8 +155,7 @@ def warnings(
         notes.append(
             f"The causes claim {milliseconds(-unexplained)} more than slow requests exceed the reference by."
         )
-    told = record.meta.get("setup_notes")  # what of the settings the machine or the model did not allow
-    notes += [f"{note}." for note in told if isinstance(note, str)] if isinstance(told, list) else []
+    notes += [f"{note}." for note in record.meta.setup_notes]
     if n and not np.any(evidence.rows["warmup"]):
         notes.append("No warm-up requests were sent: first use is part of the measured run.")
     if n and not evidence.expected.models["compute"].accepted:

@@ -38,6 +38,8 @@ Bools = npt.NDArray[np.bool_]
 
 #: Cells of α at least and at most, and the requests times causes that integrating over them may cost.
 _CELLS, _CELL_BUDGET = (16, 512), 6_000_000
+#: Requests times causes times cells at a time: as many as a core's cache holds.
+_CELLS_AT_ONCE = 40_000
 #: Replayed requests at a time, which bounds the memory of a replay.
 _AT_ONCE = 2_000_000
 #: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
@@ -112,20 +114,24 @@ def _integrated(line: Line) -> Floats:
     """By derivatives, cell by cell."""
     divided = np.zeros(line.prepare_extra.shape)
     cells = int(np.clip(_CELL_BUDGET / max(divided.size, 1), *_CELLS))
-    wait, moves = moving_waits(line, 0.0)
-    for k in range(cells):
-        later_wait, later_moves = moving_waits(line, (k + 1) / cells)
-        divided += _cell(later_wait - wait, moves, later_moves, 1.0 / cells)
-        wait, moves = later_wait, later_moves
+    together = max(1, _CELLS_AT_ONCE // max(divided.size, 1))
+    alphas = np.arange(1, cells + 1) / cells
+    wait, moves = moving_waits(line, np.zeros(1))
+    for first in range(0, cells, together):
+        later_wait, later_moves = moving_waits(line, alphas[first : first + together])
+        waits, all_moves = np.concatenate([wait, later_wait]), np.concatenate([moves, later_moves])
+        for cell in _cells(np.diff(waits, axis=0), all_moves[:-1], all_moves[1:], 1.0 / cells):
+            divided += cell
+        wait, moves = later_wait[-1:], later_moves[-1:]
     return divided
 
 
-def _cell(grown: Floats, before: Floats, after: Floats, width: float) -> Floats:
-    """The integral of the derivative over one cell, mixing its two ends so that it meets the growth."""
-    low, high = before.sum(axis=1) * width, after.sum(axis=1) * width
+def _cells(grown: Floats, before: Floats, after: Floats, width: float) -> Floats:
+    """The integral of the derivative over each cell, mixing its two ends so that it meets the growth."""
+    low, high = before.sum(axis=-1) * width, after.sum(axis=-1) * width
     gap = low - high
     share = np.where(np.abs(gap) > 1.0, (grown - high) / np.where(np.abs(gap) > 1.0, gap, 1.0), 0.5)
-    share = np.clip(share, 0.0, 1.0)[:, None]
+    share = np.clip(share, 0.0, 1.0)[..., None]
     return np.asarray(width * (share * before + (1.0 - share) * after), dtype=np.float64)
 
 

@@ -25,6 +25,7 @@ from latfix.run_record.chunked_record import (
     totals_of,
     with_opening,
 )
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.traffic.schedule import Traffic
@@ -109,7 +110,7 @@ class WholeRecord:
         self._opening = first_readings(record.samples)
 
     @property
-    def meta(self) -> Mapping[str, Any]:
+    def meta(self) -> RunMeta:
         """The content of ``run.json``."""
         return self._record.meta
 

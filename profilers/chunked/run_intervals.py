@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger import Books, doubt_of
-from latfix.profilers.attribution.tail import Median, Tail, reaching, resampled_rows
+from latfix.profilers.attribution.tail import AT_ONCE, Median, Tail, moved_ms, reaching, resampled_rows
 from latfix.profilers.chunked.chunk_ledgers import Baselines
 from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
 from latfix.profilers.evidence.units import Evidence
@@ -89,10 +89,11 @@ def _moved_references(sample: Evidence, books: Books, kinds: int, seed: int, rep
     if not n or not medians:
         return moved
     block, rng = block_length(latency), np.random.default_rng(seed)
-    for row, starts in zip(moved, iter_block_starts(n, block=block, replicates=replicates, rng=rng), strict=True):
-        counts = block_counts(n, starts, block)
-        for k, median in medians:
-            row[k] += median.moved(counts) / 1e6
+    starts = list(iter_block_starts(n, block=block, replicates=replicates, rng=rng))
+    together = max(1, AT_ONCE // n)
+    for first in range(0, replicates, together):
+        counts = np.stack([block_counts(n, each, block) for each in starts[first : first + together]])
+        moved[first : first + together] = moved_ms(medians, counts, kinds)
     return moved
 
 

@@ -74,13 +74,10 @@ class EventIndex:
 
 def _roles(record: RunRecord) -> dict[int, str]:
     """Native thread id to ``worker 0``, ``prepare 1``."""
-    threads = record.meta.get("threads")
-    if not isinstance(threads, Mapping):
-        return {}
     return {
-        int(native): f"{role} {number}"
+        native: f"{role} {number}"
         for role in ("worker", "prepare")
-        for number, native in enumerate(threads.get(role) or ())
+        for number, native in enumerate(record.meta.threads.get(role, ()))
     }
 
 

@@ -7,14 +7,15 @@ had issued the last operator: what was then still to be done ran without a gap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.profilers.evidence.intervals import Intervals
+from latfix.run_record.process_facts import DeviceWork
 
 if TYPE_CHECKING:
     from latfix.profilers.evidence.units import Evidence
@@ -44,13 +45,12 @@ class DeviceProfile:
     launches: float
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> DeviceProfile | None:
-        """From ``run.json``; ``None`` where no batch was profiled."""
-        rows = meta.get("device_profile")
-        if not isinstance(rows, list) or not rows:
+    def of(cls, profiled: Sequence[DeviceWork]) -> DeviceProfile | None:
+        """Of some batches; ``None`` where there is none."""
+        if not profiled:
             return None
         names = ("elements", "busy_ns", "launch_ns", "sync_ns", "waits", "launches")
-        table = {name: np.array([float(row.get(name, 0.0)) for row in rows]) for name in names}
+        table = {name: np.array([float(getattr(work, name)) for work in profiled]) for name in names}
         elements = np.unique(table["elements"])
         # Of batches alike, one may have been slow for a fault that is to be found: what is usual counts.
         usual = [np.median(table["busy_ns"][table["elements"] == size]) for size in elements]

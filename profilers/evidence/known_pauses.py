@@ -79,11 +79,9 @@ def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
 
 
 def _named_threads(record: RunRecord) -> dict[int, tuple[str, int]]:
-    """Native id -> role and number, from ``run.json``'s ``threads``: ``{"worker": [ids], "prepare": [ids]}``."""
-    threads = record.meta.get("threads")
-    named: dict[int, tuple[str, int]] = {}
-    if isinstance(threads, Mapping):
-        for role in ("worker", "prepare"):
-            for number, native in enumerate(threads.get(role, ())):
-                named[int(native)] = (role, number)
-    return named
+    """Native id -> role and number."""
+    return {
+        native: (role, number)
+        for role in ("worker", "prepare")
+        for number, native in enumerate(record.meta.threads.get(role, ()))
+    }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.profilers.evidence.device_idle import DeviceProfile
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
+from latfix.settings import RunnerSettings
 
 Ints = npt.NDArray[np.int64]
 DEFAULT_MINOR_FAULT_NS = 500.0
@@ -18,6 +19,8 @@ DEFAULT_MINOR_FAULT_NS = 500.0
 _LONGEST_STEP_MS = 60_000.0
 #: Standard error of a price that was not calibrated, as a share of it.
 _UNKNOWN_PRICE = 0.5
+#: Of a run that was killed before it told its own.
+_CORES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,45 +61,44 @@ class Setup:
     expandable: bool = False
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any], batches: Columns, rows: Columns) -> Setup:
-        settings = meta.get("settings", {})
-        calibration = meta.get("calibration") or {}
+    def of(cls, meta: RunMeta, batches: Columns, rows: Columns) -> Setup:
+        settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default, a pool of as many threads as there are cores.
-        threads = int(meta.get("torch_threads", settings.get("intra_op_threads", 1) or meta.get("cores", 2)))
+        threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
         largest = int(batches["size"].max()) if len(batches["size"]) else 1
-        workers = len(np.unique(batches["worker"]))
+        workers = max(settings.workers, len(np.unique(batches["worker"])), 1)
         pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
         fault = float(calibration.get("minor_fault_ns", 0.0))
         window, most = _window_ms(settings)
-        continuous = settings.get("batching") == "continuous"
-        overlapped = bool(settings.get("overlap")) and str(meta.get("device", "cpu")) != "cpu"
+        continuous = settings.batching == "continuous"
+        overlapped = settings.overlap and meta.device != "cpu"
         return cls(
             # Batched continuously, every place of a worker is a server of its own that takes one at a time.
-            max_batch=1 if continuous else max(int(settings.get("max_batch_size", largest)), largest, 1),
-            window_ns=max(int(window * 1e6), 0),
-            window_most_ns=max(int(most * 1e6), 0),
-            ageing_ns=int(float(settings.get("ageing_ms", 0.0)) * 1e6),
-            recorded=settings.get("batching", "fixed") != "fixed"
-            or settings.get("schedule", "arrival") != "arrival"
+            max_batch=1 if continuous else max(settings.max_batch_size, largest),
+            window_ns=int(window * 1e6),
+            window_most_ns=int(most * 1e6),
+            ageing_ns=int(settings.ageing_ms * 1e6),
+            recorded=settings.batching != "fixed"
+            or settings.schedule != "arrival"
             or overlapped
             # Who was left what depends on how fast each worker was thought to be then.
-            or (settings.get("routing", "pull") != "pull" and int(settings.get("workers", workers)) > 1)
-            or int(settings.get("memory_limit_mb", 0)) > 0,
-            workers=max(int(settings.get("workers", workers)), workers, 1),
-            prepare_threads=max(int(settings.get("prepare_threads", pool)), pool, 1),
-            by_length=settings.get("batch_order") == "length",
+            or (settings.routing != "pull" and workers > 1)
+            or settings.memory_limit_mb > 0,
+            workers=workers,
+            prepare_threads=max(settings.prepare_threads, pool),
+            by_length=settings.batch_order == "length",
             pooled=threads > 1,
-            on_device=str(meta.get("device", "cpu")).startswith("cuda"),
+            on_device=meta.device.startswith("cuda"),
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
             calibrated=fault > 0,
             overlapped=overlapped,
-            device_profile=DeviceProfile.of(meta),
-            device_waits=tuple(str(place) for place in meta.get("device_waits") or ()),
+            device_profile=DeviceProfile.of(meta.device_profile),
+            device_waits=meta.device_waits,
             copy_costs=_copy_costs(calibration),
-            worker_devices=tuple(str(device) for device in meta.get("worker_devices") or ()),
-            places=max(int(settings.get("max_batch_size", 1)), 1) if continuous else 1,
-            expandable=bool((meta.get("device_memory") or {}).get("settings", {}).get("expandable_segments")),
+            worker_devices=meta.worker_devices,
+            places=settings.max_batch_size if continuous else 1,
+            expandable=bool(meta.device_memory.get("settings", {}).get("expandable_segments")),
         )
 
     def device_numbers(self, worker: Ints) -> Ints:
@@ -118,7 +120,7 @@ def _number(device: str) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-def _copy_costs(calibration: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _copy_costs(calibration: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     found = {}
     for direction in ("in", "out"):
         latency, per_mib = (calibration.get(f"copy_{direction}{part}_ns") for part in ("", "_mib"))
@@ -127,19 +129,16 @@ def _copy_costs(calibration: Mapping[str, Any]) -> dict[str, tuple[float, float]
     return found
 
 
-def _window_ms(settings: Mapping[str, Any]) -> tuple[float, float]:
+def _window_ms(settings: RunnerSettings) -> tuple[float, float]:
     """Between what the window lay; a request that joins others waits until the step that they are in ends."""
-    batching = settings.get("batching", "fixed")
-    if batching == "continuous":
+    if settings.batching == "continuous":
         return 0.0, _LONGEST_STEP_MS
-    if batching == "adaptive":
-        least = float(settings.get("window_least_ms", 0.0))
-        return least, max(float(settings.get("window_most_ms", least)), least)
-    fixed = float(settings.get("batch_window_ms", 0.0))
-    return fixed, fixed
+    if settings.batching == "adaptive":
+        return settings.window_least_ms, max(settings.window_most_ms, settings.window_least_ms)
+    return settings.batch_window_ms, settings.batch_window_ms
 
 
-def _relative_error(calibration: Mapping[str, Any], name: str) -> float:
+def _relative_error(calibration: Mapping[str, float], name: str) -> float:
     """Standard error of a calibrated price as a share of it, from its 95 % interval; 0 where none was recorded."""
     value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
     return max(high - low, 0.0) / (2 * 1.96 * value) if value > 0 else 0.0

@@ -48,7 +48,7 @@ class Numbers:
     @classmethod
     def of_record(cls, record: RunRecord) -> Numbers:
         """Those that a run was recorded with."""
-        return cls.of(RunnerSettings(**record.meta["settings"]))
+        return cls.of(record.meta.settings)
 
     @property
     def split(self) -> Split:

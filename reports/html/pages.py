@@ -239,7 +239,7 @@ def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord,
         records=(base, new),
         present={},
         kind="latfix comparison",
-        heading=str(new.meta.get("workload") or base.meta.get("workload") or "comparison"),
+        heading=new.meta.workload or base.meta.workload or "comparison",
         facts=_facts("", new),
         notes=comparison.notes,
         pairing=pairing_words(comparison),
@@ -313,8 +313,7 @@ def contents_of(anchors: Iterable[str]) -> dict[str, str]:
 def _facts(device: str, record: RunRecord | None) -> str:
     parts = [device]
     if record is not None:
-        started = record.meta.get("started") or record.meta.get("started_at") or record.meta.get("start")
-        parts.append(started if isinstance(started, str) else "")
+        parts.append(record.meta.started)
         parts.append(f"{count(sum(record.counts().values()))} requests")
         parts.append("partial run" if record.partial else "")
     return " · ".join(filter(None, parts))
@@ -488,7 +487,7 @@ def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]
 
 
 def _machine(record: RunRecord, title: str) -> dict[str, Any]:
-    pairs = list(_flattened(record.meta))
+    pairs = list(_flattened(record.meta.to_json()))
     return {"title": title, "pairs": pairs[:_MOST_ROWS], "more": max(len(pairs) - _MOST_ROWS, 0)}
 
 

@@ -103,7 +103,7 @@ def translate(table: Table, settings: Mapping[str, Any], server: str) -> tuple[d
     """
     document: dict[str, Any] = {}
     notes: list[str] = []
-    defaults = RunnerSettings().as_dict()
+    defaults = RunnerSettings().to_json()
     for name, value in settings.items():
         entry = table[name]
         if isinstance(entry, str):

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from latfix.formatting import count, finite, interval, ratio, significant
 from latfix.reports.terminal.widgets import Portable, plain_table, safe
+from latfix.results.answer_check import AnswerCheck
 
 #: Numbers that differ by more than this share of the largest one are not rounding of another order of sums.
 _ROUNDING = 1e-3
@@ -36,6 +37,10 @@ def render_backends(document: Mapping[str, Any]) -> RenderableType:
         Text.assemble(f"  {', '.join(names)}: ", safe(why, "dim", limit=400))
         for why, names in _missing(document["backends"]).items()
     ]
+    if document.get("answers"):
+        answers = AnswerCheck.from_json(document["answers"])
+        parts += [safe(f"\n{line}", "bold yellow", limit=600) for line in answers.faults()]
+        parts += [safe(answers.judged(), "dim", limit=600)]
     parts += [Text(f"\n{_how(document)}", style="dim")]
     parts += [Text.assemble("  input ", safe(line)) for line in document["inputs"]]
     return Portable(Group(*parts))

@@ -14,12 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latfix.config.workload_toml import WorkloadSpec
+from latfix.config.workload_toml import WorkloadSpec, declared_outputs
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
 from latfix.files.atomic_write import write_json
 from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
@@ -89,7 +90,7 @@ def job_of(
         "name": spec.name,
         "folder": str(spec.folder),
         "entry": spec.entry,
-        "settings": settings.as_dict(),
+        "settings": settings.to_json(),
         "batch": batch,
         "asked": asked,
         "seconds": seconds,
@@ -139,12 +140,16 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> dict[str, Any]:
         names = [given.name for given in adapter.layout.inputs]
         load_s = first_load_s(adapter.layout.file, own_backend(adapter), names, torch.get_num_threads())
     own = Candidate(backend=own_backend(adapter), model=model, load_s=load_s)
-    prepared = _prepared(adapter, traffic)
+    requests, prepared = _prepared(adapter, traffic)
     batches = _batches(adapter, prepared, batch)
     with tempfile.TemporaryDirectory(prefix="latfix-converted-") as folder:
         found = candidates(adapter, own, [*batches[0], *batches[1]], Path(folder))
-    work = _work(found, adapter, prepared, batch, job["seconds"])
-    served = serve(found, work, job["seconds"], job["seed"])
+    work = replace(
+        _work(found, adapter, requests, prepared, batch, job["seconds"]),
+        names=adapter.output_names if isinstance(adapter, FileWorkload) else (),
+        rules=declared_outputs(Path(job["folder"]), job["entry"]),
+    )
+    served, check = serve(found, work, job["seconds"], job["seed"])
     return {
         "schema": SCHEMA,
         "workload": job["name"],
@@ -154,6 +159,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> dict[str, Any]:
         "versions": {"torch": torch.__version__, **_versions()},
         "requests": len(work.singles),
         "batch_size": batch,
+        "answers": check.to_json(),
         "inputs": adapter.describe_inputs(traffic) if isinstance(adapter, FileWorkload) else [],
         "backends": [_row(candidate, served, found[0].backend, work) for candidate in found],
     }
@@ -187,19 +193,20 @@ def _loaded(adapter: Any) -> Any:
     return model.eval()
 
 
-def _prepared(adapter: Any, traffic: Traffic) -> list[Any]:
-    """Inputs of requests spread evenly over the traffic."""
+def _prepared(adapter: Any, traffic: Traffic) -> tuple[list[str], list[Any]]:
+    """Ids and inputs of requests spread evenly over the traffic."""
     from latfix.runners.calls.model_call import USER_ERRORS, describe
 
     picks = np.unique(np.linspace(0, len(traffic) - 1, min(_SAMPLE, len(traffic))).round().astype(int))
-    inputs = []
+    ids, inputs = [], []
     for pick in picks.tolist():
         request = traffic.request(pick)
+        ids.append(request.id)
         try:
             inputs.append(adapter.prepare(request))
         except USER_ERRORS as error:
             raise RunnerError(f"prepare of request {request.id!r} raised {describe(error)}") from error
-    return inputs
+    return ids, inputs
 
 
 def _batches(adapter: Any, inputs: Sequence[Any], size: int) -> tuple[list[Any], list[Any], list[int]]:
@@ -214,7 +221,9 @@ def _batches(adapter: Any, inputs: Sequence[Any], size: int) -> tuple[list[Any],
         raise RunnerError(f"collate of {size} requests raised {describe(error)}") from error
 
 
-def _work(found: Sequence[Any], adapter: Any, inputs: Sequence[Any], batch: int, seconds: float) -> Any:
+def _work(
+    found: Sequence[Any], adapter: Any, ids: Sequence[str], inputs: Sequence[Any], batch: int, seconds: float
+) -> Any:
     """As many requests as let several rounds of all backends fit into the time."""
     from latfix.runners.backend_comparison.throughput import Work, one_pass_s
 
@@ -226,7 +235,8 @@ def _work(found: Sequence[Any], adapter: Any, inputs: Sequence[Any], batch: int,
     if wanted < len(inputs):
         picks = np.unique(np.linspace(0, len(inputs) - 1, wanted).round().astype(int)).tolist()
         singles, batches, sizes = _batches(adapter, [inputs[pick] for pick in picks], batch)
-    return Work(singles, batches, sizes)
+        ids = [ids[pick] for pick in picks]
+    return Work(singles, batches, sizes, ids)
 
 
 def _row(candidate: Any, served: Any, first: str, work: Any) -> dict[str, Any]:
@@ -246,6 +256,7 @@ def _row(candidate: Any, served: Any, first: str, work: Any) -> dict[str, Any]:
         "batched_rps": rate(one.batched_ns, requests).to_json(),
         "agreeing": one.agreeing,
         "compared": one.compared,
+        "agreement": one.agreement,
         "deviation": one.deviation if np.isfinite(one.deviation) else None,
     }
     if candidate.backend != first and base.single_ns:

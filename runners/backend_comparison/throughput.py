@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from latfix.config.model_output_rules import OutputRule
 from latfix.errors import RunnerError
+from latfix.results.answer_check import AnswerCheck
+from latfix.runners.answers.agreement import compare
+from latfix.runners.answers.named_outputs import Answer, outputs_of
+from latfix.runners.answers.own_variation import OwnAnswers, own_variation
+from latfix.runners.answers.raw_deviation import deviation_of
 from latfix.runners.backend_comparison.candidates import Candidate
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, split_output
-from latfix.runners.calls.output_agreement import agree, deviation_of, flatten
+from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import student_t
 
@@ -33,11 +39,17 @@ class Work:
     :param singles: requests on their own, each a batch of one.
     :param batches: the same requests in batches.
     :param sizes: requests in each batch.
+    :param ids: of the requests.
+    :param names: of the model's outputs, where a file has them.
+    :param rules: what ``[outputs]`` declares.
     """
 
     singles: Sequence[Any]
     batches: Sequence[Any]
     sizes: Sequence[int]
+    ids: Sequence[str] = ()
+    names: Sequence[str] = ()
+    rules: Mapping[str, OutputRule] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -45,8 +57,11 @@ class Served:
     """What a backend did.
 
     :param single_ns: of each round, all requests on their own; ``batched_ns`` in batches.
-    :param agreeing: requests whose answers agree with the first backend's, of ``compared``.
-    :param deviation: the largest difference of a number, as a share of the largest one in that answer.
+    :param agreeing: answers that agree with those of the first backend to each request alone, of ``compared``: each
+        request is answered alone and in a batch. What the first one answers otherwise in a batch is compared with
+        that. ``agreement`` is the mean share of an answer that says the same.
+    :param deviation: the largest difference of a number, as a share of the largest one in that answer, with each
+        request alone or in the same batch.
     :param failure: why it was left out; empty where it was not.
     """
 
@@ -54,27 +69,29 @@ class Served:
     batched_ns: list[int] = field(default_factory=list)
     agreeing: int = 0
     compared: int = 0
+    agreement: float = 0.0
     deviation: float = 0.0
     failure: str = ""
 
 
-def serve(found: Sequence[Candidate], work: Work, seconds: float, seed: int) -> dict[str, Served]:
+def serve(found: Sequence[Candidate], work: Work, seconds: float, seed: int) -> tuple[dict[str, Served], AnswerCheck]:
     """Compare the answers of all backends, then time them in turns for about ``seconds``.
 
     In each round every backend computes all of the work, in an order that is drawn anew, so that what the machine
     does meanwhile meets all of them alike. What each does first is not timed: it compares the answers, and serves
     all of the work once more, as some backends optimize themselves in the first calls.
 
+    :returns: by backend what it did, and whether the first one answers otherwise in a batch.
     :raises RunnerError: the first one fails, which the others are compared with.
     """
     ready = [candidate for candidate in found if not candidate.missing]
     served = {candidate.backend: Served() for candidate in ready}
     with torch.no_grad():
-        _compare_all(ready, work, served)
+        check = _compare_all(ready, work, served)
         _time_all(
             [candidate for candidate in ready if not served[candidate.backend].failure], work, served, seconds, seed
         )
-    return served
+    return served, check
 
 
 def one_pass_s(candidate: Candidate, inputs: Sequence[Any]) -> float:
@@ -90,8 +107,16 @@ def one_pass_s(candidate: Candidate, inputs: Sequence[Any]) -> float:
         raise RunnerError(f"the model raised {describe(error)}") from error
 
 
-def _compare_all(ready: Sequence[Candidate], work: Work, served: Mapping[str, Served]) -> None:
-    expected: list[Any] | None = None
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """Answers as the model gave them: each request alone, then all of them in batches."""
+
+    alone: list[Any]
+    batched: list[Any]
+
+
+def _compare_all(ready: Sequence[Candidate], work: Work, served: Mapping[str, Served]) -> AnswerCheck:
+    first: _Answered | None = None
     for candidate in ready:
         one = served[candidate.backend]
         try:
@@ -100,16 +125,37 @@ def _compare_all(ready: Sequence[Candidate], work: Work, served: Mapping[str, Se
         except USER_ERRORS as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            if expected is None:
+            if first is None:
                 raise RunnerError(f"the model raised {describe(error)}") from error
             one.failure = f"running it raised {describe(error)}"
             continue
-        if expected is None:
-            expected = answers
-        one.compared = len(answers)
-        for wanted, got in zip(expected, answers, strict=True):
-            one.agreeing += agree(wanted, got)
-            one.deviation = max(one.deviation, deviation_of(wanted, got))
+        if first is None:
+            first = answers
+            own, expected = _reference(first, work)
+        _compare(one, answers, first, own, expected, work)
+    return own.check
+
+
+def _reference(first: _Answered, work: Work) -> tuple[OwnAnswers, list[Answer]]:
+    """How far the first backend's own answers vary, and what all are compared with, alone and then in batches."""
+    alone, batched = ([outputs_of(one, work.names) for one in each] for each in (first.alone, first.batched))
+    shapes = [[tuple(tensor.shape) for tensor in tensors_of(single)] for single in work.singles]
+    ids = work.ids or [str(k) for k in range(len(alone))]
+    own = own_variation(ids, alone, batched, [], work.rules, shapes)
+    cured = zip(alone, batched, own.agreements, strict=True)
+    return own, alone + [single if share == 1.0 else shared for single, shared, share in cured]
+
+
+def _compare(
+    one: Served, answers: _Answered, first: _Answered, own: OwnAnswers, expected: Sequence[Answer], work: Work
+) -> None:
+    given = [*answers.alone, *answers.batched]
+    named = [outputs_of(got, work.names) for got in given]
+    found = [compare(own.yardstick, wanted, got) for wanted, got in zip(expected, named, strict=True)]
+    one.compared, one.agreeing = len(found), sum(each.agreement == 1.0 for each in found)
+    one.agreement = sum(each.agreement for each in found) / len(found)
+    likes = zip([*first.alone, *first.batched], given, strict=True)
+    one.deviation = max(deviation_of(wanted, got) for wanted, got in likes)
 
 
 def _warm_up(model: Any, work: Work) -> None:
@@ -118,12 +164,15 @@ def _warm_up(model: Any, work: Work) -> None:
         _timed(model, work.batches)
 
 
-def _answers(model: Any, work: Work) -> list[Any]:
-    """Flattened answers to all requests, on their own and in batches; no answer may be lost in a batch."""
-    answers = [flatten(split_output(call_model(model, single), 1)[0]) for single in work.singles]
-    for batch, size in zip(work.batches, work.sizes, strict=True):
-        answers += [flatten(output) for output in split_output(call_model(model, batch), size)]
-    return answers
+def _answers(model: Any, work: Work) -> _Answered:
+    """Answers to all requests, on their own and in batches; no answer may be lost in a batch."""
+    alone = [split_output(call_model(model, single), 1)[0] for single in work.singles]
+    batched = [
+        output
+        for batch, size in zip(work.batches, work.sizes, strict=True)
+        for output in split_output(call_model(model, batch), size)
+    ]
+    return _Answered(alone, batched)
 
 
 def _time_all(

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.runners.answers.raw_deviation import MOST_DEVIATION, deviation_of
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
 from latfix.runners.backends.replaced_model import ReplacedModel
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
-from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
 from latfix.runners.calls.tensor_tree import flatten
 from latfix.settings import RunnerSettings
 

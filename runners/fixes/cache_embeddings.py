@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, on_host
 from latfix.runners.host.cpu_topology import allowed_cores, last_level_cache_bytes
@@ -24,34 +20,29 @@ def _cache_bytes() -> int:
     return last_level_cache_bytes(next(iter(allowed_cores()), 0)) or _CACHE
 
 
-def _tables(record: RunRecord) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = record.meta.get("embeddings", {})
-    return found
-
-
 def _large_tables(context: Context) -> str:
-    found = _tables(context.record)
-    if not found.get("tables"):
+    found = context.record.meta.embeddings
+    if not found.tables:
         return "the model has no embedding tables"
-    size, cache = int(found["bytes"]), _cache_bytes()
+    size, cache = found.bytes, _cache_bytes()
     if size <= _OF_CACHE * cache:
         return f"the tables ({size / 2**20:.1f} MiB) fit into the cache ({cache / 2**20:.0f} MiB) whole"
     return ""
 
 
 def _sets(context: Context) -> Change:
-    found = _tables(context.record)
-    row = max(int(found.get("bytes", 0)) // max(int(found.get("rows", 0)), 1), 1)
+    found = context.record.meta.embeddings
+    row = max(found.bytes // max(found.rows, 1), 1)
     change: Change = {"hot_rows": max(int(_OF_CACHE * _cache_bytes()) // row, 1)}
     return change if context.settings.keep_warm_ms else {**change, "keep_warm_ms": _PERIOD_MS}
 
 
 def _verify(applied: Applied) -> Verified:
-    found, touched = _tables(applied.record), int(applied.record.meta.get("residence", {}).get("rows", 0))
-    rows, share, lookups = int(found.get("hot_rows", 0)), float(found.get("hot_share", 0.0)), found.get("lookups", 0)
+    found, residence = applied.record.meta.embeddings, applied.record.meta.residence
+    rows, share, touched = found.hot_rows, found.hot_share, 0 if residence is None else residence.rows
     said = (
-        f"{rows} rows, which served {share:.0%} of {lookups} lookups, of {found.get('rows', 0)} in "
-        f"{found.get('tables', 0)} table(s); {touched} reads of them beside requests"
+        f"{rows} rows, which served {share:.0%} of {found.lookups} lookups, of {found.rows} in "
+        f"{found.tables} table(s); {touched} reads of them beside requests"
     )
     if rows and share < _SHARE:
         return Verified(False, f"no rows are much used: {said}")

@@ -53,7 +53,7 @@ class Context:
     @property
     def device(self) -> str:
         """The device that the baseline ran on: ``cpu`` or a CUDA device."""
-        return str(self.record.meta.get("device", "cpu"))
+        return self.record.meta.device
 
     @property
     def on_cpu(self) -> bool:
@@ -75,10 +75,9 @@ class Applied:
     without: RunRecord
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> RunnerSettings:
         """The settings that the service with the fix ran with."""
-        found: Mapping[str, Any] = self.record.meta.get("settings", {})
-        return found
+        return self.record.meta.settings
 
     def both(self, measure: Callable[[RunRecord], _Measured]) -> tuple[_Measured, _Measured]:
         """``measure`` of the replay with the fix, and of the one without."""

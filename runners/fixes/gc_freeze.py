@@ -26,10 +26,10 @@ def _verify(applied: Applied) -> Verified:
     frozen = int(applied.evidence.get("gc_frozen", 0))
     (_, longest), (_, before) = applied.both(_pauses)
     said = f"{frozen} objects frozen, automatic collection off; longest collection {longest:.2g} ms, was {before:.2g}"
-    if done := applied.record.meta.get("collections", {}):
-        waited = int(done["forced"]) + int(done["full_forced"])
+    if done := applied.record.meta.collections:
+        waited = done["forced"] + done["full_forced"]
         said += (
-            f"; {int(done['young']) + int(done['full'])} collections in idle moments, {waited} that could wait no "
+            f"; {done['young'] + done['full']} collections in idle moments, {waited} that could wait no "
             f"longer ({done['full_forced']} of everything), {done['collected']} objects freed"
         )
     return Verified(frozen > 0, said)

@@ -9,7 +9,6 @@ from latfix.runners.fixes.host.threads import operator_threads
 from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
 from latfix.runners.host.cpu_placement import domain_of
 from latfix.runners.host.cpu_topology import read_topology
-from latfix.runners.replay.run_facts import thread_rows
 
 _TREATS = ("host.slowdown", "host.contention", "input.size")
 
@@ -30,12 +29,11 @@ def _verify(applied: Applied) -> Verified:
     topology = read_topology()
 
     def on_one_domain(record: RunRecord) -> list[bool]:
-        rows = thread_rows(record.meta, "worker")
-        return [domain_of(topology, tuple(row["allowed"])) is not None for row in rows]
+        return [domain_of(topology, place.allowed) is not None for place in record.meta.placement.worker]
 
     now, before = applied.both(on_one_domain)
     said = f"workers kept to one domain: {sum(now)} of {len(now)}, one domain: {sum(before)} of {len(before)} without"
-    if pages := applied.record.meta.get("placement", {}).get("node_pages", {}):
+    if pages := applied.record.meta.placement.node_pages:
         total = max(sum(pages.values()), 1)
         said += "; memory on " + ", ".join(f"{node} {count / total:.0%}" for node, count in sorted(pages.items()))
     refused = refusals(applied.record, "pin", "cores")

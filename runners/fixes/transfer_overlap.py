@@ -10,7 +10,7 @@ from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu
 
 
 def _waits_for_device(context: Context) -> str:
-    waits = list(context.record.meta.get("device_waits") or ())
+    waits = context.record.meta.device_waits
     if not waits:
         return ""
     return f"the model's code waits for the device (at {waits[0]}), and with it whoever would enqueue the next batch"

@@ -22,8 +22,8 @@ def _verify(applied: Applied) -> Verified:
     meta = applied.record.meta
     said = (
         f"{share(pageable / max(total, 1))} of the bytes were copied from or to memory that is not pinned, "
-        f"{share(was / max(whole, 1))} before; {int(meta.get('pool_hits', 0))} batch tensors were written into "
-        f"buffers that were there, {int(meta.get('pool_misses', 0))} needed a new one"
+        f"{share(was / max(whole, 1))} before; {meta.pool_hits or 0} batch tensors were written into "
+        f"buffers that were there, {meta.pool_misses or 0} needed a new one"
     )
     return Verified(total > 0 and pageable <= _MOST_PAGEABLE * total < was, said)
 

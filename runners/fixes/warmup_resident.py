@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from latfix.run_record.process_facts import Residence
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, refusals
@@ -90,29 +91,27 @@ def _sets(context: Context) -> Change:
     """Half the pause after which a worker is cold; memory is locked only where it was paged in during requests."""
     cold = cold_after_ms(context.record)
     change: Change = {"keep_warm_ms": cold[0] / 2 if cold is not None else _PAUSES_MS[0]}
-    memory = context.record.meta.get("memory", {})
     # Under any limit that address space may exceed, it would be refused when the process has started.
-    if int(memory.get("major_faults", 0)) > 0 and lockable_bytes() is None:
+    if context.record.meta.memory.major_faults > 0 and lockable_bytes() is None:
         change["lock_memory"] = True
     return change
 
 
 def _verify(applied: Applied) -> Verified:
-    meta, period = applied.record.meta, float(applied.settings.get("keep_warm_ms", 0.0))
-    done = meta.get("residence", {})
-    runs, failure = int(done.get("runs", 0)), str(done.get("failure", ""))
-    if not runs or failure or not period:
-        return Verified(False, f"no input of its own was run{f': {failure}' if failure else ''}")
-    mean, longest = done["total_ns"] / runs / 1e6, done["longest_ns"] / 1e6
+    period = applied.settings.keep_warm_ms
+    done = applied.record.meta.residence or Residence()
+    if not done.runs or done.failure or not period:
+        return Verified(False, f"no input of its own was run{f': {done.failure}' if done.failure else ''}")
+    mean, longest = done.total_ns / done.runs / 1e6, done.longest_ns / 1e6
     said = (
-        f"idle workers ran an input of {done['elements']} elements {runs} times, {mean:.3g} ms each and "
-        f"{longest:.3g} at most; a request waited for {done['delayed']} of them"
+        f"idle workers ran an input of {done.elements} elements {done.runs} times, {mean:.3g} ms each and "
+        f"{longest:.3g} at most; a request waited for {done.delayed} of them"
     )
     now, before = applied.both(lambda record: after_pauses(record, 2 * period))
     if now is not None and before is not None:
         said += f"; after a pause batches computed {now:.2f} times as long, {before:.2f} without"
-    if applied.settings.get("lock_memory"):
-        locked = int(meta.get("memory", {}).get("locked_bytes", 0))
+    if applied.settings.lock_memory:
+        locked = applied.record.meta.memory.locked_bytes
         said += f"; {locked / _MIB:,.0f} MiB locked"
         if not locked:
             return Verified(False, "; ".join([said, *refusals(applied.record, "lock_memory")]))

@@ -13,10 +13,10 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.run_record.process_facts import DeviceWork
 from latfix.runners.calls.model_call import call_model
 
 if TYPE_CHECKING:
@@ -34,35 +34,6 @@ _NAMED = 200
 _WARNING = "called a synchronizing"
 #: So many places in the code.
 _PLACES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWork:
-    """What one batch did.
-
-    :param size: requests in it; ``elements`` of its collated inputs.
-    :param span_ns: from its first operator on the device to the end of its last.
-    :param busy_ns: of that, something ran; ``launch_ns`` it waited for the host to issue the next; ``sync_ns`` it did
-        because the host had waited for the device. What is left are the moments between operators that were there.
-    :param launches: operators; ``waits`` calls in which the host waited, within the model's call.
-    :param copies: bytes by kind, such as ``HtoD (Pageable -> Device)``.
-    :param kernels: how often each ran.
-    """
-
-    size: int
-    elements: int
-    span_ns: int
-    busy_ns: int
-    launch_ns: int
-    sync_ns: int
-    launches: int
-    waits: int
-    copies: Mapping[str, int] = field(default_factory=dict)
-    kernels: Mapping[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for ``run.json``."""
-        return asdict(self)
 
 
 def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int = 0) -> DeviceWork | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import numpy as np
 
 from latfix.errors import RunnerError
 from latfix.request import Request
+from latfix.runners.answers.agreement import Difference, Yardstick, difference
+from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
+from latfix.runners.answers.output_distance import Floats
 from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.calls.output_agreement import Difference, difference, flatten
-from latfix.runners.measure.accuracy_guard import Loss, judge, paired_loss
+from latfix.runners.measure.accuracy_guard import Loss, judge, paired_loss, share_loss
+from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, look_at_own
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.statistics.distributions import wilson_interval
@@ -26,6 +30,8 @@ from latfix.traffic.schedule import Traffic
 AGREEMENT_SAMPLE = 256
 #: From so many requests on, those that a choice was made by are others than those that it is judged by.
 _ENOUGH = 128
+#: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch.
+_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +39,17 @@ class Accuracy:
     """A service's accuracy. Intervals are of 95 %; what could not be measured is ``None``.
 
     :param score: higher is better.
-    :param kind: ``evaluate`` (the workload's own score) or ``agreement`` (share of outputs that agree).
+    :param kind: ``evaluate`` (the workload's own score), or ``agreement: `` and the kinds of outputs: the mean
+        share of an answer that says what the original says to that request alone.
     :param samples: requests that it rests on.
     :param lo: lower end of the score, as that of a share of ``samples`` (Wilson); of a score outside 0 to 1
         nothing is known.
-    :param loss: of the score against the original's, on the same requests.
-    :param agreement: share of the same requests to which the original says the same.
-    :param deviation: see :class:`latfix.runners.calls.output_agreement.Difference`; ``broken`` likewise.
+    :param loss: of the score against the original's, on the same requests. Where the original itself answers
+        otherwise in a batch, it is of answers to requests alone, unless batches lost more for sure.
+    :param agreement: mean share of the same answers that says what the original's do.
+    :param deviation: see :class:`latfix.runners.answers.agreement.Difference`; ``broken`` and ``same`` likewise.
+    :param answers: of the original, what its answers are judged by and whether they differ in batches
+        (:class:`latfix.results.answer_check.AnswerCheck`); empty for others.
     """
 
     score: float
@@ -55,20 +65,26 @@ class Accuracy:
     agreement_hi: float | None = None
     deviation: float | None = None
     broken: int = 0
+    same: bool = False
+    answers: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """The original's answers.
 
-    :param sample: flattened answers to a sample of the traffic, ``None`` for a request that failed; empty where the
-        workload has a score of its own.
+    :param sample: answers to requests of the traffic alone, ``None`` for one that failed; empty where the workload
+        has a score of its own.
+    :param agreements: ``(len(sample),)`` of its own answers to them in its batches.
+    :param yardstick: what answers are judged by; ``None`` where there was no request to tell it from.
     :param ids: of the requests that ``evaluate`` asked for, in that order; empty where there is no ``evaluate``.
     :param answers: what it was given for them.
     :param score: what it made of them.
     """
 
-    sample: tuple[list[Any] | None, ...]
+    sample: tuple[Answer | None, ...] = ()
+    agreements: Floats = field(default_factory=lambda: np.zeros(0))
+    yardstick: Yardstick = field(default_factory=lambda: Yardstick(measures={}))
     ids: tuple[str, ...] = ()
     answers: tuple[Any, ...] = ()
     score: float | None = None
@@ -78,22 +94,32 @@ class Reference:
 
         Answers that cannot be pickled are left out, and with them the comparison of scores request by request.
         """
-        arrays = {f"{k}.{j}": leaf for k, leaves in enumerate(self.sample) for j, leaf in enumerate(leaves or ())}
-        counts = np.array([-1 if leaves is None else len(leaves) for leaves in self.sample], dtype=np.int64)
+        leaves = {(k, j): leaf for k, answer in enumerate(self.sample) for j, leaf in enumerate(answer or ())}
+        arrays: dict[str, Any] = {f"{k}.{j}": leaf.values for (k, j), leaf in leaves.items()}
+        told = {
+            "names": [None if answer is None else [leaf.name for leaf in answer] for answer in self.sample],
+            "yardstick": self.yardstick.to_json(),
+        }
         try:
             scored = pickle.dumps((self.ids, self.answers, self.score))
         except Exception:  # noqa: BLE001 - whatever a user's own class raises when it is pickled
             scored = pickle.dumps(((), (), None))
-        np.savez(file, count=counts, scored=np.frombuffer(scored, dtype=np.uint8), **arrays)
+        arrays |= {"told": np.array(json.dumps(told)), "agreements": self.agreements}
+        np.savez(file, scored=np.frombuffer(scored, dtype=np.uint8), **arrays)
 
     @classmethod
     def load(cls, file: Path) -> Reference:
         """Read what :meth:`save` wrote; the file is this program's own."""
         with np.load(file) as archive:
-            counts = archive["count"].tolist()
-            sample = tuple(None if n < 0 else [archive[f"{k}.{j}"] for j in range(n)] for k, n in enumerate(counts))
+            told = json.loads(str(archive["told"]))
+            sample = tuple(
+                None if names is None else [Output(name, archive[f"{k}.{j}"]) for j, name in enumerate(names)]
+                for k, names in enumerate(told["names"])
+            )
             ids, answers, score = pickle.loads(archive["scored"].tobytes())
-        return cls(sample=sample, ids=ids, answers=answers, score=score)
+            agreements = archive["agreements"]
+        yardstick = Yardstick.from_json(told["yardstick"])
+        return cls(sample=sample, agreements=agreements, yardstick=yardstick, ids=ids, answers=answers, score=score)
 
 
 @dataclass(slots=True)
@@ -125,27 +151,23 @@ def evaluate(
     :raises RunnerError: ``evaluate`` failed or returned no number, or a request failed.
     """
     known = None if reference is None else Reference.load(reference)
-    if not service.models.adapter.has_evaluate():
-        if save is not None:
-            save_outputs(service, traffic, save, spare=spare)
-        if known is None:
-            return Accuracy(score=1.0, kind="agreement", samples=0)
-        return _agreement(service, sample_requests(traffic, spare=spare), known, max_drop)
-    asked = _evaluated(service)
-    if save is not None:
-        Reference(sample=(), ids=tuple(asked.ids), answers=tuple(asked.answers), score=asked.score).save(save)
-    return _scored(service, asked, known)
+    requests = sample_requests(traffic, spare=spare)
+    if service.models.adapter.has_evaluate():
+        return _by_own_score(service, requests, known, save)
+    if known is not None:
+        return _agreement(service, requests, known, max_drop)
+    return Accuracy(score=1.0, kind="agreement", samples=0) if save is None else _saved(service, requests, save)
 
 
 def save_outputs(service: Service, traffic: Traffic, file: Path, *, spare: bool = False) -> int:
-    """Save the outputs on a sample of the traffic; returns how many."""
-    answers = _answers(service, sample_requests(traffic, spare=spare))
-    Reference(sample=tuple(answers)).save(file)
-    return len(answers)
+    """Save the answers to a sample of the traffic, each request alone; returns how many."""
+    requests = sample_requests(traffic, spare=spare)
+    _saved(service, requests, file)
+    return len(Reference.load(file).sample)
 
 
 def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:
-    """Requests spread over the traffic: every other one first, so that the first half is spread as well.
+    """Requests spread over the traffic, in an order in which the first few are spread as well.
 
     :param spare: take them from the other half of the traffic, where there is enough of it.
     """
@@ -154,7 +176,31 @@ def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:
     size = min(2 * AGREEMENT_SAMPLE, len(pool))
     step = len(pool) / max(size, 1)
     picks = list(dict.fromkeys(pool[int(k * step)] for k in range(size)))
-    return [traffic.request(pick) for pick in (*picks[::2], *picks[1::2])]
+    digits = size.bit_length()
+    # Binary digits in reverse: each next one halves a gap (van der Corput, 1935).
+    order = sorted(range(len(picks)), key=lambda k: int(f"{k:0{digits}b}"[::-1], 2))
+    return [traffic.request(picks[k]) for k in order]
+
+
+def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accuracy:
+    """The original's answers, each request alone, and its accuracy: how far its own batches agree with them."""
+    alone, own = look_at_own(service, requests)
+    Reference(sample=tuple(alone), agreements=own.agreements, yardstick=own.yardstick).save(file)
+    count = own.check.compared or len(alone)
+    share = float(own.agreements[:count].mean()) if count else 1.0
+    lo, hi = wilson_interval(share * count, count)
+    return Accuracy(
+        score=share,
+        kind=_kind(own.yardstick),
+        samples=count,
+        lo=lo,
+        hi=hi,
+        answers=own.check.to_json(),
+    )
+
+
+def _kind(yardstick: Yardstick) -> str:
+    return f"agreement: {yardstick.kinds}" if yardstick.measures else "agreement"
 
 
 def _agreement(
@@ -162,13 +208,48 @@ def _agreement(
 ) -> Accuracy:
     """Agreement with the original on half of the sample, and on all of it where that does not decide."""
     count = min(AGREEMENT_SAMPLE, len(reference.sample), len(requests))
-    answers = _answers(service, requests[:count])
-    found = _agreeing(difference(reference.sample[:count], answers))
+    answers = answers_in_batches(service, requests[:count])
+    found = _agreeing(service, requests, reference, answers, max_drop)
     more = min(len(reference.sample), len(requests))
     if max_drop is None or more == count or _decided(found, max_drop):
         return found
-    answers += _answers(service, requests[count:more])
-    return _agreeing(difference(reference.sample[:more], answers))
+    answers += answers_in_batches(service, requests[count:more])
+    return _agreeing(service, requests, reference, answers, max_drop)
+
+
+def _agreeing(
+    service: Service,
+    requests: Sequence[Request],
+    reference: Reference,
+    answers: Sequence[Answer | None],
+    max_drop: float | None,
+) -> Accuracy:
+    count = len(answers)
+    sample, yardstick = reference.sample[:count], reference.yardstick
+    found = difference(yardstick, sample, answers)
+    own = np.array(
+        [agreement for agreement, answer in zip(reference.agreements, sample, strict=False) if answer is not None]
+    )
+    loss = share_loss(own - found.agreements)
+    if (own < 1.0).any() and (max_drop is None or loss.lo <= max_drop):
+        # Who shares a batch is chance, and what that does to answers is the original's fault, not this service's.
+        alone = difference(yardstick, sample, answers_alone(service, requests[:count]))
+        loss = share_loss(1.0 - alone.agreements)
+        found = Difference(
+            agreements=found.agreements, deviation=alone.deviation, broken=found.broken, same=alone.same
+        )
+    fields = _agreement_fields(found)
+    return Accuracy(
+        score=found.agreement,
+        kind=_kind(yardstick),
+        samples=len(found.agreements),
+        lo=fields["agreement_lo"],
+        hi=fields["agreement_hi"],
+        loss=loss.value,
+        loss_lo=loss.lo,
+        loss_hi=loss.hi,
+        **fields,
+    )
 
 
 def _decided(found: Accuracy, max_drop: float) -> bool:
@@ -178,21 +259,28 @@ def _decided(found: Accuracy, max_drop: float) -> bool:
 
 
 def _agreement_fields(found: Difference) -> dict[str, Any]:
-    lo, hi = wilson_interval(found.agreeing, found.compared)
+    lo, hi = wilson_interval(found.agreement * len(found.agreements), len(found.agreements))
     return {
-        "agreement": found.agreeing / max(found.compared, 1),
+        "agreement": found.agreement,
         "agreement_lo": lo,
         "agreement_hi": hi,
         "deviation": found.deviation,
         "broken": found.broken,
+        "same": found.same,
     }
 
 
-def _agreeing(found: Difference) -> Accuracy:
-    fields = _agreement_fields(found)
-    share, lo, hi = fields["agreement"], fields["agreement_lo"], fields["agreement_hi"]
-    loss = {"loss": 1.0 - share, "loss_lo": 1.0 - hi, "loss_hi": 1.0 - lo}
-    return Accuracy(score=share, kind="agreement", samples=found.compared, lo=lo, hi=hi, **loss, **fields)
+def _by_own_score(
+    service: Service, requests: Sequence[Request], known: Reference | None, save: Path | None
+) -> Accuracy:
+    asked = _evaluated(service)
+    if save is None:
+        return _scored(service, asked, known)
+    _, own = look_at_own(service, requests[:_LOOKED_AT])
+    Reference(yardstick=own.yardstick, ids=tuple(asked.ids), answers=tuple(asked.answers), score=asked.score).save(
+        save
+    )
+    return replace(_scored(service, asked, known), answers=own.check.to_json())
 
 
 def _evaluated(service: Service) -> _Asked:
@@ -229,7 +317,8 @@ def _scored(service: Service, asked: _Asked, reference: Reference | None) -> Acc
     # A score of requests drawn anew each time cannot be paired.
     if reference is None or reference.score is None or reference.ids != tuple(asked.ids):
         return Accuracy(**own)
-    found = difference([flatten(one) for one in reference.answers], [flatten(one) for one in asked.answers])
+    before, after = ([outputs_of(one) for one in answers] for answers in (reference.answers, asked.answers))
+    found = difference(reference.yardstick, before, after)
     own |= {**_agreement_fields(found), "loss": reference.score - asked.score}
     loss = _loss(service, asked, reference)
     if loss is not None:
@@ -261,9 +350,3 @@ def _outputs(service: Service, requests: list[Request]) -> list[Any]:
         if outcome.status != Status.OK:
             raise RunnerError(f"request {request.id!r} failed while measuring accuracy: {outcome.error}")
     return [outcome.output for outcome in outcomes]
-
-
-def _answers(service: Service, requests: Sequence[Request]) -> list[list[Any] | None]:
-    """Flattened outputs; ``None`` for a request that failed."""
-    outcomes = service.predict(requests)
-    return [flatten(outcome.output) if outcome.status == Status.OK else None for outcome in outcomes]

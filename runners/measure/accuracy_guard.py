@@ -14,11 +14,9 @@ from latfix.statistics.distributions import student_t
 
 #: A fix is refused, too, where a loss of this many times the limit cannot be excluded.
 _EXCLUDED = 2.0
-#: Numbers this near (as a share of the largest one of an answer) are the same answer summed in another order; what
-#: a small sample may have missed is no question then.
-SAME = 1e-3
 #: Of a difference of two scores: 0.9 - 0.89 is more than 0.01 in floating point.
 _ROUNDING = 1e-9
+_Z = 1.96
 _LEAST_GROUPS, _MOST_GROUPS = 8, 64
 
 
@@ -36,15 +34,15 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
 
     It is not where the loss exceeds ``max_drop``, where answers broke, and where the sample is too small to exclude a
     loss of twice ``max_drop``, even if all of its answers agree: none of 40 is not none of all. That is no question
-    where nothing differs that could be seen: numbers are the original's but for rounding, or every answer agrees and
-    holds no numbers to tell them apart by. Where no loss is allowed at all, which no sample can show, the estimate
-    alone decides.
+    where answers differ no more than the original's own do (``same``): numbers but for rounding, or every answer
+    agrees and holds no numbers to tell them apart by. Where no loss is allowed at all, which no sample can show, the
+    estimate alone decides.
 
     :param scored: fields of :class:`latfix.runners.measure.accuracy.Accuracy`.
     :param original: the original's score.
     """
     score = float(scored["score"])
-    loss = original - score
+    loss = original - score if scored.get("loss") is None else float(scored["loss"])
     said = (
         f"accuracy {original:.4g} -> {score:.4g}, limit {original - max_drop:.4g}{_interval(scored)}{_apart(scored)}"
     )
@@ -53,9 +51,7 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
     if scored.get("broken"):
         return False, f"{scored['broken']} answers failed or are no numbers any more: {said}"
     highest = scored.get("loss_hi")
-    deviation = scored.get("deviation")
-    same = scored.get("agreement") == 1.0 if deviation is None else float(deviation) <= SAME
-    if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not same:
+    if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not scored.get("same"):
         return False, (
             f"{scored.get('samples', 0)} requests are too few to exclude a loss of {_EXCLUDED * max_drop:.3g}: {said}"
         )
@@ -83,6 +79,24 @@ def _apart(scored: Mapping[str, Any]) -> str:
     if scored.get("deviation") is not None:
         parts.append(f"largest deviation {float(scored['deviation']):.2g}")
     return f"; {', '.join(parts)}" if parts else ""
+
+
+def share_loss(losses: Sequence[float] | Any) -> Loss:
+    """The mean of what single answers lost, with an interval.
+
+    Student's t of the losses, to which is added what so many answers may have missed altogether: where none of n lost
+    anything, the upper end is that of Wilson's interval of none of n, 3.84 / (n + 3.84).
+
+    :param losses: ``(n,)``, each between -1 and 1.
+    """
+    each = np.asarray(losses, dtype=np.float64)
+    n = len(each)
+    if n < 2:
+        return Loss(float(each.sum()), -1.0, 1.0)
+    value = float(each.mean())
+    missed = _Z**2 / (n + _Z**2)
+    half = sqrt((student_t(0.95, n - 1) * float(each.std(ddof=1))) ** 2 / n + missed**2)
+    return Loss(value, value - half, value + half)
 
 
 def paired_loss(

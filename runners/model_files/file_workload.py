@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from latfix.adapter_api import Workload, map_structure
 from latfix.config.model_input_rules import InputRule
-from latfix.config.workload_toml import model_inputs
+from latfix.config.model_output_rules import OutputRule
+from latfix.config.workload_toml import declared_outputs, model_inputs
 from latfix.errors import InputError
 from latfix.request import Request
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.input_layout import InputLayout, Layout, lay_out
-from latfix.runners.model_files.input_values import describe, draw, from_payload, seed_of
+from latfix.runners.model_files.input_values import describe, draw, from_payload, list_shape, seed_of
 from latfix.runners.model_files.opened_model import OpenedModel
+from latfix.runners.model_files.output_sizes import Cut, check_names, output_cuts, output_names, own_part
 from latfix.runners.model_files.size_binding import bind, check_traffic, measure, numbers, numeric_features, wanted
 from latfix.traffic.schedule import Traffic
 
@@ -26,22 +29,31 @@ if TYPE_CHECKING:
 
 
 def load_file_workload(folder: Path, entry: str) -> FileWorkload:
-    """The adapter over the model file ``entry`` in ``folder``, with ``[inputs]`` of the folder's ``workload.toml``.
+    """The adapter over the model file ``entry`` in ``folder``, with ``[inputs]`` and ``[outputs]`` of the folder's
+    ``workload.toml``.
 
-    :raises InputError: the file, ``[inputs]`` or the two together are wrong.
+    :raises InputError: the file, these tables or the two together are wrong.
     :raises RunnerError: the file's backend is not installed, or does not run here.
     """
-    return file_workload(folder, folder / entry, model_inputs(folder, entry))
+    return file_workload(folder, folder / entry, model_inputs(folder, entry), declared_outputs(folder, entry))
 
 
-def file_workload(folder: Path, file: Path, rules: Mapping[str, InputRule]) -> FileWorkload:
-    """As :func:`load_file_workload`, with rules for the inputs that are known already."""
+def file_workload(
+    folder: Path, file: Path, rules: Mapping[str, InputRule], outputs: Mapping[str, OutputRule] | None = None
+) -> FileWorkload:
+    """As :func:`load_file_workload`, with rules for inputs and outputs that are known already."""
     model = open_model(file)
     layout = lay_out(model, rules)
     # The default collate pads dimension 0 with zeros, and a buffer pool can stand in for it; only where a model
     # needs more is it replaced.
-    kind = FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload
-    adapter = kind(model, layout)
+    plain = _default_collate_pads(layout)
+    cuts = output_cuts(model, outputs or {})
+    adapter: FileWorkload
+    if cuts:
+        adapter = (CutFileWorkload if plain else CutPaddedFileWorkload)(model, layout)
+        adapter.cuts = cuts
+    else:
+        adapter = (FileWorkload if plain else PaddedFileWorkload)(model, layout)
     adapter.folder = folder
     return adapter
 
@@ -52,10 +64,18 @@ class FileWorkload(Workload):
     :param layout: what its inputs are made of.
     """
 
+    #: What gives the sizes of a request's own outputs, by name.
+    cuts: Mapping[str, Cut] = MappingProxyType({})
+
     def __init__(self, model: OpenedModel, layout: Layout) -> None:
         self.layout = layout
+        self.output_names = output_names(model)
         self.model = model
         self._symbols = layout.symbols()
+        #: Symbols by the plain name that [inputs] gives them: a payload brings no feature of that name.
+        self._named = {
+            given.source: symbol for symbol, given in layout.expressions.items() if given.names == (given.source,)
+        }
         self._bound: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, Expression]] = {}
 
     @property
@@ -88,6 +108,8 @@ class FileWorkload(Workload):
         :raises InputError: with the lines to write.
         """
         check_traffic(self.layout, traffic)
+        known = {*numeric_features(traffic), *self._symbols, *self._named}
+        check_names(self.cuts, known, str(self.layout.file))
 
     def describe_inputs(self, traffic: Traffic) -> list[str]:
         """One line for each input: its type, its shape in a batch, and what is drawn where no payload brings it."""
@@ -115,14 +137,15 @@ class FileWorkload(Workload):
         }
         if len(carried) == len(self.layout.inputs):
             return tuple(carried.values())
-        return self._drawn(request, carried, self._sizes(request, carried))
+        shapes = {name: tensor.shape for name, tensor in carried.items()}
+        return self._drawn(request, carried, self._sizes(request, shapes))
 
-    def _sizes(self, request: Request, carried: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Every symbol's value: from the tensors that the payload carries, otherwise from features."""
+    def _sizes(self, request: Request, carried: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """Every symbol's value: from the shapes of what the payload carries, otherwise from features."""
         sizes: dict[str, int] = {}
         for given in self.layout.inputs:
             if given.name in carried:
-                shape = carried[given.name].shape
+                shape = carried[given.name]
                 sizes.update({size.symbol: shape[k] for k, size in enumerate(given.sizes or ()) if size.symbol})
         needed, known = wanted(self.layout, self._symbols, request.payload), numbers(request.features)
         bound = self._bound.get((needed, known))
@@ -145,6 +168,19 @@ class FileWorkload(Workload):
         return tuple(tensors)
 
 
+class CutFileWorkload(FileWorkload):
+    """A model file whose outputs are as long as the longest request of a batch: each gets its own part."""
+
+    def finish(self, output: Any, request: Request) -> Any:
+        payload = request.payload if isinstance(request.payload, dict) else {}
+        carried = {
+            given.name: list_shape(payload[given.name]) for given in self.layout.inputs if given.name in payload
+        }
+        sizes = self._sizes(request, carried)
+        named = {name: sizes[symbol] for name, symbol in self._named.items() if symbol in sizes}
+        return own_part(output, self.output_names, self.cuts, {**request.features, **sizes, **named})
+
+
 class PaddedFileWorkload(FileWorkload):
     """A model file whose inputs vary in more than their first dimension, or are padded with other than zeros."""
 
@@ -155,6 +191,10 @@ class PaddedFileWorkload(FileWorkload):
             return _stacked(tensors, self.layout.inputs[0 if alone else path[0]].pad)
 
         return map_structure(inputs, stack)
+
+
+class CutPaddedFileWorkload(CutFileWorkload, PaddedFileWorkload):
+    """Both."""
 
 
 def _shape(given: InputLayout, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -3,14 +3,14 @@ of the others, its type and its values."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from latfix.config.model_input_rules import BATCH, FLOATS, WHOLE, InputRule, is_batch
 from latfix.errors import InputError, input_error
+from latfix.formatting import did_you_mean
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 from latfix.traffic.feature_expressions import Expression
 
@@ -127,8 +127,7 @@ def _check_names(model: OpenedModel, rules: Mapping[str, InputRule]) -> None:
     names = [given.name for given in model.inputs]
     for name, rule in rules.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else "remove it"
+            advice = did_you_mean(name, names, "remove it")
             expected = f"one of {model.file.name}'s: {', '.join(names)}"
             raise InputError(f"{rule.where}: found input {name!r}; expected {expected}; {advice}")
 
@@ -161,87 +160,35 @@ def _input_layout(
     )
 
 
-# Which dimension is the batch's: the first of these rules that decides.
+#: No dimension is the batch's.
+_NONE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchCase:
-    """An input whose batch dimension is looked for.
+def _decided(
+    axes: tuple[Axis, ...] | None, rule: InputRule, declared: Collection[str], others_vary: bool
+) -> int | None:
+    """Which dimension is the batch's, by the first rule that decides; :data:`_NONE`, or ``None`` where none does.
 
     :param declared: symbols of dimensions that ``[inputs]`` calls the batch's, in whichever input.
     :param others_vary: the first dimension of some input of the model varies.
     """
-
-    rule: InputRule
-    axes: tuple[Axis, ...] | None
-    declared: Collection[str]
-    others_vary: bool
-
-    def first(self, fits: Callable[[Axis], bool]) -> int | None:
-        """The first variable dimension that fits."""
-        return next((k for k, axis in enumerate(self.axes or ()) if axis.size is None and fits(axis)), None)
-
-
-#: What a rule decides: a dimension, :data:`_NONE` for no batch dimension, ``None`` to leave it to the next rule.
-_Decision = int | None
-_NONE = -1
-
-
-def _by_inputs_table(case: _BatchCase) -> _Decision:
-    """``[inputs]`` gives the shape: the dimension called "batch", or none."""
-    if case.rule.shape is None:
-        return None
-    return next((k for k, size in enumerate(case.rule.shape) if is_batch(size)), _NONE)
-
-
-def _unknown_dimensions(case: _BatchCase) -> _Decision:
-    """Only the payload has dimensions, of one request each: they are stacked."""
-    return 0 if case.axes is None else None
-
-
-def _no_dimensions(case: _BatchCase) -> _Decision:
-    return None if case.axes else _NONE
-
-
-def _declared_elsewhere(case: _BatchCase) -> _Decision:
-    """It is as long as the batch of another input."""
-    return case.first(lambda axis: axis.symbol in case.declared)
-
-
-def _named_batch(case: _BatchCase) -> _Decision:
-    """The file names it so: ``batch_size``, ``N``."""
-    return case.first(lambda axis: _BATCH_NAME.fullmatch(axis.symbol) is not None)
-
-
-def _first_varies(case: _BatchCase) -> _Decision:
-    """The first one, unless its name is that of a length."""
-    first = (case.axes or ())[0]
-    if first.size is not None:
-        return None
-    return _NONE if first.symbol.isidentifier() and LENGTH_NAME.search(first.symbol) else 0
-
-
-def _shared_by_all(case: _BatchCase) -> _Decision:
-    """Others have a batch dimension; this one is the same for every request."""
-    return _NONE if case.others_vary else None
-
-
-def _batch_of_one(case: _BatchCase) -> _Decision:
-    """``(1, 3, 224, 224)``: exported with a batch of one."""
-    axes = case.axes or ()
-    return 0 if len(axes) > 1 and axes[0].size == 1 else None
-
-
-_BATCH_RULES: tuple[Callable[[_BatchCase], _Decision], ...] = (
-    _by_inputs_table,
-    _unknown_dimensions,
-    _no_dimensions,
-    _declared_elsewhere,
-    _named_batch,
-    _first_varies,
-    _shared_by_all,
-    _batch_of_one,
-)
+    if rule.shape is not None:
+        return next((k for k, size in enumerate(rule.shape) if is_batch(size)), _NONE)
+    if axes is None:  # only the payload has dimensions, of one request each: they are stacked
+        return 0
+    if not axes:
+        return _NONE
+    varying = [(k, axis.symbol) for k, axis in enumerate(axes) if axis.size is None]
+    as_another = [k for k, symbol in varying if symbol in declared]  # as long as the batch of another input
+    named = [k for k, symbol in varying if _BATCH_NAME.fullmatch(symbol)]  # in the file: batch_size, N
+    if as_another or named:
+        return (as_another or named)[0]
+    first = axes[0]
+    if first.size is None:  # it, unless its name is that of a length
+        return _NONE if first.symbol.isidentifier() and LENGTH_NAME.search(first.symbol) else 0
+    if others_vary:  # others have a batch dimension; this one is the same for every request
+        return _NONE
+    return 0 if len(axes) > 1 and first.size == 1 else None  # (1, 3, 224, 224): exported with a batch of one
 
 
 def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declared: Collection[str]) -> int | None:
@@ -250,11 +197,9 @@ def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declare
     :raises InputError: no rule decides.
     """
     others_vary = any(other.axes and other.axes[0].size is None for other in model.inputs)
-    case = _BatchCase(rule, given.axes, declared, others_vary)
-    for decide in _BATCH_RULES:
-        found = decide(case)
-        if found is not None:
-            return None if found == _NONE else found
+    found = _decided(given.axes, rule, declared, others_vary)
+    if found is not None:
+        return None if found == _NONE else found
     axes, name = given.axes or (), given.name
     rest = "".join(f", {axis.size}" if axis.size is not None else f', "{axis.symbol}"' for axis in axes[1:])
     raise input_error(

@@ -124,6 +124,15 @@ def from_payload(given: InputLayout, value: Any) -> torch.Tensor:
     return tensor
 
 
+def list_shape(value: Any) -> tuple[int, ...]:
+    """The shape of lists of numbers, nested or not, by their first items."""
+    shape = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return tuple(shape)
+
+
 def check_shape(given: InputLayout, shape: Sequence[int]) -> None:
     """See that the model takes a shape.
 

@@ -49,6 +49,7 @@ class OpenedModel:
 
     :param backend: as the tables call it.
     :param inputs: in the order in which they are given.
+    :param outputs: names of the outputs in order; none where the file does not say.
     :param load: makes a module on a torch device, which takes one tensor for each input, in order, and returns a
         tensor, or a tuple, list or dict of them.
     """
@@ -57,3 +58,4 @@ class OpenedModel:
     backend: str
     inputs: tuple[TensorInput, ...]
     load: Callable[[str], torch.nn.Module]
+    outputs: tuple[str, ...] = ()

@@ -121,15 +121,20 @@ def measure(symbol: str, expression: Expression, features: Mapping[str, FeatureV
         size = max(math.ceil(expression.evaluate(features)), 1)
     except KeyError as error:
         raise ValueError(f"the request has no feature {error.args[0]!r}, which gives {symbol}") from error
-    least = max(each.least for each in sizes)
+    least, most = _limits(sizes)
     if size < least:
         raise SizeError(f"{expression.source} is {size}; the model takes {least} or more")
-    most = min((each.most for each in sizes if each.most is not None), default=None)
     if most is not None and size > most:
         raise SizeError(f"{expression.source} is {size}; the model takes {most} at most")
     if size >= _NO_SIZE:
         raise ValueError(f"{expression.source} is {size}, which is no size of a tensor")
     return size
+
+
+def _limits(sizes: list[Size]) -> tuple[int, int | None]:
+    return max(size.least for size in sizes), min(
+        (size.most for size in sizes if size.most is not None), default=None
+    )
 
 
 class SizeError(ValueError):
@@ -189,8 +194,7 @@ def _check_symbol(
 
 def _held(sizes: list[Size], expression: Expression) -> str:
     """How an expression is held within the limits of the model."""
-    most = min((size.most for size in sizes if size.most is not None), default=None)
-    least = max(size.least for size in sizes)
+    least, most = _limits(sizes)
     held = expression.source
     if least > 1:
         held = f"max({held}, {least})"
@@ -228,10 +232,8 @@ def _brings(payload: Any, name: str) -> bool:
 
 def numeric_features(traffic: Traffic) -> tuple[str, ...]:
     """Names of the features that are numbers in every request that has them."""
-    return tuple(name for name, column in traffic.features.items() if not _is_text(column))
-
-
-def _is_text(column: Any) -> bool:
-    if column.dtype != object:
-        return False
-    return any(isinstance(value, str) for value in column)
+    return tuple(
+        name
+        for name, column in traffic.features.items()
+        if column.dtype != object or not any(isinstance(value, str) for value in column)
+    )

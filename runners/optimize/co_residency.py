@@ -46,7 +46,7 @@ class DeviceRoom:
     @property
     def on_device(self) -> bool:
         """Whether the models are on a device beside the host."""
-        return self._baseline is not None and str(self._baseline.meta.get("device", "cpu")) != "cpu"
+        return self._baseline is not None and self._baseline.meta.device != "cpu"
 
     def alone_with(self, fixes: Sequence[Fix]) -> str:
         """Why a service with some fixes more must have the device to itself; empty where it need not."""
@@ -95,7 +95,7 @@ def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
     :param baseline: of a service that had the device to itself.
     :param latest: of the service as it stands, where it holds more by now.
     """
-    if str(baseline.meta.get("device", "cpu")) == "cpu":
+    if baseline.meta.device == "cpu":
         return ""
     devices = by_device(baseline)
     if not devices:

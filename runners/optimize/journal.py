@@ -40,6 +40,7 @@ class Journal:
     :param load_s: seconds that loading took, ``accuracy_s`` seconds that measuring the accuracy took.
     :param replays: pairs of windows replayed so far, which numbers their folders.
     :param layers: what measuring the layers told; empty where that was not done.
+    :param answers: what the baseline's answers showed (:class:`latfix.results.answer_check.AnswerCheck`).
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class Journal:
     replays: int = 0
     steps: list[Step] = field(default_factory=list)
     layers: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, steps: Sequence[Step], replays: int, layers: Mapping[str, Any]) -> None:
         """Write everything anew; a reader sees the old file or the whole new one."""
@@ -66,6 +68,7 @@ class Journal:
             "accuracy_kind": self.accuracy_kind,
             "load_s": self.load_s,
             "accuracy_s": self.accuracy_s,
+            "answers": dict(self.answers),
             "replays": self.replays,
             "layers": dict(layers),
             "steps": [_written(step) for step in self.steps],
@@ -104,6 +107,7 @@ class Journal:
                 accuracy_s=_seconds(document["accuracy_s"]),
                 replays=_whole(document["replays"]),
                 layers=_layers(document["layers"]),
+                answers=dict(document.get("answers", {})),
             )
             decided = [entry for entry in document["steps"] if entry["status"] not in _OPEN]
             journal.steps = [_read(entry, file, journal.seed, known) for entry in decided]

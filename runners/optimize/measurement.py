@@ -352,7 +352,7 @@ class Bench:
         return any(arm.profiled for arm in self._arms)
 
     def _making_s(self, fix: Fix) -> float:
-        device = str(self.baseline.meta.get("device", "cpu"))
+        device = self.baseline.meta.device
         return self._made_s.get(fix.id, fix.seconds_to_make(device))
 
     def final_s(self, rounds: int) -> float:

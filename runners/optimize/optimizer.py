@@ -11,13 +11,14 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
-from latfix.files.atomic_write import write_json
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.forecast.settings_forecast import Forecast
+from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import BUDGET
 from latfix.results.optimization_step import Step
+from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.measure.accuracy_guard import judge
@@ -67,6 +68,7 @@ class Outcome:
         together may not. ``accuracy_said`` has the figures.
     :param failure: why the service could not be run any more after the baseline; empty where it could.
     :param layers: what measuring the layers told, where quantizing all of them cost too much accuracy.
+    :param answers: what answers are compared as, and whether the service as it is answers otherwise in a batch.
     :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
         with compute as it was measured; empty without a forecast.
     :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
@@ -92,6 +94,7 @@ class Outcome:
     forecast_error: float | None = None
     foretold: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Any] = field(default_factory=dict)
+    answers: AnswerCheck | None = None
 
     @property
     def kept(self) -> list[Step]:
@@ -230,8 +233,8 @@ class Optimizer:
             first = next(iter(record.errors.values()), "no request ended in time")
             raise RunnerError(f"{self._spec.name}: no request of the baseline ended ok; the first one: {first}")
         facts = base.ask("facts", folder=str(record.folder))["facts"]
-        record = replace(record, meta={**record.meta, "model": facts, **base.profile(record)})
-        write_json(record.folder / "run.json", record.meta)
+        record = replace(record, meta=record.meta.updated(model=facts, **base.profile(record)))
+        write_meta(record.folder, record.meta)
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=options.seed)
         self._show(diagnosis)
         bench.begin(record)
@@ -242,20 +245,21 @@ class Optimizer:
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
             folder=self._out,
-            settings=self._first_settings.as_dict(),
+            settings=self._first_settings.to_json(),
             traffic_sha256=schedule_digest(self._traffic),
             seed=options.seed,
             accuracy=score,
             accuracy_kind=kind,
             load_s=bench.load_s,
             accuracy_s=bench.accuracy_s,
+            answers=scored.get("answers", {}),
         )
         journal.write([], 0, {})
-        return self._outcome(record, diagnosis, score, kind), journal
+        return self._outcome(record, diagnosis, journal), journal
 
     def _resumed(self) -> tuple[Outcome, Journal]:
         bench, journal = self._bench, Journal.read(self._out, {fix.id: fix for fix in FIXES})
-        journal.check(self._first_settings.as_dict(), schedule_digest(self._traffic), self._options.seed)
+        journal.check(self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
         self._show(diagnosis)
@@ -263,16 +267,24 @@ class Optimizer:
         bench.begin(record)
         done = ", ".join(f"{step.fix} {step.status}" for step in journal.steps) or "the baseline alone"
         self._say(f"resumed from {self._out}: {done}")
-        return self._outcome(record, diagnosis, journal.accuracy, journal.accuracy_kind), journal
+        return self._outcome(record, diagnosis, journal), journal
 
-    def _outcome(self, record: RunRecord, diagnosis: Diagnosis, score: float, kind: str) -> Outcome:
+    def _outcome(self, record: RunRecord, diagnosis: Diagnosis, journal: Journal) -> Outcome:
+        answers = AnswerCheck.from_json(journal.answers) if journal.answers else None
+        faults = () if answers is None else answers.faults()
+        judged = "" if answers is None or journal.accuracy_kind == "evaluate" else answers.judged()
+        for line in (*faults, judged):
+            if line:
+                self._say(line)
         return Outcome(
             baseline=record,
             diagnosis=diagnosis,
-            accuracy=score,
-            accuracy_kind=kind,
-            accuracy_limit=score - self._spec.objective.max_accuracy_drop,
+            accuracy=journal.accuracy,
+            accuracy_kind=journal.accuracy_kind,
+            accuracy_limit=journal.accuracy - self._spec.objective.max_accuracy_drop,
             settings=self._first_settings,
+            notes=list(faults),
+            answers=answers,
         )
 
     def _search(self, outcome: Outcome, journal: Journal) -> Search:

@@ -79,12 +79,12 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
         position += len(record.traffic)
         batch += int(record.batches["batch_id"].max(initial=-1)) + 1
         shift += int(record.traffic.arrival_ns[-1]) + 1_000_000_000
-    digests = "+".join(str(record.meta["traffic_sha256"]) for record in records)
+    digests = "+".join(str(record.meta.traffic_sha256) for record in records)
     counters = ("pool_hits", "pool_misses", "compilations_in_run")
-    totals = {name: sum(int(record.meta.get(name, 0)) for record in records) for name in counters}
+    totals = {name: sum(getattr(record.meta, name) or 0 for record in records) for name in counters}
     return replace(
         first,
-        meta={**records[-1].meta, **totals, "traffic_sha256": digests, "scheduled": position},
+        meta=records[-1].meta.updated(**totals, traffic_sha256=digests, scheduled=position),
         requests=_stacked(requests),
         batches=_stacked(batches),
         events=_stacked([record.events for record in records]),

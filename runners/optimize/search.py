@@ -259,7 +259,7 @@ class Search:
             record=baseline,
             diagnosis=self._diagnosis,
             default_collate=bool(self._bench.ready(base)["default_collate"]),
-            cores=int(baseline.meta.get("machine", {}).get("cores", 1)),
+            cores=int(baseline.meta.machine.get("cores", 1)),
             forecast=self._predictor.forecast,
             serving=self.standing(self.kept).serving,
             latest=base.latest,
@@ -317,7 +317,7 @@ class Search:
 
 def bench_settings(bench: Bench) -> RunnerSettings:
     """The settings that the baseline ran with."""
-    return RunnerSettings(**bench.baseline.meta["settings"])
+    return bench.baseline.meta.settings
 
 
 def _realized(step: Step) -> float:

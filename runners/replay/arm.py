@@ -131,7 +131,7 @@ class Arm:
 
     def profile(self, record: RunRecord) -> dict[str, Any]:
         """What some batches of a replay do on the device, for ``run.json``; empty where the model is on the CPU."""
-        if str(record.meta.get("device", "cpu")) == "cpu":
+        if record.meta.device == "cpu":
             return {}
         process = self.running()
         self.profiled = True

@@ -184,12 +184,6 @@ def model_bytes(models: list[Any]) -> int:
     return sum(seen.values())
 
 
-def thread_rows(meta: Mapping[str, Any], role: str) -> list[Mapping[str, Any]]:
-    """The threads of a role (``worker``, ``prepare``, ``pool``, ``own``) in ``run.json``; none in older ones."""
-    rows = meta.get("placement", {}).get(role, [])
-    return rows if isinstance(rows, list) else []
-
-
 def _threads_of_this_process() -> list[int]:
     try:
         return [int(entry.name) for entry in Path("/proc/self/task").iterdir()]

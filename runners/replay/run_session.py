@@ -7,15 +7,15 @@ import datetime
 import errno
 import os
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import latfix
 from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
 from latfix.errors import InputError, LatfixError
-from latfix.files.atomic_write import write_json
-from latfix.run_record.run_record import RUN_SCHEMA, SCHEDULE, SEGMENTS, RunRecord, finalize
+from latfix.run_record.run_meta import RunMeta, write_meta
+from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.measure.compute_pace import typical_batches
 from latfix.runners.replay.folder_lock import claim
@@ -52,11 +52,11 @@ class RunFolder:
     """A run's folder while it is written."""
 
     path: Path
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: RunMeta
 
-    def write(self) -> None:
-        """Write ``run.json`` as it stands."""
-        write_json(self.path / "run.json", self.meta)
+    def update(self, **found: Any) -> None:
+        """More of ``run.json``; it is written at the end."""
+        self.meta = self.meta.updated(**found)
 
 
 class Interrupted(Exception):
@@ -131,7 +131,6 @@ def prepare_folder(path: Path, replay: Replay) -> RunFolder:
     :raises InputError: another run writes its segments there, or left them: its rows and these would mix.
     """
     path.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder(path)
     try:
         (path / SEGMENTS).mkdir()
     except FileExistsError as error:
@@ -140,8 +139,8 @@ def prepare_folder(path: Path, replay: Replay) -> RunFolder:
         raise _disk_error(path, error) from error
     try:
         save_schedule(replay.traffic, path / SCHEDULE)
-        folder.meta = _first_meta(replay)
-        folder.write()
+        folder = RunFolder(path, _first_meta(replay))
+        write_meta(path, folder.meta)
     except OSError as error:
         raise _disk_error(path, error) from error
     return folder
@@ -156,9 +155,7 @@ def replay_into(
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
     """
-    folder.meta["machine"] = process.ready["machine"]
-    folder.meta["load_s"] = process.ready["load_s"]
-    folder.meta["device"] = process.ready["device"]
+    folder.update(**{key: process.ready[key] for key in ("machine", "load_s", "device")})
     interrupted = False
     try:
         try:
@@ -171,18 +168,17 @@ def replay_into(
             except LatfixError as error:  # it does not listen any more, or has died of it
                 outcome = {"state": "interrupted", "failure": error.message}
     except (LatfixError, KeyboardInterrupt) as error:
-        folder.meta["state"] = "failed"
-        folder.meta["failure"] = str(error) or "interrupted twice"
+        folder.update(state="failed", failure=str(error) or "interrupted twice")
         _close(folder)
         raise
-    folder.meta.update({key: value for key, value in outcome.items() if key not in ("event", "do")})
+    folder.update(**{key: value for key, value in outcome.items() if key not in ("event", "do")})
     record = _close(folder)
     if interrupted:
         raise Interrupted(record)
-    if profile and folder.meta["device"] != "cpu":
-        folder.meta.update(device_profile(process, record))
-        folder.write()
-        record = replace(record, meta={**folder.meta})
+    if profile and folder.meta.device != "cpu":
+        folder.update(**device_profile(process, record))
+        write_meta(folder.path, folder.meta)
+        record = replace(record, meta=folder.meta)
     return record
 
 
@@ -213,8 +209,7 @@ def run(
         try:
             process.start()
         except (LatfixError, KeyboardInterrupt) as error:
-            folder.meta["state"] = "failed"
-            folder.meta["failure"] = str(error) or "interrupted while loading"
+            folder.update(state="failed", failure=str(error) or "interrupted while loading")
             _close(folder)
             raise
         return replay_into(process, folder, on_event=on_event, profile=True)
@@ -222,11 +217,9 @@ def run(
 
 def _close(folder: RunFolder) -> RunRecord:
     """Turn segments into Parquet and write the last ``run.json``; the record as it was kept."""
-    folder.meta["ended"] = _now()
-    if folder.meta["state"] == "running":
-        folder.meta["state"] = "failed"
+    folder.update(ended=_now(), state="failed" if folder.meta.state == "running" else folder.meta.state)
     try:
-        folder.write()
+        write_meta(folder.path, folder.meta)
         finalize(folder.path)
     except OSError as error:
         raise _disk_error(folder.path, error) from error
@@ -240,34 +233,27 @@ def _disk_error(path: Path, error: OSError) -> LatfixError:
     return LatfixError(f"{path}: could not be written ({error.strerror}); {kept}; {todo}")
 
 
-def _first_meta(replay: Replay) -> dict[str, Any]:
+def _first_meta(replay: Replay) -> RunMeta:
     spec, traffic = replay.spec, replay.traffic
-    return {
-        "schema": RUN_SCHEMA,
-        # Rows of the segments have no header of their own.
-        "rows": {"requests": list(REQUEST_DTYPE.names or ()), "batches": list(BATCH_DTYPE.names or ())},
-        "state": "running",
-        "pid": os.getpid(),
-        "workload": spec.name,
-        "workload_folder": str(spec.folder),
-        "entry": spec.entry,
-        "device": replay.settings.device,
-        "settings": replay.settings.as_dict(),
-        "fixes": list(replay.fixes),
-        "plan": replay.plan,
-        "objective": {
-            "percentile": spec.objective.percentile,
-            "slo_ms": spec.objective.slo_ms,
-            "max_accuracy_drop": spec.objective.max_accuracy_drop,
-        },
-        "seed": replay.seed,
-        "scheduled": len(traffic),
-        "traffic": dict(traffic.metadata),
-        "traffic_arguments": traffic_arguments(spec, traffic.metadata.get("mapping", {})),
-        "traffic_sha256": schedule_digest(traffic),
-        "versions": versions(),
-        "started": _now(),
-    }
+    return RunMeta(
+        rows={"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()},
+        pid=os.getpid(),
+        workload=spec.name,
+        workload_folder=str(spec.folder),
+        entry=spec.entry,
+        device=replay.settings.device,
+        settings=replay.settings,
+        fixes=replay.fixes,
+        plan=replay.plan,
+        objective=spec.objective,
+        seed=replay.seed,
+        scheduled=len(traffic),
+        traffic=dict(traffic.metadata),
+        traffic_arguments=tuple(traffic_arguments(spec, traffic.metadata.get("mapping", {}))),
+        traffic_sha256=schedule_digest(traffic),
+        versions=versions(),
+        started=_now(),
+    )
 
 
 def schedule_digest(traffic: Traffic) -> str:

@@ -40,7 +40,7 @@ class RunnerProcess:
     """
 
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
-        self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.as_dict()}
+        self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.to_json()}
         self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None

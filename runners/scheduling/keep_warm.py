@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.gpu.allocator_counters import Inside
 from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.run_record.process_facts import Residence
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.tensor_tree import elements_of, map_tensors
 from latfix.runners.model_transforms.embedding_rows import HotRows
@@ -46,27 +47,6 @@ class IdleTurn:
     def end(self) -> None:
         """Give the turn back."""
         self._taken.release()
-
-
-@dataclass(slots=True)
-class Residence:
-    """What keeping one worker warm took.
-
-    :param runs: of its own input.
-    :param total_ns: of all runs; ``longest_ns`` of the longest.
-    :param elements: of the input that it ran last.
-    :param delayed: runs at whose end a request waited, which cost it at most the run.
-    :param rows: rows of embedding tables that were touched.
-    :param failure: why it gave up; empty where it did not.
-    """
-
-    runs: int = 0
-    total_ns: int = 0
-    longest_ns: int = 0
-    elements: int = 0
-    delayed: int = 0
-    rows: int = 0
-    failure: str = ""
 
 
 @dataclass(slots=True)

@@ -127,10 +127,9 @@ def find_truth(record: RunRecord, faults: Sequence[Fault], percentile: float, *,
 
 def _start_ns(record: RunRecord) -> int:
     """Where the run's clock starts on the performance counter's."""
-    start = record.meta.get("t0_ns")
-    if start is None:
+    if record.meta.t0_ns is None:
         raise InputError(f"{record.folder}: found a run that did not reach its end; expected a whole one to score")
-    return int(start)
+    return record.meta.t0_ns
 
 
 def _strikes(faults: Sequence[Fault]) -> dict[str, int]:

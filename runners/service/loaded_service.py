@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -271,12 +271,19 @@ class Service:
             self.collector.remove()
             self.collector = None
 
-    def predict(self, requests: Sequence[Request], *, in_flight: int | None = None) -> list[Outcome]:
+    def predict(
+        self,
+        requests: Sequence[Request],
+        *,
+        in_flight: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> list[Outcome]:
         """Run requests through the engine as fast as it takes them; outcomes in the same order.
 
         Nobody waits for these answers: deadlines and the limit of the queue do not apply.
 
         :param in_flight: how many to keep inside at once; by default two batches a worker.
+        :param settings: of the engine that are others than the service's.
         """
         recorder = StageRecorder(len(requests))
         outcomes = [Outcome(Status.ERROR)] * len(requests)
@@ -287,9 +294,8 @@ class Service:
             room.release()
 
         patient = [replace(request, deadline_ms=None) for request in requests]
-        unlimited = self.settings.with_overrides(
-            {"timeout_ms": 0.0, "max_queue": 0, "admission": "all", "keep_warm_ms": 0.0, "warmup_shapes": 0}
-        )
+        neutral = {"timeout_ms": 0.0, "max_queue": 0, "admission": "all", "keep_warm_ms": 0.0, "warmup_shapes": 0}
+        unlimited = self.settings.with_overrides({**neutral, **(settings or {})})
         engine = self.engine(recorder, patient.__getitem__, on_done, unlimited)
         engine.start()
         for slot in range(len(requests)):

@@ -79,8 +79,8 @@ def sweep_document(
         "models": typical_errors(outcome, predicted),
         "spread": spread.to_json(),
         "skipped": [{"setting": one.setting, "load": one.load, "reason": one.reason} for one in outcome.skipped],
-        "machine": outcome.meta.get("machine", {}),
-        "versions": outcome.meta.get("versions", {}),
+        "machine": dict(outcome.meta.machine),
+        "versions": dict(outcome.meta.versions),
         "notes": [*outcome.notes, *_unsettled(outcome, best, predicted), *_notes(outcome, cells, spread)],
     }
 
@@ -90,7 +90,7 @@ def _head(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "workload": spec.name,
-        "device": outcome.meta.get("device", ""),
+        "device": outcome.meta.device,
         "objective": {
             "percentile": target.percentile,
             "slo_ms": None if target.limit is None else target.limit * 1e3,

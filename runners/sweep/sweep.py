@@ -239,7 +239,7 @@ class Sweep:
             return False
         if cut_s is not None:
             arm.restart()  # its workers still have the backlog
-        outcome.meta = outcome.meta or record.meta
+        outcome.meta = record.meta
         point = load_point(record, cut_s=cut_s)
         measured = Measured(
             setting=setting.number,

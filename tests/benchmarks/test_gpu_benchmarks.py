@@ -21,6 +21,8 @@ from benchmarks.gpu.nvml_recording import recorded_nvml
 from benchmarks.gpu.parts import Part, lacks, merged, no_time
 from latfix.config.workload_toml import load_spec
 from latfix.profilers.gpu.nvml_api import NvmlRefused
+from latfix.run_record.process_facts import DeviceWork
+from latfix.run_record.run_meta import RunMeta
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 
@@ -369,13 +371,13 @@ def test_what_is_looked_at_is_what_is_judged() -> None:
 
 # faults
 
-_EVIDENCE: dict[str, Any] = {
-    "scheduled": 960,
-    "device": "cuda:0",
-    "device_profile": [{"launches": 17}] * 10,
-    "calibration": {"copy_in_ns": 3000.0, "copy_out_ns": 3000.0},
-    "probes": {"nvml": "NVML: Test 9000"},
-}
+_EVIDENCE = RunMeta(
+    scheduled=960,
+    device="cuda:0",
+    device_profile=(DeviceWork(launches=17),) * 10,
+    calibration={"copy_in_ns": 3000.0, "copy_out_ns": 3000.0},
+    probes={"nvml": "NVML: Test 9000"},
+)
 _QUIET: dict[str, Any] = {"causes": [{"cause": "traffic.burst", "named": True}]}
 
 
@@ -397,14 +399,14 @@ def test_a_run_with_all_evidence_lacks_none() -> None:
     ],
 )
 def test_what_a_run_lacks_is_said_and_then_nothing_is_right(change: dict[str, Any], ok: int, said: str) -> None:
-    lacking = faults.missing_evidence(_EVIDENCE | change, {"ok": ok})
+    lacking = faults.missing_evidence(_EVIDENCE.updated(**change), {"ok": ok})
     assert len(lacking) == 1 and said in lacking[0]
     quiet = faults.judged("Quiet", _QUIET, lacking, others_told=True)
     assert quiet["right"] is False and quiet["evidence_missing"] == lacking
 
 
 def test_a_run_without_any_record_proves_nothing() -> None:
-    assert len(faults.missing_evidence({}, {})) == 6
+    assert len(faults.missing_evidence(RunMeta(), {})) == 6
 
 
 @pytest.mark.parametrize("fault", faults.EXPECTED)

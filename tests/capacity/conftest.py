@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.run_record.run_record import RUN_SCHEMA, RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MakeTraffic = Callable[..., Traffic]
 Simulate = Callable[..., RunRecord]
@@ -107,23 +108,17 @@ def simulate(
     for name in ("compute_end_ns", "d2h_end_ns", "finish_end_ns"):
         columns[name] = ns(shown[:, 5])
     columns["real_elements"] = columns["padded_elements"] = columns["size"]
-    return RunRecord(
+    return build_record(
         folder=folder or Path("run"),
-        meta={
-            "schema": RUN_SCHEMA,
-            "state": "complete" if cut_s is None else "interrupted",
-            "workload": "simulated",
-            "device": "cpu",
-            "settings": settings.as_dict(),
-            "scheduled": n,
-            "sent": sent,
-            "machine": {"cores": 2},
-            "versions": {"latfix": "0"},
-        },
+        state="complete" if cut_s is None else "interrupted",
+        workload="simulated",
+        settings=settings,
+        scheduled=n,
+        sent=sent,
+        machine={"cores": 2},
+        versions={"latfix": "0"},
         requests=rows,
         batches=columns,
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
         traffic=traffic,
         errors={int(k): "it failed" for k in keep[failed[keep]]},
         partial=cut_s is not None,

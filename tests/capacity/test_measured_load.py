@@ -54,7 +54,7 @@ def test_a_replay_that_was_ended_early_counts_ages(make_traffic: MakeTraffic, si
     traffic = make_traffic(1000, 200.0)
     record = simulate(traffic, each=0.01, cut_s=3.0)  # twice what it can serve
     point = load_point(record, cut_s=3.0)
-    sent = record.meta["sent"]
+    sent = record.meta.sent
     assert point.grew and point.cut and len(point.latency) == sent
     in_flight = np.isinf(point.latency)
     assert np.count_nonzero(in_flight) == sent - len(record.requests["index"]) > 100

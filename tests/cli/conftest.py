@@ -13,6 +13,7 @@ import pytest
 
 from latfix.errors import LatfixError
 from latfix.profilers.diagnose import diagnose as attribute
+from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.replay.run_session import Interrupted, Replay, prepare_folder
@@ -57,10 +58,9 @@ class Service:
         if self.fails is not None:
             raise self.fails
         run = prepare_folder(folder, replay)
-        run.meta |= {"machine": MACHINE, "device": "cpu", "state": "complete", "load_s": 0.1, **self.meta}
-        if self.interrupted:
-            run.meta["state"] = "interrupted"
-        run.write()
+        state = "interrupted" if self.interrupted else "complete"
+        run.update(**{"machine": MACHINE, "device": "cpu", "state": state, "load_s": 0.1, **self.meta})
+        write_meta(folder, run.meta)
         self._write(folder / "segments", replay.traffic.arrival_ns, seed=self.runs)
         finalize(folder)
         record = RunRecord.load(folder)

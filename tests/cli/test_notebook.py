@@ -39,7 +39,7 @@ def test_the_page_of_the_api_runs_as_it_stands(notebook: Path) -> None:
     exec("\n".join(blocks), session)  # one notebook: each cell uses the names of those before
     assert isinstance(session["comparison"], Comparison)
     assert len(session["slow"]) == 10 and len(session["again"].requests) == 200
-    assert session["again"].meta.settings["max_batch_size"] == 4
+    assert session["again"].meta.settings.max_batch_size == 4
     assert (notebook / "smaller-batches" / "run.json").is_file()
 
 

@@ -24,7 +24,7 @@ def _runner(text: str) -> dict[str, Any]:
 def test_every_field_has_a_rule_that_its_default_meets() -> None:
     assert list(rules_of(RunnerSettings)) == [f.name for f in fields(RunnerSettings)]
     assert list(rules_of(Objective)) == [f.name for f in fields(Objective)]
-    defaults = RunnerSettings().as_dict()
+    defaults = RunnerSettings().to_json()
     assert validate_settings(defaults, TomlFile(FILE), "runner") == defaults
 
 

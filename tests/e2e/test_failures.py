@@ -84,7 +84,7 @@ def test_a_model_process_that_dies(how: str, tmp_path: Path, write_workload: Wri
     assert not out
     assert re.search(named, _one_line(err))
     record = RunRecord.load(tmp_path / "run")
-    assert record.partial and record.meta["state"] == "failed"
+    assert record.partial and record.meta.state == "failed"
     assert 10 <= record.counts()["ok"] <= 30, "all but the last second is kept"
     code, out, err = cli("report", tmp_path / "run", "--json", "-")
     assert code == 0, err
@@ -181,7 +181,7 @@ def test_options_change_the_schedule(tmp_path: Path, write_workload: WriteWorklo
     record = RunRecord.load(tmp_path / "run")
     assert json.loads(out)["requests"]["ok"] == 100
     assert record.requests["arrival_ns"].tolist() == [k * 5_000_000 for k in range(100)]
-    assert record.meta["seed"] == 7
+    assert record.meta.seed == 7
 
 
 def test_limits_of_file_size_fail_with_one_line_and_keep_what_was_recorded(

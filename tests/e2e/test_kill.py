@@ -202,7 +202,7 @@ def test_ctrl_c_ends_it_in_order(start: Callable[[], Started], cli: Cli) -> None
     assert {"requests.parquet", "diagnosis.json", "report.html", "causes.parquet"} <= names
     assert "segments" not in names
     record = RunRecord.load(run.folder)
-    assert record.meta["state"] == "interrupted" and record.partial
+    assert record.meta.state == "interrupted" and record.partial
     kept = {record.traffic.ids[k] for k in record.requests["index"][record.measured].tolist()}
     assert not run.answered_before(interrupted_at) - kept, "in order: not even the last second is lost"
     assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]

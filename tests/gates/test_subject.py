@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,28 +10,19 @@ import pytest
 from latfix.gates.subject import percentile_ratios, with_percentile_ratios
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.traffic.schedule import Traffic
+from latfix.run_record.schema import REQUEST_DTYPE
+from tests.records import build_record, zeros
 
 N = 1500
 
 
 def _record(scale: float, *, seed: int = 0, digest: str = "t", n: int = N, failed: int = 0) -> RunRecord:
-    rows: dict[str, Any] = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
     rows["index"], rows["arrival_ns"] = np.arange(n), np.arange(n) * 10**8
     noise = np.random.default_rng(seed + 1).normal(1, 0.02, n)
     rows["latency_ns"] = (np.random.default_rng(0).lognormal(0, 0.8, N)[:n] * noise * scale * 5e6).astype(np.int64)
     rows["status"][:failed] = 1
-    traffic = Traffic.plain(rows["arrival_ns"])
-    return RunRecord(
-        folder=Path("run"),
-        meta={"traffic_sha256": digest, "workload": "w"},
-        requests=rows,
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=traffic,
-    )
+    return build_record(rows, traffic_sha256=digest, workload="w")
 
 
 def test_the_bounds_are_those_of_the_summary_s_percentiles() -> None:

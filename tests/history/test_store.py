@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from latfix.errors import InputError
@@ -29,8 +28,7 @@ from latfix.history.rows import (
 )
 from latfix.history.store import History, Unwritable, default_file
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 HOSTILE = "'; DROP TABLE runs; --\x00\x1b[31m\ud800<script>&|`推薦"
 SERIES = Series(workload="ranker", machine="m", device="cpu", command="diagnose", traffic="t")
@@ -295,19 +293,7 @@ def test_a_machine_is_its_hardware() -> None:
 
 
 def _record(folder: Path, **meta: Any) -> RunRecord:
-    def none(names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: np.zeros(0, dtype=np.int64) for name in names}
-
-    traffic = Traffic.plain(np.zeros(0, dtype=np.int64))
-    return RunRecord(
-        folder=folder,
-        meta={"workload": "w", "started": "2026-01-01", "traffic_sha256": "t", "device": "cpu", **meta},
-        requests=none(REQUEST_DTYPE.names or ()),
-        batches=none(BATCH_DTYPE.names or ()),
-        events=none(EVENT_FIELDS),
-        samples=none(SAMPLE_FIELDS),
-        traffic=traffic,
-    )
+    return build_record(folder=folder, workload="w", started="2026-01-01", traffic_sha256="t", **meta)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, Columns
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MS = 1_000_000
 WORKER, PREPARE, OTHER = 9000, 9100, 9200
@@ -219,13 +219,11 @@ class _Run:
                 "worker": [WORKER + w for w in range(plan.workers)],
                 "prepare": [PREPARE + k for k in range(plan.prepare_threads)],
             }
-        return RunRecord(
-            folder=Path("simulated"),
-            meta=meta | plan.meta,
+        return build_record(
+            **(meta | plan.meta),
             requests=_columns(self.rows),
             batches=_columns(batches),
             events=self.event_columns(),
-            samples={"t_ns": np.zeros(0, np.int64), "series": np.zeros(0, object), "value": np.zeros(0)},
             traffic=Traffic.plain(self.arrival, priority=self.priority),
         )
 

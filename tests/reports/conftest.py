@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +13,11 @@ from rich.console import Console, RenderableType
 from latfix.cause_catalogue import EvidenceClass
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization import Optimization
-from latfix.run_record.run_record import RUN_SCHEMA, RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES, Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 HOSTILE = (
     '<script>alert("1")</script>\x1b[31m[red]x[/red]\x00]]>&\u202egnp.exe\'"$\\x{1}$ -->\ud800 {0} $title ${style}'
@@ -78,7 +78,6 @@ def make_record(
         arrivals, ids=[f"{text}-{k}" for k in range(n)], features={"tokens": rng.integers(8, 512, size=n)}
     )
     meta: dict[str, Any] = {
-        "schema": RUN_SCHEMA,
         "state": "running" if partial else "complete",
         "workload": text,
         "scheduled": n + (5 if partial else 0),
@@ -88,13 +87,9 @@ def make_record(
         "settings": {"max_batch_size": 8, "env": {"OMP_WAIT_POLICY": text}, "empty": {}},
         "list": [1, text, None, True],
     }
-    return RunRecord(
-        folder=Path("run"),
-        meta=meta,
+    return build_record(
+        **meta,
         requests=rows,
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
         traffic=traffic,
         errors=errors,
         partial=partial,

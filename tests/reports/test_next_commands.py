@@ -11,6 +11,7 @@ import pytest
 
 from latfix.config.workload_toml import load_spec, traffic_arguments
 from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
+from latfix.run_record.run_meta import RunMeta
 
 
 @pytest.mark.parametrize(
@@ -19,12 +20,11 @@ from latfix.reports.next_commands import optimize_command, replay_command, workl
         ({"workload": "ranker", "workload_folder": "/srv/models/my ranker"}, "/srv/models/my ranker"),
         ({"workload": "ranker", "workload_folder": "/lib/latfix/sample_workloads/recommender"}, "recommender"),
         ({"workload": "ranker"}, "ranker"),
-        ({"workload": "ranker", "workload_folder": None}, "ranker"),
         ({}, ""),
     ],
 )
 def test_the_workload_is_named_as_a_user_would_type_it(meta: dict[str, Any], argument: str) -> None:
-    assert workload_argument(meta) == argument
+    assert workload_argument(RunMeta(**meta)) == argument
 
 
 def test_a_shell_reads_each_argument_whole() -> None:
@@ -33,15 +33,15 @@ def test_a_shell_reads_each_argument_whole() -> None:
     assert shlex.split(replay_command(evil, "my plan.toml")) == ["latfix", "diagnose", evil, "--plan", "my plan.toml"]
 
 
-def meta_of(workload: Path, traffic: Path | None, mapping: dict[str, str]) -> dict[str, Any]:
+def meta_of(workload: Path, traffic: Path | None, mapping: dict[str, str]) -> RunMeta:
     """What a run records of its workload."""
     spec = load_spec(str(workload), traffic=traffic)
-    return {
-        "workload": spec.name,
-        "workload_folder": str(spec.folder),
-        "entry": spec.entry,
-        "traffic_arguments": traffic_arguments(spec, mapping),
-    }
+    return RunMeta(
+        workload=spec.name,
+        workload_folder=str(spec.folder),
+        entry=spec.entry,
+        traffic_arguments=tuple(traffic_arguments(spec, mapping)),
+    )
 
 
 def test_a_model_file_is_typed_with_its_traffic(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ from latfix.gates.syntax import parse_gate
 from latfix.results.comparison import Comparison, compare_records, compare_rounds
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.run_record.schema import REQUEST_DTYPE, Columns
 from latfix.stages import Status
 from latfix.statistics.decision import SCREENING, Rule
 from latfix.statistics.latency_summary import summarize_ms
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 N = 600
 MEDIAN: dict[str, Any] = {"objective": {"percentile": 50}}
@@ -52,16 +52,7 @@ def _record(
     warm["index"][0], warm["warmup"][0], warm["latency_ns"][0] = -1, 1, 10**12
     traffic = Traffic.plain(np.arange(n) * 20_000_000)
     base = {"traffic_sha256": "same", "workload": "ranker", "scheduled": n, "objective": {"percentile": 99}}
-    return RunRecord(
-        folder=Path("run"),
-        meta={**base, **meta},
-        requests=warm,
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=traffic,
-        partial=partial,
-    )
+    return build_record(warm, traffic=traffic, partial=partial, **{**base, **meta})
 
 
 def test_a_faster_run_is_better() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,12 @@ from latfix.results.comparison import Comparison, Summary
 from latfix.results.optimization import Prediction
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold
 from latfix.stages import Status
 from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 Bounds = tuple[float, float, float]
 
@@ -140,15 +140,7 @@ def _record(latency_ms: Any, digest: str) -> RunRecord:
     rows["latency_ns"] = (np.asarray(latency_ms) * 1e6).astype(np.int64)
     rows["status"] = np.full(n, Status.OK)
     traffic = Traffic.plain(rows["arrival_ns"].copy(), ids=[f"{digest}{k}" for k in range(n)])
-    return RunRecord(
-        folder=Path("run"),
-        meta={"traffic_sha256": digest, "scheduled": n},
-        requests=rows,
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=traffic,
-    )
+    return build_record(rows, traffic=traffic, traffic_sha256=digest, scheduled=n)
 
 
 @pytest.mark.parametrize(("factor", "status"), [(0.5, "kept"), (1.0, "no_gain"), (1.7, "rejected")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record, zeros
 
 MS = 1_000_000
 Make = Callable[..., RunRecord]
@@ -31,8 +31,7 @@ def make() -> Make:
         **meta: Any,
     ) -> RunRecord:
         n = len(batches)
-        rows: Any = {name: np.zeros(n, np.int64) for name in REQUEST_DTYPE.names or ()}
-        table: Any = {name: np.zeros(n, np.int64) for name in BATCH_DTYPE.names or ()}
+        rows, table = zeros(REQUEST_DTYPE, n), zeros(BATCH_DTYPE, n)
         worker, close, took = (np.array(column) for column in zip(*batches, strict=True)) if n else (np.zeros(0),) * 3
         rows["index"], rows["batch_id"] = np.arange(n), np.arange(n)
         rows["warmup"][:warmup] = table["warmup"][:warmup] = 1
@@ -41,16 +40,9 @@ def make() -> Make:
         table["worker"] = worker.astype(np.int64)
         table["close_ns"] = table["h2d_end_ns"] = (close * MS).astype(np.int64)
         table["compute_end_ns"] = table["finish_end_ns"] = ((close + took) * MS).astype(np.int64)
-        nothing: Any = {"kind": np.zeros(0, object), "series": np.zeros(0, object), "detail": np.zeros(0, object)}
-        return RunRecord(
-            folder=Path("made-up"),
-            meta={"device": "cuda:0", "settings": {"workers": 2, **(settings or {})}, **meta},
-            requests=rows,
-            batches=table,
-            events=nothing,
-            samples=nothing,
-            traffic=Traffic.plain(np.zeros(n, np.int64)),
-        )
+        traffic = Traffic.plain(np.zeros(n, np.int64))
+        known: dict[str, Any] = {"device": "cuda:0", "settings": {"workers": 2, **(settings or {})}}
+        return build_record(rows, table, traffic=traffic, **known, **meta)
 
     return record
 

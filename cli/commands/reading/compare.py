@@ -50,11 +50,11 @@ def compare(
     rounds = _rounds([base, new, *(more or ())])
     befores, afters = ([RunRecord.load(pair[k]) for pair in rounds] for k in (0, 1))
     before, after = befores[-1], afters[-1]
-    scored = all("accuracy" in record.meta for record in (*befores, *afters))
+    scored = all(record.meta.accuracy is not None for record in (*befores, *afters))
     check_gates(gates, baseline=True, accuracy=scored, causes=False)
     outputs = Outputs.open("compare", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out) if out is not None else None
-    workload = str(after.meta.get("workload") or new.name)
+    workload = after.meta.workload or new.name
     with outputs.in_any_case(workload, [one.text for one in gates]):
         comparison = compare_rounds(befores, afters, seed=seed)
         metrics = [one.metric for one in gates]

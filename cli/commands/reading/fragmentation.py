@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, JsonTarget, SeedOption, check_seed
+from latfix.cli.shared.options import JsonOption, SeedOption, Target, check_seed
 from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -73,20 +72,17 @@ def fragmentation(
         raise InputError(f"--turns: found {turns}; expected a whole number from 1 to 1000000")
     read = None if trace is None else read_trace(trace)
     room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _held_when_it_stalled(read)
-    target = JsonTarget.open(json_file)
+    target = Target.open("--json", json_file)
     folder = None if out is None else open_folder(out)
     made = read or generate(seed, Traffic(turns=turns, capacity=room))
     standing = known_settings(made.setting)
     names = (standing, *policy) if policy else (standing, *(each for each in SETTINGS if each != standing), *ARENAS)
-    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("replaying …"):
         found = compared(made, room, compare(made, room, names))
     if folder is not None:
         write_trace(folder / _TRACE, made)
         write_json(folder / _DOCUMENT, found.to_json())
-    target.write(found.to_json())
-    if not target.to_stdout:
-        console.print(render_fragmentation(found))
+    target.report(found.to_json(), lambda: render_fragmentation(found))
     return EXIT_OK
 
 

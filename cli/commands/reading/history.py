@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, JsonTarget, SeedOption, check_seed
+from latfix.cli.shared.options import JsonOption, SeedOption, Target, check_seed
 from latfix.errors import InputError
+from latfix.formatting import did_you_mean
 
 if TYPE_CHECKING:
     from latfix.history.store import History
@@ -38,9 +39,6 @@ def history(
     Its trend, its usual level, and the runs that changed it.
     """
     import os
-    import sys
-
-    from rich.console import Console
 
     from latfix.cli.shared.history_option import history_file
     from latfix.cli.shared.options import see_that_it_can_be_written
@@ -60,7 +58,7 @@ def history(
     if chosen == "off":
         raise InputError(f"{VARIABLE if file is None else '--history'}: found off; name the history to read")
     see_that_they_differ({"--json": json_file, "--html": None if html is None else str(html)})
-    target = JsonTarget.open(json_file)
+    target = Target.open("--json", json_file)
     if html is not None:
         see_that_it_can_be_written("--html", str(html))
     past = History.read(history_file(chosen))
@@ -68,9 +66,8 @@ def history(
     found = trends(past.rows(workload=name), key, last=last, seed=seed)
     if html is not None:
         write_history_page(html, found, file=past.path, workload=name)
-    target.write(history_document(found, file=past.path, metric=key))
-    if not target.to_stdout:
-        Console(file=sys.stdout).print(render_history(found, file=past.path, workload=name))
+    document = history_document(found, file=past.path, metric=key)
+    target.report(document, lambda: render_history(found, file=past.path, workload=name))
     return 0
 
 
@@ -79,8 +76,6 @@ def _name(past: History, workload: str) -> str:
 
     :raises InputError: no run of it is recorded.
     """
-    import difflib
-
     known = past.workloads()
     if workload in known:
         return workload
@@ -91,8 +86,7 @@ def _name(past: History, workload: str) -> str:
         name = load_spec(workload).name
     if name in known:
         return name
-    near = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known[:12]) or 'none yet'}"
+    advice = did_you_mean(name, known, f"it knows {', '.join(known[:12]) or 'none yet'}")
     raise InputError(f"{workload}: found no run of it in {past.path}; {advice}")
 
 

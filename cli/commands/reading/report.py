@@ -81,7 +81,7 @@ def report(
     drill_down.check_record(record)
     outputs = Outputs.open("report", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out) if out is not None else run
-    with outputs.in_any_case(str(record.meta.get("workload", "")), gates.texts):
+    with outputs.in_any_case(record.meta.workload, gates.texts):
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
         return conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)
 
@@ -117,7 +117,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
     """
     from latfix.cli.commands.reading.history import trends_of
     from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
-    from latfix.results.backends_table import BackendsTable
+    from latfix.results.answer_check import BackendsTable
     from latfix.results.comparison import Comparison
     from latfix.results.diagnosis import Diagnosis
     from latfix.results.doctor_finding import Doctor

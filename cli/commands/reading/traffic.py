@@ -46,19 +46,19 @@ def inspect_command(
     """
     from rich.console import Console
 
-    from latfix.cli.shared.options import JsonTarget, see_that_it_can_be_written
+    from latfix.cli.shared.options import Target, see_that_it_can_be_written
     from latfix.reports.terminal.traffic import check_picture, draw_shape, render_shape
     from latfix.traffic.derived_features import parse_map_option
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.summary import describe
 
-    figures = JsonTarget.open(json_out)
+    figures = Target.open("--json", json_out)
     if picture is not None:
         check_picture(picture)
         see_that_it_can_be_written("--picture", str(picture))
     traffic = read_traffic(file, mapping=parse_map_option(map_ or []), skip_bad_lines=skip_bad_lines)
     shape = describe(traffic)
-    figures.write(shape.to_json())
+    figures.write_json(shape.to_json())
     if picture is not None:
         draw_shape(shape, picture)
     if figures.to_stdout:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from latfix.cli.shared.options import (
-    DeviceOption,
-    JsonOption,
-    JsonTarget,
-    MapOption,
-    ProfileOption,
-    SeedOption,
-    SkipOption,
-    TrafficOptions,
-    check_device,
-    check_seed,
-    load_traffic,
-)
+from latfix.cli.shared import options
 from latfix.errors import EXIT_OK, InputError
 
 #: Requests in a batch where the workload itself does not batch.
@@ -37,17 +24,17 @@ def backends(
     traffic: Annotated[
         Path | None, typer.Option("--traffic", help="Recorded traffic; a model file alone needs it.")
     ] = None,
-    profile: ProfileOption = "",
-    mapping: MapOption = None,
-    skip_bad_lines: SkipOption = False,
+    profile: options.ProfileOption = "",
+    mapping: options.MapOption = None,
+    skip_bad_lines: options.SkipOption = False,
     batch: Annotated[
         int | None,
         typer.Option("--batch", metavar="N", help="Requests in a batch; by default the workload's most, or 8."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Time for measuring, conversions not counted.")] = 20.0,
-    device: DeviceOption = None,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
+    device: options.DeviceOption = None,
+    seed: options.SeedOption = 0,
+    json_file: options.JsonOption = None,
 ) -> int:
     """Compare the backends that can serve a model.
 
@@ -59,23 +46,22 @@ def backends(
     from latfix.reports.terminal.backends import render_backends
     from latfix.runners.backend_comparison.comparison import measure_backends
 
-    check_seed(seed)
+    options.check_seed(seed)
     if batch is not None and not 1 <= batch <= 4096:
         raise InputError(f"--batch: found {batch}; expected a whole number from 1 to 4096")
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds: found {seconds}; expected a number above 0, at most 3600")
     spec = load_spec(workload, traffic=traffic, profile=profile)
     check_runs(spec)
-    settings = spec.settings.with_overrides(check_device(device))
-    schedule = load_traffic(spec, TrafficOptions(mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines))
-    target = JsonTarget.open(json_file)
+    settings = spec.settings.with_overrides(options.check_device(device))
+    schedule = options.load_traffic(
+        spec, options.TrafficOptions(mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines)
+    )
+    target = options.Target.open("--json", json_file)
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
-    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):
         document = measure_backends(
             spec, schedule, settings, batch=wanted, asked=batch is not None, seconds=seconds, seed=seed
         )
-    target.write(document)
-    if not target.to_stdout:
-        console.print(render_backends(document))
+    target.report(document, lambda: render_backends(document))
     return EXIT_OK

@@ -7,58 +7,38 @@ from typing import Annotated
 
 import typer
 
+from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption
-from latfix.cli.shared.options import (
-    DeviceOption,
-    DurationOption,
-    GateOption,
-    JsonOption,
-    LimitOption,
-    MapOption,
-    OutOption,
-    ProfileOption,
-    RepeatOption,
-    SeedOption,
-    SkipOption,
-    SpeedOption,
-    ToDurationOption,
-    TrafficOption,
-    TrafficOptions,
-    WorkloadArgument,
-    check_device,
-    check_seed,
-    load_traffic,
-)
 from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 
 
 def diagnose(
-    workload: WorkloadArgument,
-    traffic: TrafficOption = None,
-    profile: ProfileOption = "",
-    mapping: MapOption = None,
+    workload: options.WorkloadArgument,
+    traffic: options.TrafficOption = None,
+    profile: options.ProfileOption = "",
+    mapping: options.MapOption = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Apply a plan that latfix optimize wrote.")] = None,
-    speed: SpeedOption = 1.0,
-    to_duration: ToDurationOption = None,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    repeat: RepeatOption = 1,
-    seed: SeedOption = 0,
+    speed: options.SpeedOption = 1.0,
+    to_duration: options.ToDurationOption = None,
+    duration: options.DurationOption = None,
+    limit: options.LimitOption = None,
+    repeat: options.RepeatOption = 1,
+    seed: options.SeedOption = 0,
     percentile: Annotated[
         float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
     ] = None,
-    device: DeviceOption = None,
-    gate: GateOption = None,
+    device: options.DeviceOption = None,
+    gate: options.GateOption = None,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
     ] = None,
     history: HistoryOption = None,
-    skip_bad_lines: SkipOption = False,
+    skip_bad_lines: options.SkipOption = False,
     request: RequestOption = None,
     slowest: SlowestOption = None,
-    out: OutOption = None,
-    json_file: JsonOption = None,
+    out: options.OutOption = None,
+    json_file: options.JsonOption = None,
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
@@ -66,11 +46,10 @@ def diagnose(
     """Replay traffic, and attribute slow requests to causes."""
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.cli.shared.replay_progress import replay_with_progress
-    from latfix.config.plan import read_plan
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.replay.run_session import Interrupted, Replay, default_folder, open_folder
 
-    options = TrafficOptions(
+    replayed = options.TrafficOptions(
         mapping=tuple(mapping or ()),
         skip_bad_lines=skip_bad_lines,
         speed=speed,
@@ -79,22 +58,14 @@ def diagnose(
         limit=limit,
         repeat=repeat,
     )
-    options.check()
-    check_seed(seed)
+    replayed.check()
+    options.check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
     spec = load_spec(workload, traffic=traffic, profile=profile)
     check_runs(spec)
-    settings = spec.settings
-    fixes: tuple[str, ...] = ()
-    if plan is not None:
-        applied = read_plan(plan)
-        if strange := applied.strange_to(spec.name):
-            typer.echo(f"warning: {strange}", err=True)
-        settings = settings.with_overrides(applied.settings())
-        fixes = tuple(fix.id for fix in applied.fixes)
-    settings = settings.with_overrides(check_device(device))
-    schedule = load_traffic(spec, options)
+    settings, fixes = options.service_settings(spec, plan, device)
+    schedule = options.load_traffic(spec, replayed)
     drill_down.check_size(len(schedule))
     drill_down.check(schedule)
     gates = parse_gates(gate, baseline, history)
@@ -106,7 +77,7 @@ def diagnose(
         settings=settings,
         plan=None if plan is None else str(plan),
         seed=seed,
-        fixes=fixes,
+        fixes=tuple(fix.id for fix in fixes),
     )
     interrupted = False
     with outputs.in_any_case(spec.name, gates.texts):

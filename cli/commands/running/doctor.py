@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, JsonTarget
+from latfix.cli.shared.options import JsonOption, Target
 from latfix.errors import EXIT_OK, InputError
 
 _DOCUMENT = "doctor.json"
@@ -34,15 +33,12 @@ def doctor(
 
     if not 0 <= seconds <= 3600:
         raise InputError(f"--seconds: found {seconds:g}; expected a number from 0 to 3600")
-    target = JsonTarget.open(json_file)
+    target = Target.open("--json", json_file)
     folder = None if out is None else open_folder(out)
-    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
     with Console(stderr=True).status("looking …"):
         found = examine(seconds)
     document = found.to_json()
     if folder is not None:
         write_json(folder / _DOCUMENT, document)
-    target.write(document)
-    if not target.to_stdout:
-        console.print(render_doctor(found))
+    target.report(document, lambda: render_doctor(found))
     return EXIT_OK

@@ -8,37 +8,18 @@ from typing import Annotated
 
 import typer
 
+from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption, Recording, is_off
-from latfix.cli.shared.options import (
-    DeviceOption,
-    DurationOption,
-    GateOption,
-    JsonOption,
-    LimitOption,
-    MapOption,
-    OutOption,
-    ProfileOption,
-    RepeatOption,
-    SeedOption,
-    SkipOption,
-    SpeedOption,
-    ToDurationOption,
-    TrafficOption,
-    TrafficOptions,
-    WorkloadArgument,
-    check_device,
-    check_seed,
-    load_traffic,
-)
 from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
 from latfix.errors import InputError
+from latfix.formatting import did_you_mean
 
 
 def optimize(
-    workload: WorkloadArgument,
-    traffic: TrafficOption = None,
-    profile: ProfileOption = "",
-    mapping: MapOption = None,
+    workload: options.WorkloadArgument,
+    traffic: options.TrafficOption = None,
+    profile: options.ProfileOption = "",
+    mapping: options.MapOption = None,
     budget: Annotated[
         str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
     ] = "10m",
@@ -56,18 +37,18 @@ def optimize(
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),
     ] = None,
-    speed: SpeedOption = 1.0,
-    to_duration: ToDurationOption = None,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    repeat: RepeatOption = 1,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    gate: GateOption = None,
+    speed: options.SpeedOption = 1.0,
+    to_duration: options.ToDurationOption = None,
+    duration: options.DurationOption = None,
+    limit: options.LimitOption = None,
+    repeat: options.RepeatOption = 1,
+    seed: options.SeedOption = 0,
+    device: options.DeviceOption = None,
+    gate: options.GateOption = None,
     history: HistoryOption = None,
-    skip_bad_lines: SkipOption = False,
-    out: OutOption = None,
-    json_file: JsonOption = None,
+    skip_bad_lines: options.SkipOption = False,
+    out: options.OutOption = None,
+    json_file: options.JsonOption = None,
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
@@ -78,14 +59,13 @@ def optimize(
     """
     from latfix.cli.shared.diagnose_flow import Gates
     from latfix.cli.shared.optimize_flow import optimize_into
-    from latfix.config.plan import PlannedFix, read_plan
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.gates.evaluate import check_gates
     from latfix.gates.syntax import parse_gate
     from latfix.runners.optimize.optimizer import Options
     from latfix.runners.replay.run_session import default_folder, open_folder
 
-    options = TrafficOptions(
+    replayed = options.TrafficOptions(
         mapping=tuple(mapping or ()),
         skip_bad_lines=skip_bad_lines,
         speed=speed,
@@ -94,28 +74,21 @@ def optimize(
         limit=limit,
         repeat=repeat,
     )
-    options.check()
+    replayed.check()
     search = Options(
         budget_s=parse_budget(budget),
         trials=check_trials(trials),
         only=_fix_ids("--fix", fix),
         exclude=_fix_ids("--no-fix", no_fix),
-        seed=check_seed(seed),
+        seed=options.check_seed(seed),
     )
     parsed = tuple(parse_gate(text) for text in gate or ())
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
     check_resume(resume, out)
     spec = load_spec(workload, traffic=traffic, profile=profile)
     check_runs(spec)
-    settings = spec.settings
-    earlier: tuple[PlannedFix, ...] = ()
-    if plan is not None:
-        started = read_plan(plan)
-        if strange := started.strange_to(spec.name):
-            typer.echo(f"warning: {strange}", err=True)
-        earlier, settings = started.fixes, settings.with_overrides(started.settings())
-    settings = settings.with_overrides(check_device(device))
-    schedule = load_traffic(spec, options)
+    settings, earlier = options.service_settings(spec, plan, device)
+    schedule = options.load_traffic(spec, replayed)
     gates = Gates(parsed, recording=Recording.open(history, parsed))
     outputs = Outputs.open("optimize", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = resume or open_folder(out or default_folder(spec.name, "optimize"))
@@ -169,14 +142,11 @@ def parse_budget(text: str) -> float:
 
 
 def _fix_ids(option: str, ids: list[str] | None) -> tuple[str, ...]:
-    import difflib
-
     from latfix.runners.fixes import FIXES
 
     known = [fix.id for fix in FIXES]
     for name in ids or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"fixes are {', '.join(known)}"
+            advice = did_you_mean(name, known, f"fixes are {', '.join(known)}")
             raise InputError(f"{option}: found {name!r}, which is no fix; {advice}")
     return tuple(ids or ())

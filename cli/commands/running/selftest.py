@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, JsonTarget, check_seed
+from latfix.cli.shared.options import JsonOption, Target, check_seed
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def selftest(
     if rescore is not None:
         if quick or cause or out is not None:
             raise InputError("--rescore: found --quick, --cause or --out as well; expected --json at most")
-        target = JsonTarget.open(json_file)
+        target = Target.open("--json", json_file)
         return _conclude(score_again(rescore, on_case=_Progress().on_case), target)
     cases = plan_cases(quick=quick, causes=tuple(cause or ()), seed=seed, repeat=repeat)
-    target = JsonTarget.open(json_file)
+    target = Target.open("--json", json_file)
     with _folder(out) as folder:
         progress = _Progress()
         progress.estimate(cases)
@@ -99,13 +99,13 @@ class _Progress:
             self._console.print(case_line(place, of, case.id, None), end="\r", soft_wrap=True)
 
 
-def _conclude(board: Scoreboard, target: JsonTarget) -> int:
+def _conclude(board: Scoreboard, target: Target) -> int:
     """Write the document and show the scoreboard."""
     from rich.console import Console
 
     from latfix.reports.terminal.selftest import render_scoreboard
 
-    target.write(board.to_json())
+    target.write_json(board.to_json())
     if not target.to_stdout:
         Console(highlight=False).print(render_scoreboard(board))
     return EXIT_INTERRUPTED if board.interrupted else EXIT_OK

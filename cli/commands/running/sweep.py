@@ -5,31 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import (
-    DeviceOption,
-    DurationOption,
-    JsonOption,
-    JsonTarget,
-    LimitOption,
-    MapOption,
-    OutOption,
-    ProfileOption,
-    SeedOption,
-    SkipOption,
-    TrafficOption,
-    TrafficOptions,
-    WorkloadArgument,
-    check_device,
-    check_seed,
-    load_traffic,
-)
+from latfix.cli.shared import options
 from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.errors import (
     EXIT_GATE_FAILED,
@@ -39,6 +21,7 @@ from latfix.errors import (
     InputError,
     RunnerError,
 )
+from latfix.formatting import did_you_mean
 
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
@@ -52,7 +35,7 @@ _NOT_SWEPT = ("env", "keep_precision")
 
 
 def sweep(
-    workload: WorkloadArgument,
+    workload: options.WorkloadArgument,
     loads: Annotated[
         str | None, typer.Option("--loads", help=f"Multiples of the recorded rate; {DEFAULT_LOADS} if left out.")
     ] = None,
@@ -76,16 +59,16 @@ def sweep(
         float | None,
         typer.Option("--at-least", metavar="RPS", help="Fail unless it bears so many requests a second."),
     ] = None,
-    traffic: TrafficOption = None,
-    profile: ProfileOption = "",
-    mapping: MapOption = None,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    skip_bad_lines: SkipOption = False,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    json_file: JsonOption = None,
+    traffic: options.TrafficOption = None,
+    profile: options.ProfileOption = "",
+    mapping: options.MapOption = None,
+    duration: options.DurationOption = None,
+    limit: options.LimitOption = None,
+    skip_bad_lines: options.SkipOption = False,
+    seed: options.SeedOption = 0,
+    device: options.DeviceOption = None,
+    out: options.OutOption = None,
+    json_file: options.JsonOption = None,
 ) -> int:
     """Find the largest load that meets the objective.
 
@@ -95,18 +78,17 @@ def sweep(
     from latfix.capacity.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
     from latfix.cli.commands.running.optimize import parse_budget
     from latfix.cli.shared.diagnose_flow import check_percentile
-    from latfix.config.plan import read_plan
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.results.sweep import Options
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.sweep.document import points_document, sweep_document
     from latfix.runners.sweep.sweep import Sweep
 
-    traffic_options = TrafficOptions(
+    traffic_options = options.TrafficOptions(
         mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, duration=duration, limit=limit
     )
     traffic_options.check()
-    budget_s, seed = parse_budget(budget), check_seed(seed)
+    budget_s, seed = parse_budget(budget), options.check_seed(seed)
     check_percentile(percentile)
     _check_positive("--slo", slo, "milliseconds")
     _check_positive("--at-least", at_least, "requests a second")
@@ -123,19 +105,12 @@ def sweep(
     )
     if at_least is not None and target.limit is None:
         raise InputError("--at-least: found no objective to meet; expected slo_ms in workload.toml, or --slo MS")
-    base = spec.settings
-    fixes: tuple[str, ...] = ()
-    if plan is not None:
-        planned = read_plan(plan)
-        if strange := planned.strange_to(spec.name):
-            typer.echo(f"warning: {strange}", err=True)
-        base, fixes = base.with_overrides(planned.settings()), tuple(fix.id for fix in planned.fixes)
-    base = base.with_overrides(check_device(device))
+    base, fixes = options.service_settings(spec, plan, device)
     settings = _settings(base, combinations)
-    schedule = load_traffic(spec, traffic_options)
+    schedule = options.load_traffic(spec, traffic_options)
     rate = recorded_rate(schedule)
     grid = _grid(wanted, rate, in_rates=rates is not None, at_least=at_least)
-    json_target = JsonTarget.open(json_file)
+    json_target = options.Target.open("--json", json_file)
     count = requests or plan_requests(rate, grid, len(settings), budget_s, target)
     part = part_of(schedule, count, shortest_s=0.0 if requests else shortest_point_s(budget_s))
     _check_that_a_point_fits(part, grid[-1], budget_s)
@@ -151,25 +126,20 @@ def sweep(
         watch=shown.replay,
         say=shown.say,
         keep=lambda so_far: _write(folder, points_document(spec, so_far)),
-        fixes=fixes,
+        fixes=tuple(fix.id for fix in fixes),
     )
     outcome = runner.run()
     document = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
     return _conclude(folder, document, outcome, json_target)
 
 
-def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: JsonTarget) -> int:
-    from rich.console import Console
-
+def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: options.Target) -> int:
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.reports.terminal.sweep import render_sweep
 
     _write(folder, document)
     write_sweep_report(folder / "report.html", document)
-    target.write(document)
-    console = Console(file=sys.stderr if target.to_stdout else sys.stdout)
-    if not target.to_stdout:
-        console.print(render_sweep(document, folder=folder))
+    target.report(document, lambda: render_sweep(document, folder=folder))
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     if outcome.measured and not any(one.point.requests["ok"] for one in outcome.measured):
@@ -182,14 +152,11 @@ def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: 
 
 
 def _write(folder: Path, document: dict[str, Any]) -> None:
+    from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
 
-    try:
+    with writing_into(folder):
         write_json(folder / "sweep.json", document)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
-        ) from error
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
@@ -226,8 +193,6 @@ def parse_variants(options: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _variant(text: str) -> tuple[str, list[Any]]:
-    import difflib
-
     from latfix.settings import RunnerSettings, rules_of
 
     key, equals, listed = text.partition("=")
@@ -237,8 +202,7 @@ def _variant(text: str) -> tuple[str, list[Any]]:
     if not equals or not listed.strip():
         raise InputError(f"--set: found {text!r}; expected KEY=V1,V2, as in max_batch_size=1,4,8")
     if key not in known:
-        near = difflib.get_close_matches(key, known, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(known)}"
+        advice = did_you_mean(key, known, f"settings are {', '.join(known)}")
         found = f"{key!r}, which cannot be listed" if key in _NOT_SWEPT else f"{key!r}, which is no setting"
         raise InputError(f"--set: found {found}; {advice}")
     values: list[Any] = []

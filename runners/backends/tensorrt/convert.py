@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.runners.answers.raw_deviation import MOST_DEVIATION, deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
 from latfix.runners.backends.requirements import backend_missing, tensorrt, torch_tensorrt
@@ -21,7 +22,6 @@ from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes,
 from latfix.runners.backends.tensorrt.stream_lock import StreamTurn
 from latfix.runners.calls.call_counters import Outside, Tally
 from latfix.runners.calls.model_call import as_called, call_model
-from latfix.runners.calls.output_agreement import MOST_DEVIATION, deviation_of
 from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 

@@ -17,9 +17,9 @@ _LEAST_MS, _MOST_MS = 10.0, 100.0
 
 
 def _target_ms(context: Context) -> float:
-    stated = context.record.meta.get("objective", {}).get("slo_ms")
+    stated = context.record.meta.objective.slo_ms
     if stated is not None:
-        return float(stated)
+        return stated
     rows = context.record.requests
     served = (rows["status"] == Status.OK) & (rows["batch_id"] >= 0)
     own = (rows["latency_ns"] - rows["queue_ns"] - rows["batch_ns"] - rows["prepare_wait_ns"])[served]
@@ -40,9 +40,9 @@ def _verify(applied: Applied) -> Verified:
     size, window = (series_range(applied.record, f"runner.{name}") for name in ("batch_limit", "window_ms"))
     if size is None or window is None:
         return Verified(False, "no controller reported its limits")
-    fixed = applied.without.meta["settings"]
+    fixed = applied.without.meta.settings
     moved = size[0] < size[1] or window[0] < window[1]
-    other = size[1] != float(fixed["max_batch_size"]) or window[1] != float(fixed["batch_window_ms"])
+    other = size[1] != fixed.max_batch_size or window[1] != fixed.batch_window_ms
     sizes, opened = applied.both(_mean_size), applied.both(open_ms)
     said = (
         f"the limit went from {size[0]:.0f} to {size[1]:.0f} requests and the window from {window[0]:.3g} to "

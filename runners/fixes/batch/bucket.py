@@ -85,7 +85,7 @@ def _sets(context: Context) -> Change:
 
 def _verify(applied: Applied) -> Verified:
     """That padding fell between two replays may be chance; that no batch is mixed any more is not."""
-    key = applied.settings.get("batch_key", "")
+    key = applied.settings.batch_key
     without = _by_key(applied.without, key) if key else applied.without
     now, before = mixed_share(applied.record), mixed_share(without)
     said = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"

@@ -24,7 +24,7 @@ def _sets(context: Context) -> Change:
     if context.settings.max_batch_size > 1:
         return change
     # One by one may have been the best that whole batches could do; here nobody waits for the longest.
-    first = int(context.record.meta["settings"].get("max_batch_size", 1))
+    first = context.record.meta.settings.max_batch_size
     return {**change, "max_batch_size": first if first > 1 else _PLACES}
 
 
@@ -48,7 +48,7 @@ def _verify(applied: Applied) -> Verified:
     (now, served), (before, _) = applied.both(joined)
     sizes = applied.record.batches["size"]
     shared = float(sizes.mean()) if len(sizes) else 0.0
-    continuous = applied.settings.get("batching") == "continuous"
+    continuous = applied.settings.batching == "continuous"
     return Verified(
         continuous and now > before,
         f"{now} of {served} requests joined others between two steps, {before} without; {shared:.3g} shared a step "

@@ -89,7 +89,7 @@ def _verify(applied: Applied) -> Verified:
     if not len(with_fix) or not len(without):
         return Verified(False, "no batch ran")
     now, before = int(with_fix.max()), int(without.max())
-    limit, was = (int(record.meta["settings"]["max_batch_size"]) for record in (applied.record, applied.without))
+    limit, was = (record.meta.settings.max_batch_size for record in (applied.record, applied.without))
     took = now <= limit < before if limit < was else now > was
     said = f"batches held {with_fix.mean():.3g} requests on average and {now} at most"
     return Verified(took, f"{said}, {without.mean():.3g} and {before} without")

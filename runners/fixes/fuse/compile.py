@@ -25,7 +25,7 @@ def _sets(context: Context) -> Change:
 def _verify(applied: Applied) -> Verified:
     seen = applied.evidence
     at_warmup = int(seen.get("compilations", 0))
-    in_run = int(applied.record.meta.get("compilations_in_run", 0))
+    in_run = applied.record.meta.compilations_in_run or 0
     what = f"compiled code ({int(seen.get('graphs', 0))} graphs)"
     ran = replaced(applied, what, least_time=_MOST_TIME)
     hits, misses, packed = (int(seen.get(f"compile_cache_{what}", 0)) for what in ("hits", "misses", "bypassed"))

@@ -18,8 +18,7 @@ def _can_capture(context: Context) -> str:
         return "graphs are captured already"
     if settings.batching == "continuous":
         return "requests join and leave between steps, so that no two of them are alike"
-    waits = context.record.meta.get("device_waits")
-    if waits:
+    if waits := context.record.meta.device_waits:
         return f"the model's code waits for the device at {', '.join(waits)}, which cannot be captured"
     return ""
 

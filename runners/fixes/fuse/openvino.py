@@ -9,7 +9,7 @@ from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 def _verify(applied: Applied) -> Verified:
     found = converted(applied, "openvino")
-    wanted = applied.settings.get("precision", "default")
+    wanted = applied.settings.precision
     conversions = applied.evidence.get("conversions", [])
     half = sum(number for one in conversions for name, number in one["precisions"].items() if "bf16" in name.lower())
     if bool(half) != (wanted == "bf16"):

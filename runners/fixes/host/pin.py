@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from latfix.run_record.process_facts import ThreadPlace
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
 from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
 from latfix.runners.host.cpu_placement import Placement, place
 from latfix.runners.host.cpu_topology import Topology, read_topology
-from latfix.runners.replay.run_facts import thread_rows
 from latfix.settings import Pinning
 
 _TREATS = ("host.contention", "host.slowdown")
@@ -79,26 +77,24 @@ def _verify(applied: Applied) -> Verified:
     if not now or not before:
         return Verified(False, "where the workers ran is not known")
     refused = refusals(applied.record, "pin", "cores")
-    apart = all(
-        not set(one["allowed"]) & set(other["allowed"]) for k, one in enumerate(now) for other in now[k + 1 :]
-    )
-    fewer = max(len(row["allowed"]) for row in now) < min(len(row["allowed"]) for row in before)
-    others = {core for row in thread_rows(applied.record.meta, "prepare") for core in row["allowed"]}
-    shared = others & {core for row in now for core in row["allowed"]}
+    apart = all(not set(one.allowed) & set(other.allowed) for k, one in enumerate(now) for other in now[k + 1 :])
+    fewer = max(len(place.allowed) for place in now) < min(len(place.allowed) for place in before)
+    others = {core for place in applied.record.meta.placement.prepare for core in place.allowed}
+    shared = others & {core for place in now for core in place.allowed}
     said = (
-        f"workers on cores {' and '.join(row['cores'] for row in now)}, {before[0]['cores']} without; prepare "
+        f"workers on cores {' and '.join(place.cores for place in now)}, {before[0].cores} without; prepare "
         f"threads {'on the same cores' if shared else 'on others'}; workers were moved {_moves(now)} times between "
         f"cores, {_moves(before)} without"
     )
     return Verified(apart and fewer and not refused, "; ".join([said, *refused]))
 
 
-def _workers(record: RunRecord) -> list[Mapping[str, Any]]:
-    return [row for row in thread_rows(record.meta, "worker") if row["allowed"]]
+def _workers(record: RunRecord) -> list[ThreadPlace]:
+    return [place for place in record.meta.placement.worker if place.allowed]
 
 
-def _moves(rows: list[Mapping[str, Any]]) -> int:
-    return sum(int(row["migrations"]) for row in rows)
+def _moves(places: list[ThreadPlace]) -> int:
+    return sum(place.migrations for place in places)
 
 
 FIX = Fix(

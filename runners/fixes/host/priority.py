@@ -10,7 +10,6 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import in_tail, refusals
 from latfix.runners.host.privileges import current_nice, least_nice
-from latfix.runners.replay.run_facts import thread_rows
 
 #: Low enough to win nine tenths of a core from a program of ordinary priority; real-time work stays before it.
 _WANTED = -10
@@ -36,9 +35,9 @@ def _sets(_: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    wanted = int(applied.settings.get("nice", 0))
+    wanted = applied.settings.nice
     now, before = applied.both(_priorities)
-    group = applied.record.meta.get("placement", {}).get("autogroup_nice")
+    group = applied.record.meta.placement.autogroup_nice
     waited = applied.both(_waited_ms)
     said = (
         f"threads ran at nice {_values(now)}, {_values(before)} without; a batch waited {waited[0]:.3g} ms for a "
@@ -53,8 +52,8 @@ def _verify(applied: Applied) -> Verified:
 
 
 def _priorities(record: RunRecord) -> list[int]:
-    rows = [*thread_rows(record.meta, "worker"), *thread_rows(record.meta, "prepare")]
-    return [int(row["nice"]) for row in rows if row["nice"] is not None]
+    placement = record.meta.placement
+    return [place.nice for place in (*placement.worker, *placement.prepare) if place.nice is not None]
 
 
 def _values(found: list[int]) -> str:

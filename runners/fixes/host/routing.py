@@ -39,7 +39,7 @@ class Replica:
 
 def replica_speeds(record: RunRecord) -> list[Replica]:
     """Each worker's speed, learned batch by batch as the service would; empty where the run had one worker."""
-    count = int(record.meta["settings"].get("workers", 1))
+    count = record.meta.settings.workers
     batches, worker = record.batches, workers_of(record)
     if count < 2 or not len(worker):
         return []

@@ -7,7 +7,6 @@ import numpy as np
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import LITTLE, need, on_host, tail_share
-from latfix.runners.replay.run_facts import thread_rows
 
 #: What an operator's threads that wait for a core look like.
 CONTENDED = ("host.contention", "host.slowdown", "host.throttle")
@@ -18,12 +17,12 @@ _SWITCHES = 1.0
 def operator_threads(record: RunRecord) -> int:
     """Threads of one operator in that run's workers, in older records on its main thread; 0 where not known."""
     own = _by_worker(record)
-    return max(own) if own else int(record.meta.get("torch_threads", 0))
+    return max(own) if own else record.meta.torch_threads or 0
 
 
 def _by_worker(record: RunRecord) -> list[int]:
-    rows = thread_rows(record.meta, "worker")
-    return [int(row["operator_threads"]) for row in rows if "operator_threads" in row]
+    told = (place.operator_threads for place in record.meta.placement.worker)
+    return [threads for threads in told if threads is not None]
 
 
 def worker_threads(applied: Applied) -> tuple[list[int], str]:
@@ -94,7 +93,7 @@ def _sets(context: Context) -> Change:
 
 def _verify(applied: Applied) -> Verified:
     (threads, said), before = worker_threads(applied), operator_threads(applied.without)
-    wanted = int(applied.settings.get("intra_op_threads", 0)) or 1
+    wanted = applied.settings.intra_op_threads or 1
     switches, were = applied.both(switches_per_batch)
     return Verified(
         set(threads) == {wanted} and wanted < before,

@@ -45,7 +45,7 @@ def _verify(applied: Applied) -> Verified:
 
     libgomp hardly spins where several threads have a pool and all of them together are more than the cores.
     """
-    policy = applied.record.meta.get("environment", {}).get("OMP_WAIT_POLICY", "")
+    policy = applied.record.meta.environment.get("OMP_WAIT_POLICY", "")
     now, before = applied.both(pool_cpu_ms)
     said = (
         f"the process was started with OMP_WAIT_POLICY={policy or 'nothing'}; pool threads took {now:.3g} ms of CPU "

@@ -17,10 +17,8 @@ def _room_for_more(context: Context) -> str:
     workers, run = context.settings.workers, context.record.meta
     if workers >= context.cores:
         return f"{workers} workers run on {context.cores} core(s) already"
-    memory, settings = run.get("memory", {}), run.get("settings", {})
-    model, available = int(memory.get("model_bytes", 0)), int(memory.get("available_bytes", 0))
-    instances = 1 if settings.get("shared_model") else int(settings.get("workers", 1))
-    needed = (context.cores - workers) * model // max(instances, 1)
+    model, available = run.memory.model_bytes, run.memory.available_bytes
+    needed = (context.cores - workers) * model // (1 if run.settings.shared_model else run.settings.workers)
     if available and needed > _MOST * available:
         return f"the model's other instances would take {mib(needed)} of {mib(available)}"
     return ""

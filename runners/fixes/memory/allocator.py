@@ -69,7 +69,7 @@ def _own_allocator(context: Context) -> str:
 def _verify(applied: Applied) -> Verified:
     """Faults that are gone are no proof alone: a heap that has grown once has fewer of them in any second run."""
     fewer, said = fewer_faults(applied)
-    reached = _keeps(read_tunables(applied.record.meta.get("environment", {}).get("GLIBC_TUNABLES", "")))
+    reached = _keeps(read_tunables(applied.record.meta.environment.get("GLIBC_TUNABLES", "")))
     return Verified(
         reached and fewer, f"the process was started {'with' if reached else 'without'} the tunables; {said}"
     )

@@ -51,7 +51,7 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    wanted = applied.settings.get("env", {}).get(ALLOC_CONF, "")
+    wanted = applied.settings.env.get(ALLOC_CONF, "")
     missing = not_in_effect(applied.record, wanted)
     now, before = applied.both(calls)
     said = now.beside(before)

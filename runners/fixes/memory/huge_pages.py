@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.memory.allocator import WORTH_IT
 from latfix.runners.fixes.shared.conditions import at_default, refusals
@@ -19,10 +18,6 @@ _LARGE_MODEL = 32 * _MIB
 _MORE = 8 * _MIB
 #: The first glibc that asks for huge pages for its heap.
 _GLIBC = (2, 35)
-
-
-def _memory(record: RunRecord, name: str) -> int:
-    return int(record.meta.get("memory", {}).get(name, 0))
 
 
 def _pages_on_demand(_: Context) -> str:
@@ -40,14 +35,14 @@ def _pages_on_demand(_: Context) -> str:
 
 
 def _memory_to_map(context: Context) -> str:
-    faults, model = faults_per_request(context.record), _memory(context.record, "model_bytes")
+    faults, model = faults_per_request(context.record), context.record.meta.memory.model_bytes
     if faults < WORTH_IT and model < _LARGE_MODEL:
         return f"only {faults:.0f} page faults a request, and the weights are {mib(model)}"
     return ""
 
 
 def _verify(applied: Applied) -> Verified:
-    now, before = applied.both(lambda record: _memory(record, "huge_bytes"))
+    now, before = applied.both(lambda record: record.meta.memory.huge_bytes)
     faults, were = applied.both(faults_per_request)
     said = f"{mib(now)} in huge pages, {mib(before)} without; {faults:.0f} page faults a request, was {were:.0f}"
     return Verified(now >= before + _MORE, "; ".join([said, *refusals(applied.record, "huge_pages")]))

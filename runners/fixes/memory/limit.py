@@ -61,7 +61,7 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    wanted = float(applied.settings.get("device_memory_share", 0.0))
+    wanted = applied.settings.device_memory_share
     shares = [float(known.get("share", 1.0)) for known in by_device(applied.record).values()] or [1.0]
     least, most = min(shares), max(shares)
     missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")

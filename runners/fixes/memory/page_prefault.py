@@ -25,9 +25,9 @@ _KEPT = 0.9
 
 def growth_bytes(record: RunRecord) -> int:
     """How far resident memory rose above where it stood before the first request."""
-    memory = record.meta.get("memory", {})
-    if memory:
-        return max(int(memory.get("peak_bytes", 0)) - int(memory.get("resident_start_bytes", 0)), 0)
+    memory = record.meta.memory
+    if memory.peak_bytes:
+        return max(memory.peak_bytes - memory.resident_start_bytes, 0)
     resident = record.samples["value"][record.samples["series"] == "process.rss_bytes"]
     return int(resident.max() - resident[0]) if len(resident) else 0
 
@@ -51,8 +51,8 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    memory = applied.record.meta.get("memory", {})
-    touched, kept = int(memory.get("prefaulted_bytes", 0)), int(memory.get("prefault_kept_bytes", 0))
+    memory = applied.record.meta.memory
+    touched, kept = memory.prefaulted_bytes, memory.prefault_kept_bytes
     fewer, faults = fewer_faults(applied)
     grew, grew_before = applied.both(growth_bytes)
     said = (

@@ -61,17 +61,16 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    reserved, before = applied.both(lambda record: record.meta.get("settings", {}).get("reserve_mb", 0))
+    reserved, before = applied.both(lambda record: record.meta.settings.reserve_mb)
     if reserved != before:
         return _verify_reservation(applied)
     meta = applied.record.meta
-    hits, misses = int(meta.get("pool_hits", 0)), int(meta.get("pool_misses", 0))
+    hits, misses = meta.pool_hits or 0, meta.pool_misses or 0
     said = f"{hits} batch tensors were written into the pool's buffers, {misses} needed a new one"
-    answers = meta.get("pool_answers", {})
-    if answers:
+    if (answers := meta.pool_answers) is not None:
         said += (
-            f"; answers {answers['hits']} and {answers['misses']}; {answers['held']} times a buffer was still held"
-            f" by the model or a caller; {answers['bytes'] / 2**20:.1f} MiB in all"
+            f"; answers {answers.hits} and {answers.misses}; {answers.held} times a buffer was still held"
+            f" by the model or a caller; {answers.bytes / 2**20:.1f} MiB in all"
         )
     return Verified(hits > misses, said)
 

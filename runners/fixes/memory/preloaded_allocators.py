@@ -49,6 +49,6 @@ def _sets(allocator: Allocator, context: Context) -> Change:
 
 def _verify(allocator: Allocator, applied: Applied) -> Verified:
     """The library is mapped into the process, and the faults are gone: with its defaults it would change nothing."""
-    used = str(applied.record.meta.get("memory", {}).get("allocator", "unknown"))
+    used = applied.record.meta.memory.allocator
     fewer, faults = fewer_faults(applied)
     return Verified(used == allocator.name and fewer, f"the process ran on {used}; {faults}")

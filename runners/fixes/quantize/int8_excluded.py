@@ -65,7 +65,7 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    named = ", ".join(applied.settings.get("keep_precision", []))
+    named = ", ".join(applied.settings.keep_precision)
     if ran_on_gpu(applied):  # a compiled model has no modules that run; which weights it holds can be seen
         products, kept = products_in(applied, "int8"), applied.evidence.get("kept_weights", {})
         spared, wrongly = sum(kept.values()), count(kept, "torchao")

@@ -108,7 +108,7 @@ def _by_kernels(applied: Applied, wanted: Format) -> Verified | None:
     told = sum(number for format_, number in found.items() if format_)
     if not told or told < sum(found.values()) / 2:
         return None
-    least = 1 if applied.settings.get("keep_precision") else told / 2
+    least = 1 if applied.settings.keep_precision else told / 2
     said = f"{found[wanted]} of {sum(found.values())} {what} in {_where(seen)} computed in {_SAID[wanted]}"
     return Verified(found[wanted] >= max(least, 1), said + _others(found, wanted))
 

@@ -57,7 +57,7 @@ def _verify(applied: Applied) -> Verified:
     each = series_range(applied.record, "runner.bytes_per_element")
     if each is None or each[1] <= 0:
         return Verified(False, "what batches need could not be measured here, so none was limited")
-    limit = float(applied.settings["memory_limit_mb"])
+    limit = applied.settings.memory_limit_mb
     now, before = applied.both(lambda record: _over(record, each[2], limit))
     return Verified(
         now[0] < before[0],

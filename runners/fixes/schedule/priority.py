@@ -47,7 +47,7 @@ def _verify(applied: Applied) -> Verified:
         ", ".join(f"{_NAMES[rank]} {wait:.3g} ms" for rank, wait in sorted(by_class.items()))
         for by_class in applied.both(_waits_by_class)
     )
-    every = applied.settings.get("ageing_ms", 0.0)
+    every = applied.settings.ageing_ms
     return Verified(
         every > 0 and now > before,
         f"{now} requests were taken up before one of a higher class that waited ({before} without), at an interval "

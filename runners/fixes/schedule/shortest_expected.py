@@ -48,11 +48,11 @@ def _sets(context: Context) -> Change:
 
 
 def _verify(applied: Applied) -> Verified:
-    key = str(applied.settings.get("batch_key", ""))
+    key = applied.settings.batch_key
 
     def overtook(record: RunRecord) -> tuple[int, int, float]:
         """Requests that overtook one of their class, how many were the shorter one, and their share."""
-        seen = overtaking(Waits.of(record, key), by_length=record.meta["settings"].get("batch_order") == "length")
+        seen = overtaking(Waits.of(record, key), by_length=record.meta.settings.batch_order == "length")
         return seen.same_class, seen.shorter, seen.shorter / max(seen.same_class, 1)
 
     (now, shorter, share), (before, were_shorter, was) = applied.both(overtook)

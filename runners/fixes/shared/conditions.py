@@ -88,4 +88,4 @@ def wait_for_batch(context: Context) -> str:
 
 def refusals(record: RunRecord, *settings: str) -> list[str]:
     """What the system refused of these settings in that run, one line each."""
-    return [note for note in record.meta.get("setup_notes", []) if note.startswith(settings)]
+    return [note for note in record.meta.setup_notes if note.startswith(settings)]

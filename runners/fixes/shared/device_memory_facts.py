@@ -59,14 +59,13 @@ class Calls:
 
 def facts(record: RunRecord) -> Mapping[str, Any]:
     """``device_memory`` of ``run.json``; empty for a run on the host, and for older records."""
-    found = record.meta.get("device_memory", {})
-    return found if isinstance(found, dict) else {}
+    return record.meta.device_memory
 
 
 def by_device(record: RunRecord) -> dict[str, Mapping[str, Any]]:
     """:func:`facts` of each device that workers were on, the first worker's first; empty where there are none."""
     known = facts(record)
-    return {str(record.meta.get("device", "cuda:0")): known, **known.get("others", {})} if known else {}
+    return {record.meta.device: known, **known.get("others", {})} if known else {}
 
 
 def calls(record: RunRecord) -> Calls:

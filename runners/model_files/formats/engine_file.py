@@ -33,6 +33,7 @@ def open_file(file: Path) -> OpenedModel:
         backend=BACKEND,
         inputs=tuple(_input(engine, k) for k in range(len(engine.inputs))),
         load=lambda device: _module(engine, package, device),
+        outputs=tuple(output.name for output in engine.outputs),
     )
 
 

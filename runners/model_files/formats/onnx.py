@@ -45,7 +45,13 @@ def open_file(file: Path) -> OpenedModel:
     inputs = tuple(_input(given, file, rows) for given in session.get_inputs())
     if not inputs:
         raise InputError(f"{file}: found a model without inputs; expected at least one tensor")
-    return OpenedModel(file=file, backend=BACKEND, inputs=inputs, load=lambda device: _module(session, file, device))
+    return OpenedModel(
+        file=file,
+        backend=BACKEND,
+        inputs=inputs,
+        load=lambda device: _module(session, file, device),
+        outputs=tuple(output.name for output in session.get_outputs()),
+    )
 
 
 def session_of(file: Path) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from latfix.cli.commands.running.optimize import parse_budget
 from latfix.cli.shared.options import (
-    JsonTarget,
+    Target,
     TrafficOptions,
     check_device,
     check_seed,
@@ -156,11 +156,11 @@ def test_seeds() -> None:
 
 def test_json_goes_to_a_file_whole(tmp_path: Path) -> None:
     file = tmp_path / "d.json"
-    target = JsonTarget.open(str(file))
+    target = Target.open("--json", str(file))
     assert not file.exists(), "looking whether it can be written leaves nothing behind"
-    target.write({"a": 1})
+    target.write_json({"a": 1})
     assert json.loads(file.read_text()) == {"a": 1}
-    JsonTarget.open(str(file))
+    Target.open("--json", str(file))
     assert json.loads(file.read_text()) == {"a": 1}, "and spoils nothing that is there"
 
 
@@ -169,9 +169,9 @@ def test_json_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    target = JsonTarget.open(str(pipe))
+    target = Target.open("--json", str(pipe))
     reader.start()
-    target.write({"a": 1})
+    target.write_json({"a": 1})
     reader.join(10)
     assert json.loads(read[0]) == {"a": 1}
     assert pipe.is_fifo(), "the pipe is still one"
@@ -180,16 +180,16 @@ def test_json_into_a_pipe(tmp_path: Path) -> None:
 def test_json_that_cannot_be_written_in_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "there"
     folder.mkdir()
-    target = JsonTarget.open(str(folder / "d.json"))
+    target = Target.open("--json", str(folder / "d.json"))
     folder.rmdir()
     with pytest.raises(InputError, match="--json: cannot write"):
-        target.write({"a": 1})
+        target.write_json({"a": 1})
 
 
 def test_json_to_standard_output_is_finite(capsys: pytest.CaptureFixture[str]) -> None:
-    target = JsonTarget.open("-")
+    target = Target.open("--json", "-")
     assert target.to_stdout
-    target.write({"a": [1, 2.5, None, "ü"]})
+    target.write_json({"a": [1, 2.5, None, "ü"]})
     assert json.loads(capsys.readouterr().out) == {"a": [1, 2.5, None, "ü"]}
     with pytest.raises(ValueError, match="not JSON compliant"):
-        target.write({"a": float("nan")})
+        target.write_json({"a": float("nan")})

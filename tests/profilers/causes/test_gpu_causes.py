@@ -61,48 +61,31 @@ def _own_ms(record: RunRecord, cause: str) -> np.ndarray[Any, Any]:
     return own
 
 
+def _level(inside: float, outside: float) -> Reading:
+    return lambda within: np.where(within, inside, outside).tolist()
+
+
 def _clock(low: float) -> Reading:
-    return lambda inside: np.where(inside, low, 1980.0).tolist()
+    return _level(low, 1980.0)
 
 
-def test_a_lower_clock_owns_what_compute_took_longer(slowed: RunRecord) -> None:
-    record = _with_readings(
-        slowed,
-        {
-            "nvml.sm_clock_mhz": _clock(1200.0),
-            "nvml.clock_event_reasons": lambda inside: np.where(inside, 4.0, 0.0).tolist(),
-        },
-    )
-    found = _causes(record)
-    clocks = found["gpu.clocks"]
-    own = _own_ms(record, "gpu.clocks")
-    assert clocks.named and np.median(own[_HIT]) == pytest.approx(14.0, rel=0.1)
-    assert np.median(np.delete(own, _HIT)) == 0
-    assert "fell to 1200 MHz, 1980 MHz at a typical batch (NVML's reasons in the run: power cap)" in clocks.evidence
-
-
-def test_no_more_than_the_clock_can_owe(slowed: RunRecord) -> None:
+@pytest.mark.parametrize(("low", "owed_ms"), [(1200.0, 14.0), (1782.0, 28.5 / 9), (1960.0, 0.0), (1980.0, 0.0)])
+def test_a_lower_clock_owns_what_compute_took_longer(slowed: RunRecord, low: float, owed_ms: float) -> None:
     """A tenth lower, compute takes at most a ninth longer; what is beyond that is somebody else's."""
-    own = _own_ms(_with_readings(slowed, {"nvml.sm_clock_mhz": _clock(1782.0)}), "gpu.clocks")
-    assert np.median(own[_HIT]) == pytest.approx(28.5 / 9, rel=0.1)
+    record = _with_readings(slowed, {"nvml.sm_clock_mhz": _clock(low), "nvml.clock_event_reasons": _level(4.0, 0.0)})
+    own, found = _own_ms(record, "gpu.clocks"), _causes(record)
+    assert np.median(own[_HIT]) == pytest.approx(owed_ms, rel=0.1) and np.median(np.delete(own, _HIT)) == 0
+    assert ("gpu.clocks" in found) == bool(owed_ms)
+    if low == 1200.0:
+        words = "fell to 1200 MHz, 1980 MHz at a typical batch (NVML's reasons in the run: power cap)"
+        assert found["gpu.clocks"].named and words in found["gpu.clocks"].evidence
 
 
-@pytest.mark.parametrize("low", [1980.0, 1960.0])
-def test_a_steady_clock_owns_nothing(slowed: RunRecord, low: float) -> None:
-    assert "gpu.clocks" not in _causes(_with_readings(slowed, {"nvml.sm_clock_mhz": _clock(low)}))
-
-
-def test_a_lower_clock_that_slows_nothing_owns_nothing(simulate: Simulate) -> None:
-    quiet = simulate(n=900, rate=10, base=25.0, meta={"device": "cuda:0"})
-    found = _causes(_with_readings(quiet, {"nvml.sm_clock_mhz": _clock(1200.0)}))
-    assert "gpu.clocks" not in found or not found["gpu.clocks"].named
-
-
-def _busy(others: float) -> Mapping[str, Reading]:
+def _busy(others: float, device: str = "") -> Mapping[str, Reading]:
     return {
-        "nvml.own_sm_util": lambda inside: np.full(len(inside), 50.0).tolist(),
-        "nvml.others_sm_util": lambda inside: np.where(inside, others, 0.0).tolist(),
-        "nvml.sm_clock_mhz": _clock(1980.0),
+        f"nvml.{device}own_sm_util": _level(50.0, 50.0),
+        f"nvml.{device}others_sm_util": _level(others, 0.0),
+        f"nvml.{device}sm_clock_mhz": _clock(1980.0),
     }
 
 
@@ -111,27 +94,15 @@ def test_another_process_owns_what_compute_took_longer(slowed: RunRecord) -> Non
     contention = _causes(record)["gpu.contention"]
     assert contention.named and np.median(_own_ms(record, "gpu.contention")[_HIT]) == pytest.approx(14.0, rel=0.1)
     assert "with up to 50.0 % of it" in contention.evidence
+    assert "gpu.contention" not in _causes(_with_readings(slowed, _busy(3.0))), "it hardly computes"
 
 
-def test_another_process_that_hardly_computes_owns_nothing(slowed: RunRecord) -> None:
-    assert "gpu.contention" not in _causes(_with_readings(slowed, _busy(3.0)))
-
-
-def test_a_run_on_the_host_has_no_gpu_causes(slowed: RunRecord) -> None:
+def test_nothing_is_claimed_on_the_host_without_readings_or_by_readings_far_away(slowed: RunRecord) -> None:
     record = _with_readings(slowed, {**_busy(50.0), "nvml.sm_clock_mhz": _clock(1200.0)})
-    found = _causes(replace(record, meta={**record.meta, "device": "cpu"}))
-    assert not any(name.startswith("gpu.") for name in found)
-
-
-def test_without_readings_nothing_is_claimed(slowed: RunRecord) -> None:
-    assert not any(name.startswith("gpu.") for name in _causes(slowed))
-
-
-def test_readings_that_are_far_away_say_nothing(slowed: RunRecord) -> None:
-    record = _with_readings(slowed, {"nvml.sm_clock_mhz": _clock(1200.0)})
     ended = record.samples["t_ns"] < record.requests["arrival_ns"][_HIT[0]] - 6_000 * _MS
-    samples = {name: column[ended] for name, column in record.samples.items()}
-    assert "gpu.clocks" not in _causes(replace(record, samples=samples))
+    far = replace(record, samples={name: column[ended] for name, column in record.samples.items()})
+    for silent in (replace(record, meta=replace(record.meta, device="cpu")), slowed, far):
+        assert not any(name.startswith("gpu.") for name in _causes(silent))
 
 
 def _counters(retries: float, pieces: float, calls: float) -> Mapping[str, Reading]:
@@ -144,8 +115,8 @@ def _counters(retries: float, pieces: float, calls: float) -> Mapping[str, Readi
         "cuda.alloc_retries": growing(retries),
         "cuda.device_allocs": growing(calls),
         "cuda.device_frees": growing(calls),
-        "cuda.reserved_bytes": lambda inside: np.full(len(inside), 4e9).tolist(),
-        "cuda.inactive_split_bytes": lambda inside: np.full(len(inside), pieces).tolist(),
+        "cuda.reserved_bytes": _level(4e9, 4e9),
+        "cuda.inactive_split_bytes": _level(pieces, pieces),
     }
 
 
@@ -176,10 +147,11 @@ def test_no_more_batches_than_there_were_calls(stalled: RunRecord) -> None:
     assert len(_HIT[::3]) == 80 and 10 < np.count_nonzero(own > 30) < 40
 
 
-def test_calls_while_nothing_was_slow_own_nothing(simulate: Simulate) -> None:
+@pytest.mark.parametrize("series", [_counters(retries=5, pieces=2e9, calls=5), {"nvml.sm_clock_mhz": _clock(1200.0)}])
+def test_what_slowed_nothing_owns_nothing(simulate: Simulate, series: Mapping[str, Reading]) -> None:
     quiet = simulate(n=900, rate=10, base=25.0, meta={"device": "cuda:0"})
-    found = _causes(_with_readings(quiet, _counters(retries=5, pieces=2e9, calls=5)))
-    assert not any(cause.named for name, cause in found.items() if name.startswith("memory."))
+    found = _causes(_with_readings(quiet, series))
+    assert not any(cause.named for name, cause in found.items() if name.startswith(("memory.", "gpu.")))
 
 
 def _with_batches(record: RunRecord, calls: Mapping[int, Mapping[str, int]], *, pieces: int = 0) -> RunRecord:
@@ -194,18 +166,21 @@ def _with_batches(record: RunRecord, calls: Mapping[int, Mapping[str, int]], *, 
     return replace(record, batches=batches)
 
 
-def _priced(record: RunRecord, **prices: float) -> RunRecord:
+def _priced(record: RunRecord, malloc: float = 100_000.0) -> RunRecord:
     """What calls cost on the idle device, nanoseconds."""
-    known = {"malloc": 100_000.0, "malloc_mib": 0.0, "free": 0.0, "free_mib": 0.0, "sync": 0.0, **prices}
-    names = [f"cost.device_{name}_ns" for name in known] + [f"cost.device_malloc_{end}_ns" for end in ("low", "high")]
-    values = [*known.values(), 0.9 * known["malloc"], 1.1 * known["malloc"]]
+    prices = dict.fromkeys(("malloc_mib", "free", "free_mib", "sync"), 0.0)
+    prices |= {"malloc": malloc, "malloc_low": 0.9 * malloc, "malloc_high": 1.1 * malloc}
     more = {
-        "t_ns": np.zeros(len(names), dtype=np.int64),
-        "series": np.array(names, dtype=object),
-        "value": np.array(values),
+        "t_ns": np.zeros(len(prices), dtype=np.int64),
+        "series": np.array([f"cost.device_{name}_ns" for name in prices], dtype=object),
+        "value": np.array([*prices.values()]),
     }
-    samples = {name: np.concatenate([column, more[name]]) for name, column in record.samples.items()}
-    return replace(record, samples=samples)
+    return replace(record, samples={name: np.concatenate([old, more[name]]) for name, old in record.samples.items()})
+
+
+def _paged(record: RunRecord) -> RunRecord:
+    """With expandable segments."""
+    return replace(record, meta=record.meta.updated(device_memory={"settings": {"expandable_segments": True}}))
 
 
 #: The batches that stood still.
@@ -227,8 +202,7 @@ def test_each_batch_has_its_own_retries(stalled: RunRecord) -> None:
 def test_batches_count_where_both_are_there(stalled: RunRecord) -> None:
     """The samples say that there were calls all the time; the batches know when."""
     record = _with_batches(stalled, {_STALLED[0]: {"device_allocs": 1}})
-    record = replace(record, samples=_with_readings(record, _counters(retries=0, pieces=0.0, calls=20)).samples)
-    own = _own_ms(record, "memory.allocator")
+    own = _own_ms(_with_readings(record, _counters(retries=0, pieces=0.0, calls=20)), "memory.allocator")
     assert np.flatnonzero(own > 30).tolist() == [_STALLED[0]]
 
 
@@ -237,7 +211,7 @@ def test_few_readings_of_batches_are_not_gone_by(stalled: RunRecord) -> None:
     record = _with_batches(stalled, {})
     record.batches["device_read"][::2] = 0
     record.batches["device_read"][1::4] = 0
-    record = replace(record, samples=_with_readings(record, _counters(retries=0, pieces=0.0, calls=20)).samples)
+    record = _with_readings(record, _counters(retries=0, pieces=0.0, calls=20))
     assert np.median(_own_ms(record, "memory.allocator")[_STALLED]) == pytest.approx(60.0, rel=0.1)
 
 
@@ -270,6 +244,8 @@ def test_calls_that_cost_as_much_own_it_without_doubt(simulate: Simulate) -> Non
     assert sure.named and sure.tail_ms == pytest.approx(unsure.tail_ms, rel=0.1)
     assert unsure.ci95_ms[0] < sure.ci95_ms[0] - 5
     assert "at what they cost on the idle device" in sure.evidence
+    pages = _with_batches(_paged(apart), {k: {"device_allocs": 60} for k in hit})
+    assert "usually cost, which was not measured" in _causes(pages)["memory.allocator"].evidence
 
 
 def test_pages_without_a_price_own_what_is_usual(stalled: RunRecord) -> None:
@@ -277,21 +253,9 @@ def test_pages_without_a_price_own_what_is_usual(stalled: RunRecord) -> None:
     made = {k: {"device_allocs": 1, "device_taken_bytes": 20 << 20} for k in _STALLED}
     record = _with_batches(stalled, made)
     assert _own_ms(record, "memory.allocator")[_STALLED].max() == pytest.approx(60.0, rel=0.1)
-    paged = {"device_memory": {"settings": {"expandable_segments": True}}}
-    record = replace(record, meta={**record.meta, **paged})
+    record = _paged(record)
     assert _own_ms(record, "memory.allocator")[_STALLED].max() == pytest.approx(2.0, rel=0.01)
-    kept = _causes(_priced(record, malloc=300_000.0))
-    assert kept["unexplained"].tail_ms > 40
-
-
-def test_what_is_usual_is_not_said_to_be_measured(simulate: Simulate) -> None:
-    hit = range(20, 900, 25)
-    faults = dict.fromkeys(hit, ("cpu", 60.0))
-    apart = simulate(n=900, rate=2, base=25.0, compute_faults=faults, meta={"device": "cuda:0"})
-    paged = {"device_memory": {"settings": {"expandable_segments": True}}}
-    made = {k: {"device_allocs": 60} for k in hit}
-    record = _with_batches(replace(apart, meta={**apart.meta, **paged}), made)
-    assert "usually cost, which was not measured" in _causes(record)["memory.allocator"].evidence
+    assert _causes(_priced(record, malloc=300_000.0))["unexplained"].tail_ms > 40
 
 
 def test_inputs_that_waited_for_memory_are_charged_too(stalled: RunRecord) -> None:
@@ -315,43 +279,28 @@ def _on_two_devices(record: RunRecord, *, slow: int) -> RunRecord:
     """As if workers on two devices had run its batches by turns; those that were hit, the one of device ``slow``."""
     worker = np.arange(len(record.batches["batch_id"])) % 2
     worker[_HIT] = slow
-    settings = {**record.meta["settings"], "workers": 2}
-    meta = {**record.meta, "worker_devices": ["cuda:0", "cuda:1"], "settings": settings}
+    settings = replace(record.meta.settings, workers=2)
+    meta = replace(record.meta, worker_devices=("cuda:0", "cuda:1"), settings=settings)
     return replace(record, batches={**record.batches, "worker": worker}, meta=meta)
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_batch_is_judged_by_the_clock_of_its_own_device(slowed: RunRecord, slow: int) -> None:
     """The other device's clock is low in the same stretches for one, and steady for the other."""
-    series = {0: "nvml.sm_clock_mhz", 1: "nvml.1.sm_clock_mhz"}
-    record = _with_readings(
-        _on_two_devices(slowed, slow=slow), {series[slow]: _clock(1200.0), series[1 - slow]: _clock(1980.0)}
-    )
-    own = _own_ms(record, "gpu.clocks")
-    assert np.median(own[_HIT]) == pytest.approx(14.0, rel=0.1)
-    assert np.median(np.delete(own, _HIT)) == 0
-    wrong = _with_readings(
-        _on_two_devices(slowed, slow=slow), {series[slow]: _clock(1980.0), series[1 - slow]: _clock(1200.0)}
-    )
+    record = _on_two_devices(slowed, slow=slow)
+    its, others = ("nvml.sm_clock_mhz", "nvml.1.sm_clock_mhz")[:: 1 - 2 * slow]
+    own = _own_ms(_with_readings(record, {its: _clock(1200.0), others: _clock(1980.0)}), "gpu.clocks")
+    assert np.median(own[_HIT]) == pytest.approx(14.0, rel=0.1) and np.median(np.delete(own, _HIT)) == 0
+    wrong = _with_readings(record, {its: _clock(1980.0), others: _clock(1200.0)})
     assert not _own_ms(wrong, "gpu.clocks")[_HIT].any(), "a clock of the device that did not run them"
 
 
 def test_devices_of_two_kinds_are_each_compared_with_themselves(slowed: RunRecord) -> None:
-    record = _with_readings(
-        _on_two_devices(slowed, slow=1),
-        {
-            "nvml.sm_clock_mhz": lambda inside: np.full(len(inside), 1980.0).tolist(),
-            "nvml.1.sm_clock_mhz": lambda inside: np.full(len(inside), 1410.0).tolist(),
-        },
-    )
-    assert not _own_ms(record, "gpu.clocks").any()
+    clocks = {"nvml.sm_clock_mhz": _clock(1980.0), "nvml.1.sm_clock_mhz": _level(1410.0, 1410.0)}
+    assert not _own_ms(_with_readings(_on_two_devices(slowed, slow=1), clocks), "gpu.clocks").any()
 
 
 def test_who_else_was_on_a_device_is_asked_of_that_device(slowed: RunRecord) -> None:
-    shares: dict[str, Reading] = {
-        "nvml.1.own_sm_util": lambda inside: np.full(len(inside), 50.0).tolist(),
-        "nvml.1.others_sm_util": lambda inside: np.where(inside, 40.0, 0.0).tolist(),
-    }
-    there, elsewhere = (_with_readings(_on_two_devices(slowed, slow=slow), shares) for slow in (1, 0))
+    there, elsewhere = (_with_readings(_on_two_devices(slowed, slow=slow), _busy(40.0, "1.")) for slow in (1, 0))
     assert np.median(_own_ms(there, "gpu.contention")[_HIT]) > 5.0
     assert not _own_ms(elsewhere, "gpu.contention")[_HIT].any()

@@ -26,14 +26,12 @@ PAGE = 4096
 STRUCK_MS = 25.0
 
 
-def struck(record: RunRecord, count: int = 12) -> Chosen:
-    return np.sort(
-        np.random.default_rng(7).choice(np.arange(20, len(record.requests["index"])), count, replace=False)
-    )
+def struck(record: RunRecord) -> Chosen:
+    return np.array(sorted(faults("", len(record.requests["index"]))))
 
 
-def faults(kind: str, n: int = 600, count: int = 12) -> dict[int, tuple[str, float]]:
-    chosen = np.random.default_rng(7).choice(np.arange(20, n), count, replace=False)
+def faults(kind: str, n: int = 600) -> dict[int, tuple[str, float]]:
+    chosen = np.random.default_rng(7).choice(np.arange(20, n), 12, replace=False)
     return {int(k): (kind, STRUCK_MS) for k in chosen}
 
 
@@ -106,25 +104,22 @@ def test_waits_for_the_lock_while_another_thread_runs(simulate: Simulate, part: 
     assert diagnosis.ledger.conservation_error_ns() == 0
 
 
-def test_a_long_sleep_in_prepare_is_outside_however_busy_the_rest_is(simulate: Simulate) -> None:
-    record = simulate(prepare_faults=faults("blocked"))
-    diagnosis = diagnose(probe(waiting(record, "prepare", switches=1, others_ms=STRUCK_MS), 0.1))
+@pytest.mark.parametrize(
+    ("switches", "others_ms", "wait_ms"),
+    [
+        pytest.param(1, STRUCK_MS, 0.1, id="a long sleep, however busy the rest is"),
+        pytest.param(25, STRUCK_MS, 0.15, id="many short sleeps, and nobody waits for the lock"),
+        pytest.param(6, 0.2, 5.0, id="no other thread runs"),
+        pytest.param(6, STRUCK_MS, None, id="no probe"),
+    ],
+)
+def test_waits_that_are_not_for_the_lock_are_outside(
+    simulate: Simulate, switches: int, others_ms: float, wait_ms: float | None
+) -> None:
+    record = waiting(simulate(prepare_faults=faults("blocked")), "prepare", switches=switches, others_ms=others_ms)
+    diagnosis = diagnose(record if wait_ms is None else probe(record, wait_ms))
     assert diagnosis.verdict == "external.dependency"
-    assert own(diagnosis, "python.gil") == 0
-
-
-def test_many_short_sleeps_are_outside_where_nobody_waits_for_the_lock(simulate: Simulate) -> None:
-    record = simulate(prepare_faults=faults("blocked"))
-    diagnosis = diagnose(probe(waiting(record, "prepare", switches=25, others_ms=STRUCK_MS), 0.15))
-    assert diagnosis.verdict == "external.dependency"
-    assert own(diagnosis, "python.gil") == 0
-
-
-def test_a_wait_while_no_other_thread_runs_is_not_for_the_lock(simulate: Simulate) -> None:
-    record = simulate(prepare_faults=faults("blocked"))
-    diagnosis = diagnose(probe(waiting(record, "prepare", switches=6, others_ms=0.2), 5.0))
-    assert diagnosis.verdict == "external.dependency"
-    assert own(diagnosis, "python.gil") < 0.05 * STRUCK_MS
+    assert own(diagnosis, "python.gil") <= (0.05 * STRUCK_MS if others_ms < 1 else 0)
 
 
 def test_a_lock_in_the_model_stays_unexplained(simulate: Simulate) -> None:
@@ -139,11 +134,6 @@ def test_a_collection_in_another_thread_is_the_collectors(simulate: Simulate) ->
     diagnosis = diagnose(probe(waiting(record, "prepare", switches=6, others_ms=STRUCK_MS), 5.0))
     assert diagnosis.verdict == "python.gc"
     assert own(diagnosis, "python.gil") < 0.1 * STRUCK_MS
-
-
-def test_records_without_the_probe_never_name_the_lock(simulate: Simulate) -> None:
-    record = waiting(simulate(prepare_faults=faults("blocked")), "prepare", switches=6, others_ms=STRUCK_MS)
-    assert own(diagnose(record), "python.gil") == 0
 
 
 def grown(record: RunRecord, **bytes_: int) -> RunRecord:
@@ -162,11 +152,20 @@ def faulted_bytes() -> int:
     return int(STRUCK_MS * MS / 500) * PAGE
 
 
-def heap(record: RunRecord, free: float) -> RunRecord:
-    """A sampled heap with ``free`` bytes in its arenas from the middle of the run's first second on."""
+def heap(record: RunRecord, free: float, *, all_along: bool = False, arena: float = 0.0) -> RunRecord:
+    """A sampled heap with ``free`` bytes in its arenas, from the middle of the run's first second on.
+
+    :param arena: bytes by which the arenas grow from sample to sample; without it they hold twice what is free.
+    """
     times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
-    level = np.where(times >= 500 * MS, free, 1.0 * MIB)
-    return add_samples(record, {"malloc.free_bytes": (times, level), "malloc.arena_bytes": (times, 2 * level)})
+    level = np.where(all_along | (times >= 500 * MS), free, 1.0 * MIB)
+    arenas = np.arange(len(times)) * arena if arena else 2 * level
+    return add_samples(record, {"malloc.free_bytes": (times, level), "malloc.arena_bytes": (times, arenas)})
+
+
+def priced(record: RunRecord, **costs: float) -> RunRecord:
+    once = np.zeros(1, np.int64)
+    return add_samples(record, {f"cost.{name}": (once, np.array([value])) for name, value in costs.items()})
 
 
 def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Simulate) -> None:
@@ -179,21 +178,30 @@ def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Si
     assert own(diagnosis, "memory.page_faults") < 0.1 * own(diagnosis, "memory.allocator")
 
 
-def test_memory_that_the_heap_had_given_back_is_the_allocators_too(simulate: Simulate) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "sampled", "verdict"),
+    [
+        pytest.param({"used": 1, "resident": 1, "free": 2}, None, "memory.allocator", id="given back before"),
+        pytest.param({"arena": 1, "used": 1, "free": 3}, "always", "memory.allocator", id="free all along"),
+        pytest.param({"blocks": 1, "used": 1, "free": 3}, "later", "memory.allocator", id="a block of its own"),
+        pytest.param({"mapped": 1, "resident": 1, "free": 0.1}, None, "memory.page_faults", id="outside of the heap"),
+    ],
+)
+def test_faults_belong_to_what_the_heap_did(
+    simulate: Simulate, sizes: dict[str, float], sampled: str | None, verdict: str
+) -> None:
+    """``sizes`` in as many bytes as were faulted in; memory mapped outside may be advised away and touched again."""
     size = faulted_bytes()
-    record = simulate(compute_faults=faults("faults"))
-    record = grown(record, used_bytes=size, resident_bytes=size, free_bytes=2 * size)
-    assert diagnose(record).verdict == "memory.allocator"
-
-
-def test_faults_with_no_change_of_the_heap_are_page_faults(simulate: Simulate) -> None:
-    size = faulted_bytes()
-    record = simulate(compute_faults=faults("faults"))
-    # Memory that was mapped outside of the heap, or advised away and touched again.
-    record = grown(record, mapped_bytes=size, resident_bytes=size, free_bytes=2 * MIB)
+    record = grown(
+        simulate(compute_faults=faults("faults")), **{f"{name}_bytes": int(n * size) for name, n in sizes.items()}
+    )
+    if sampled:
+        record = heap(record, 3.0 * size, all_along=sampled == "always")
     diagnosis = diagnose(record)
-    assert diagnosis.verdict == "memory.page_faults"
-    assert own(diagnosis, "memory.allocator") == own(diagnosis, "memory.fragmentation") == 0
+    assert diagnosis.verdict == verdict
+    assert own(diagnosis, "memory.fragmentation") == 0
+    if verdict == "memory.page_faults":
+        assert own(diagnosis, "memory.allocator") == 0
 
 
 def test_growth_of_a_quarter_of_the_faults_is_half_of_each(simulate: Simulate) -> None:
@@ -214,12 +222,7 @@ def test_growth_beside_as_much_free_memory_is_fragmentation(simulate: Simulate, 
         record = grown(record, arena_bytes=size, used_bytes=size, free_bytes=3 * size)
         record = heap(record, 3.0 * size)
     else:
-        record = grown(record, mapped_bytes=size)
-        times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
-        free = np.where(times >= 500 * MS, 3.0 * size, 0.0)
-        arena = np.arange(len(times)) * float(size)
-        series = {"malloc.free_bytes": (times, free), "malloc.arena_bytes": (times, arena)}
-        record = add_samples(record, series)
+        record = heap(grown(record, mapped_bytes=size), 3.0 * size, arena=float(size))
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "memory.fragmentation"
     assert charged_ms(diagnosis, "memory.fragmentation", record) > 0.9 * STRUCK_MS
@@ -227,42 +230,19 @@ def test_growth_beside_as_much_free_memory_is_fragmentation(simulate: Simulate, 
     assert diagnosis.ledger.conservation_error_ns() == 0
 
 
-def test_memory_that_was_free_all_along_is_no_fragmentation(simulate: Simulate) -> None:
-    size = faulted_bytes()
-    record = simulate(compute_faults=faults("faults"))
-    record = grown(record, arena_bytes=size, used_bytes=size, free_bytes=3 * size)
-    times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
-    record = add_samples(record, {"malloc.free_bytes": (times, np.full(len(times), 3.0 * size))})
-    assert diagnose(record).verdict == "memory.allocator"
-
-
-def test_a_mapped_block_beside_free_memory_is_no_fragmentation(simulate: Simulate) -> None:
-    size = faulted_bytes()
-    record = simulate(compute_faults=faults("faults"))
-    record = grown(record, blocks_bytes=size, used_bytes=size, free_bytes=3 * size)
-    assert own(diagnose(heap(record, 3.0 * size)), "memory.fragmentation") == 0
-
-
 def test_giving_memory_back_has_the_calibrated_price(simulate: Simulate) -> None:
     record = simulate(compute_faults=faults("cpu"))
     size = 100 * MIB
     record = grown(record, arena_bytes=-size, used_bytes=-size, resident_bytes=-size, free_bytes=MIB)
-    cost = {"cost.unmapping_mib_ns": (np.zeros(1, np.int64), np.array([STRUCK_MS * MS / 100]))}
-    assert diagnose(add_samples(record, cost)).verdict == "memory.allocator"
-    cheap = {"cost.unmapping_mib_ns": (np.zeros(1, np.int64), np.array([1_000.0]))}
-    assert diagnose(add_samples(record, cheap)).verdict == "host.slowdown"
+    assert diagnose(priced(record, unmapping_mib_ns=STRUCK_MS * MS / 100)).verdict == "memory.allocator"
+    assert diagnose(priced(record, unmapping_mib_ns=1_000.0)).verdict == "host.slowdown"
 
 
 def test_the_price_of_a_fault_is_said_with_its_interval(simulate: Simulate) -> None:
-    once = np.zeros(1, np.int64)
     record = simulate(compute_faults=faults("faults"))
     assert "calibrated here)" in found(diagnose(record), "memory.page_faults").evidence
-    ends = {
-        "cost.minor_fault_low_ns": (once, np.array([480.0])),
-        "cost.minor_fault_high_ns": (once, np.array([620.0])),
-    }
-    evidence = found(diagnose(add_samples(record, ends)), "memory.page_faults").evidence
-    assert "calibrated here: 480 to 620 ns)" in evidence
+    record = priced(record, minor_fault_low_ns=480.0, minor_fault_high_ns=620.0)
+    assert "calibrated here: 480 to 620 ns)" in found(diagnose(record), "memory.page_faults").evidence
 
 
 class _Untouched:

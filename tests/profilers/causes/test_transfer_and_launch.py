@@ -12,6 +12,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.device_idle import DeviceProfile, asking_ns, idle_ns
 from latfix.profilers.evidence.units import gather
+from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 
 Simulate = Callable[..., RunRecord]
@@ -22,15 +23,9 @@ _BYTES = 4 << 20
 _CALIBRATION = {f"copy_{way}{part}_ns": value for way in ("in", "out") for part, value in (("", 1e4), ("_mib", 5e4))}
 
 
-def _profile(*, launch: float = 1.0, sync: float = 0.0, waits: int = 0, busy_ms: float = 9.5) -> list[dict[str, Any]]:
-    row = {
-        "busy_ns": busy_ms * _MS,
-        "launch_ns": launch * 1e5,
-        "sync_ns": sync * 1e5,
-        "waits": waits,
-        "launches": 300,
-    }
-    return [{"elements": 100, "size": 1, **row}]
+def _profile(*, sync: float = 0.0, waits: int = 0, busy_ms: float = 9.5) -> list[dict[str, Any]]:
+    row = {"elements": 100, "size": 1, "busy_ns": busy_ms * _MS, "launch_ns": 1e5, "sync_ns": sync * 1e5}
+    return [{**row, "waits": waits, "launches": 300}]
 
 
 def _on_device(record: RunRecord, columns: Mapping[str, Any], **meta: Any) -> RunRecord:
@@ -38,7 +33,7 @@ def _on_device(record: RunRecord, columns: Mapping[str, Any], **meta: Any) -> Ru
     compute = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
     batches = {**record.batches, "device_ns": compute, "lead_ns": np.zeros_like(compute), **columns}
     known = {"device": "cuda:0", "calibration": _CALIBRATION, "device_profile": _profile()}
-    return replace(record, batches=batches, meta={**record.meta, **known, **meta})
+    return replace(record, batches=batches, meta=record.meta.updated(**{**known, **meta}))
 
 
 def _causes(record: RunRecord) -> dict[str, Any]:
@@ -63,18 +58,13 @@ def _slow_copies(simulate: Simulate, *, hit_ms: float, usual_ms: float = 0.2) ->
     took[at[hit]] = int((usual_ms + hit_ms) * _MS)
     # The fault that was put into compute becomes the copy's: the stages move apart where compute begins.
     moved = took - int(usual_ms * _MS)
-    requests = dict(record.requests)
-    requests["h2d_ns"] = requests["h2d_ns"] + moved[at]
-    requests["compute_ns"] = requests["compute_ns"] - moved[at]
-    batches = {**record.batches, "h2d_end_ns": record.batches["h2d_end_ns"] + moved}
-    batches["compute_cpu_ns"] = batches["compute_cpu_ns"] - moved
-    batches["process_cpu_ns"] = batches["process_cpu_ns"] - moved
-    columns = {
-        "copy_in_ns": took,
-        "copy_in_bytes": np.full_like(took, _BYTES),
-        "pageable_bytes": np.full_like(took, _BYTES),
-    }
-    return _on_device(replace(record, requests=requests, batches=batches), columns)
+    record.requests["h2d_ns"] += moved[at]
+    record.requests["compute_ns"] -= moved[at]
+    record.batches["h2d_end_ns"] += moved
+    record.batches["compute_cpu_ns"] -= moved
+    record.batches["process_cpu_ns"] -= moved
+    size = np.full_like(took, _BYTES)
+    return _on_device(record, {"copy_in_ns": took, "copy_in_bytes": size, "pageable_bytes": size})
 
 
 def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
@@ -85,12 +75,8 @@ def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
     assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
     assert abs(np.median(np.delete(own, _HIT))) < 0.1
     assert "100 % of the bytes in memory that is not pinned" in found["transfer.copy"].evidence
-
-
-def test_without_calibration_a_copy_is_held_against_others_of_its_size(simulate: Simulate) -> None:
-    record = _slow_copies(simulate, hit_ms=8.0)
-    own = _own_ms(replace(record, meta={**record.meta, "calibration": {}}), "transfer.copy")
-    assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
+    beside_others_of_its_size = replace(record, meta=replace(record.meta, calibration={}))
+    assert np.median(_own_ms(beside_others_of_its_size, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
 def test_a_host_that_is_held_up_while_it_asks_is_no_slow_copy(simulate: Simulate) -> None:
@@ -140,9 +126,8 @@ def test_a_device_that_waits_for_the_host_is_starved_of_launches(simulate: Simul
 
 
 def test_waits_of_the_host_own_the_idle_time_that_follows_them(simulate: Simulate) -> None:
-    record = _starved(
-        simulate, device_profile=_profile(launch=1.0, sync=3.0, waits=6), device_waits=["model.py:12", "model.py:31"]
-    )
+    profile = _profile(sync=3.0, waits=6)
+    record = _starved(simulate, device_profile=profile, device_waits=["model.py:12", "model.py:31"])
     found = _causes(record)
     assert found["transfer.sync"].named
     assert np.median(_own_ms(record, "transfer.sync")[_HIT]) == pytest.approx(0.75 * 14.0, rel=0.05)
@@ -154,23 +139,29 @@ def test_waits_of_the_host_own_the_idle_time_that_follows_them(simulate: Simulat
 def test_a_device_that_had_its_work_long_before_was_not_starved(simulate: Simulate) -> None:
     """The host had issued everything in a millisecond: what took long ran, and nobody waited."""
     record = _starved(simulate)
-    device = record.batches["device_ns"]
-    record = replace(record, batches={**record.batches, "lead_ns": device - _MS})
+    record.batches["lead_ns"][:] = record.batches["device_ns"] - _MS
     found = _causes(record)
     assert "dispatch.launch" not in found or not found["dispatch.launch"].named
     assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) < 1.0
+
+
+def test_nobody_is_blamed_for_a_captured_graph_without_a_profile_or_a_device(simulate: Simulate) -> None:
+    record = _starved(simulate)
+    graph = replace(record, batches={**record.batches, "graph": np.ones_like(record.batches["batch_id"])})
+    without = [
+        replace(record, meta=meta)
+        for meta in (replace(record.meta, device="cpu"), replace(record.meta, device_profile=()))
+    ]
+    for one in (graph, *without):
+        assert not {"dispatch.launch", "transfer.sync"} & set(_causes(one))
 
 
 def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulate) -> None:
     """Two workers' batches that compute at the same time take longer, and the host had nothing to do with it."""
     record = simulate(n=900, rate=150, base=10.0, per_item=0.0, workers=2)
     alone = _on_device(record, {}, device_profile=_profile(busy_ms=6.0), worker_devices=["cuda:0", "cuda:1"])
-    shared = replace(alone, meta={**alone.meta, "worker_devices": ["cuda:0", "cuda:0"]})
-    idle = []
-    for one in (alone, shared):
-        found = idle_ns(gather(one))
-        assert found is not None
-        idle.append(found)
+    shared = replace(alone, meta=replace(alone.meta, worker_devices=("cuda:0", "cuda:0")))
+    idle = [found for one in (alone, shared) if (found := idle_ns(gather(one))) is not None]
     begin, end = (record.batches[name] for name in ("h2d_end_ns", "compute_end_ns"))
     own = [record.batches["worker"] == worker for worker in (0, 1)]
     for k in np.flatnonzero(own[0])[:40]:
@@ -179,36 +170,19 @@ def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulat
     assert idle[1].sum() < 0.9 * idle[0].sum()
 
 
-def test_a_captured_graph_is_issued_at_once(simulate: Simulate) -> None:
-    record = _starved(simulate)
-    ran = replace(record, batches={**record.batches, "graph": np.ones_like(record.batches["batch_id"])})
-    assert "dispatch.launch" not in _causes(ran)
-
-
-@pytest.mark.parametrize("without", ["device_profile", "device"])
-def test_without_a_profile_or_a_device_nobody_is_blamed(simulate: Simulate, without: str) -> None:
-    record = _starved(simulate)
-    meta = {**record.meta, **({"device": "cpu"} if without == "device" else {"device_profile": None})}
-    found = _causes(replace(record, meta=meta))
-    assert not {"dispatch.launch", "transfer.sync"} & set(found)
-
-
 def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> None:
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0)
     took = np.full(len(record.batches["batch_id"]), int(0.2 * _MS))
     columns = {"copy_in_ns": took, "copy_in_bytes": np.full_like(took, _BYTES)}
     found = _causes(_on_device(record, columns))
     assert not any(
-        cause.named for name, cause in found.items() if name.partition(".")[0] in ("transfer", "dispatch", "gpu")
+        cause.named for name, cause in found.items() if name.startswith(("transfer.", "dispatch.", "gpu."))
     )
 
 
 def test_larger_batches_are_expected_to_keep_the_device_longer() -> None:
-    rows = [
-        {"elements": 400, "busy_ns": 4e6, "launch_ns": 0, "sync_ns": 0, "waits": 0, "launches": 9},
-        {"elements": 100, "busy_ns": 2e6, "launch_ns": 0, "sync_ns": 0, "waits": 0, "launches": 9},
-    ]
-    profile = DeviceProfile.of({"device_profile": rows})
+    works = ((400, 4_000_000), (100, 2_000_000))
+    profile = DeviceProfile.of([DeviceWork(elements=size, busy_ns=busy, launches=9) for size, busy in works])
     assert profile is not None
     assert profile.busy_ns(np.array([50, 100, 250, 400, 800])).tolist() == [2e6, 2e6, 3e6, 4e6, 8e6]
-    assert DeviceProfile.of({}) is None and DeviceProfile.of({"device_profile": []}) is None
+    assert DeviceProfile.of(()) is None

@@ -6,7 +6,6 @@ import heapq
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE
 from latfix.stages import STAGES, Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MS = 1_000_000
 WORKER, PREPARE, OTHER = 700, 800, 900
@@ -81,19 +81,15 @@ class Line:
             {name: np.ascontiguousarray(table[name]) for name in table.dtype.names or ()} for table in (rows, batches)
         ]
         priority = [self.rank.get(k, 1) for k in range(self.warmup, n)]
-        return RunRecord(
-            folder=Path("simulated"),
-            meta={
-                "state": "complete",
-                "scheduled": scheduled,
-                "torch_threads": 1,
-                "settings": {"max_batch_size": self.max_batch, "workers": self.workers, "prepare_threads": 1},
-                "threads": {"worker": [WORKER + w for w in range(self.workers)], "prepare": [PREPARE]},
-            },
+        return build_record(
+            state="complete",
+            scheduled=scheduled,
+            torch_threads=1,
+            settings={"max_batch_size": self.max_batch, "workers": self.workers, "prepare_threads": 1},
+            threads={"worker": [WORKER + w for w in range(self.workers)], "prepare": [PREPARE]},
             requests=columns[0],
             batches=columns[1],
             events=events,
-            samples={"t_ns": np.zeros(0, np.int64), "series": np.zeros(0, object), "value": np.zeros(0)},
             traffic=Traffic.plain(
                 np.maximum(rows["arrival_ns"][self.warmup :], 0),
                 ids=list(self.ids or [f"r{k}" for k in range(scheduled)]),
@@ -275,7 +271,7 @@ def test_every_story_adds_up(data: st.DataObject) -> None:
             for part in parts:
                 assert sum(ns for _, ns in part.causes) == part.excess_ns
             within = sum(part.within_ns for part in parts)
-            if len(record.meta["threads"]["worker"]) == 1 or wait.resource == "prepare":
+            if len(record.meta.threads["worker"]) == 1 or wait.resource == "prepare":
                 assert within + wait.idle_ns == wait.duration_ns
             assert within >= wait.duration_ns - wait.idle_ns
             assert wait.idle_ns <= 0 or wait.resource == "prepare", "a request never waits for an idle worker"

@@ -3,6 +3,7 @@ none: the laboratory's model of the allocator, which tells what torch's tells.""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -34,10 +35,24 @@ def _row(recorder: StageRecorder, batch: int) -> dict[str, int]:
     return {name: recorder.batch[name][batch] for name in mine}
 
 
-def _counting(device: Any) -> BatchCounters:
-    found = BatchCounters.of(lambda: from_nested(device.stats()), device.clock)
+def _counting(device: Any, read: Callable[[], AllocatorCounters | None] | None = None) -> BatchCounters:
+    found = BatchCounters.of(read or (lambda: from_nested(device.stats())), device.clock)
     assert found is not None
     return found
+
+
+def _slowly(device: Any) -> Callable[[], AllocatorCounters | None]:
+    """A reading that takes long."""
+
+    def read() -> AllocatorCounters | None:
+        device.now += 50_000
+        return from_nested(device.stats())
+
+    return read
+
+
+def _read(recorder: StageRecorder, *batches: int) -> list[int]:
+    return [int(recorder.batch["device_read"][batch]) for batch in batches]
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -74,18 +89,9 @@ def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
     with pytest.raises(device.refused):
         device.allocate(70 * _MIB)
     counters.note(recorder.batch, 2)
-    assert _row(recorder, 0) == {
-        "device_read": 1,
-        "alloc_retries": 0,
-        "alloc_syncs": 0,
-        "device_allocs": 1,
-        "device_frees": 0,
-        "device_taken_bytes": 60 * _MIB,
-        "device_given_bytes": 0,
-        "device_reserved_bytes": 72 * _MIB,
-        "device_allocated_bytes": 72 * _MIB,
-        "device_pieces_bytes": 0,
-    }
+    reserved = {"device_reserved_bytes": 72 * _MIB, "device_allocated_bytes": 72 * _MIB}
+    done = {"device_read": 1, "device_allocs": 1, "device_taken_bytes": 60 * _MIB}
+    assert _row(recorder, 0) == dict.fromkeys(_row(recorder, 0), 0) | done | reserved
     assert _row(recorder, 1)["device_allocs"] == 0 and _row(recorder, 1)["device_pieces_bytes"] == 40 * _MIB
     assert _row(recorder, 2)["alloc_retries"] == 1 and counters.latest.retries == 1
     del small, model
@@ -107,15 +113,7 @@ def test_a_retry_gives_back_what_is_free_as_a_whole(fake_cuda: Any) -> None:
 
 def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None:
     device = fake_cuda()
-    recorder, reads = StageRecorder(8), []
-
-    def slow() -> AllocatorCounters | None:
-        reads.append(device.now)
-        device.now += 50_000
-        return from_nested(device.stats())
-
-    counters = BatchCounters.of(slow, device.clock)
-    assert counters is not None
+    recorder, counters = StageRecorder(8), _counting(device, _slowly(device))
     counters.note(recorder.batch, 0)
     for batch, later in ((1, 1_000_000), (2, 10_000_000), (3, 2_000_000)):
         device.now += later
@@ -123,7 +121,7 @@ def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None
         counters.note(recorder.batch, batch)
         del block
     # Read at the first and, ten milliseconds and more later, at the third, which has the second's calls, too.
-    assert [recorder.batch["device_read"][k] for k in range(4)] == [1, 0, 1, 0]
+    assert _read(recorder, 0, 1, 2, 3) == [1, 0, 1, 0]
     assert recorder.batch["device_allocs"][1] == 0 and recorder.batch["device_allocs"][2] == 2
     assert (counters.reads, counters.cost_ns) == (2, 100_000)
     assert counters.cost_ns <= 0.01 * device.now
@@ -150,7 +148,7 @@ def test_nothing_is_read_while_another_worker_is_at_a_batch(fake_cuda: Any) -> N
     counters.leave()
     counters.note(recorder.batch, 1)
     counters.leave()
-    assert [recorder.batch["device_read"][k] for k in range(2)] == [0, 1]
+    assert _read(recorder, 0, 1) == [0, 1]
 
 
 def test_a_service_on_the_host_counts_nothing() -> None:
@@ -164,28 +162,23 @@ def _segment(*blocks: tuple[int, str]) -> dict[str, Any]:
     return {"device": 0, "blocks": [{"size": size * _MIB, "state": state} for size, state in blocks]}
 
 
-def test_the_largest_free_block() -> None:
-    segments = [
-        _segment((30, "active_allocated"), (12, "inactive"), (3, "inactive")),
-        _segment((40, "active_awaiting_free")),
-    ]
-    reader = FreeBlocksReader(lambda: segments, lambda: 4)
-    assert reader.poll() == {"cuda.largest_free_block_bytes": 12 * _MIB, "cuda.free_blocks": 2}
-
-
-def test_many_blocks_are_listed_seldom_or_never() -> None:
+@pytest.mark.parametrize("cost_ms", [0, 10])
+def test_blocks_are_listed_every_five_seconds_and_many_never(cost_ms: int) -> None:
     clock, listed, count = [0], [0], [4]
 
     def segments() -> list[dict[str, Any]]:
         listed[0] += 1
-        clock[0] += 10_000_000
-        return [_segment((1, "inactive"))]
+        clock[0] += cost_ms * 1_000_000
+        return [
+            _segment((30, "active_allocated"), (12, "inactive"), (3, "inactive")),
+            _segment((40, "active_awaiting_free")),
+        ]
 
     reader = FreeBlocksReader(segments, lambda: count[0], lambda: clock[0])
-    assert reader.poll()
-    clock[0] += 4_000_000_000
-    assert reader.poll() == {} and listed[0] == 1, "ten milliseconds are followed by five seconds of rest"
-    clock[0] += 2_000_000_000
+    assert reader.poll() == {"cuda.largest_free_block_bytes": 12 * _MIB, "cuda.free_blocks": 2}
+    clock[0] += 4_900_000_000
+    assert reader.poll() == {} and listed[0] == 1
+    clock[0] += 200_000_000
     assert reader.poll() and listed[0] == 2
     clock[0] += 60_000_000_000
     count[0] = MOST_BLOCKS + 1
@@ -204,23 +197,15 @@ def test_calls_are_priced_each_and_by_size(fake_cuda: Any) -> None:
     assert device.memory() == (4 << 30, 4 << 30), "all of it was given back"
 
 
-def test_a_device_that_is_nearly_full_is_left_alone(fake_cuda: Any) -> None:
-    device = fake_cuda(4 << 30, others=3584 * _MIB)
-    assert measure_calls(device, device.clock) == {} and device.now == 0
-
-
-def test_a_device_that_refuses_in_between_has_no_price(fake_cuda: Any) -> None:
+def test_a_device_that_is_nearly_full_or_refuses_in_between_has_no_price(
+    fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    malloc, device = fake_cuda.malloc, fake_cuda(4 << 30, others=3584 * _MIB)
+    assert measure_calls(device, device.clock) == {} and device.now == 0, "it is left alone"
     device = fake_cuda(4 << 30)
-    taken = []
-
-    class Neighbor(fake_cuda):  # type: ignore[misc]
-        """Somebody takes the rest while it is measured."""
-
-        def malloc(self, size: int) -> int:
-            taken.append(size)
-            return 0 if len(taken) > 5 else int(super().malloc(size))
-
-    assert measure_calls(Neighbor(4 << 30), device.clock) == {}
+    free = iter([1] * 5)  # then somebody has taken the rest
+    monkeypatch.setattr(fake_cuda, "malloc", lambda self, size: malloc(self, size) if next(free, 0) else 0)
+    assert measure_calls(device, device.clock) == {} and next(free, 0) == 0
 
 
 def test_pages_of_expandable_segments_have_another_price() -> None:
@@ -232,8 +217,7 @@ def test_pages_of_expandable_segments_have_another_price() -> None:
 class _Runtime:
     """CUDA's runtime, as far as it tells of memory."""
 
-    def __init__(self) -> None:
-        self.device = 0
+    device = 0
 
     def cudaGetDevice(self, device: Any) -> int:
         device._obj.value = self.device
@@ -305,13 +289,20 @@ class _Driver:
         return 0
 
 
-def test_pages_are_priced_by_what_mapping_them_takes() -> None:
-    driver, runtime = _Driver(), _Runtime()
+def _priced(driver: _Driver, runtime: _Runtime) -> Mapping[str, Any]:
+    """What calls cost on device 1, of which nothing is kept."""
     pages: Any = CudaPages(runtime, 1, driver)  # type: ignore[arg-type]
     with pages:
         assert runtime.device == 1
         costs = measure_calls(pages, lambda: driver.now)
-    assert runtime.device == 0 and not (driver.created or driver.mapped or driver.ranges), "all of it was given back"
+        assert not (driver.created or driver.mapped)
+    assert runtime.device == 0 and not driver.ranges
+    return costs
+
+
+def test_pages_are_priced_by_what_mapping_them_takes() -> None:
+    driver = _Driver()
+    costs = _priced(driver, _Runtime())
     assert set(driver.open) == {(1 << 40, 2 * _MIB), (1 << 40, 120 * _MIB)}
     # One page of two MiB, and six of twenty.
     each_mib = 5 * 30_000 / 118
@@ -322,10 +313,7 @@ def test_pages_are_priced_by_what_mapping_them_takes() -> None:
 
 @pytest.mark.parametrize("driver", [_Driver(most=4), _Driver(places=4)])
 def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind(driver: _Driver) -> None:
-    pages: Any = CudaPages(_Runtime(), 1, driver)  # type: ignore[arg-type]
-    with pages:
-        assert measure_calls(pages, lambda: driver.now) == {}
-        assert not (driver.created or driver.mapped)
+    assert _priced(driver, _Runtime()) == {}
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
@@ -339,16 +327,6 @@ def test_an_allocator_that_lists_no_blocks_is_not_asked_to(torch_on: Any, fake_c
     else:
         assert read is not None and read()["cuda.reserved_bytes"] == 0
         assert BatchCounters.of(counters) is not None
-
-
-def test_a_list_without_cost_is_made_every_few_seconds() -> None:
-    clock = [0]
-    reader = FreeBlocksReader(lambda: [_segment((1, "inactive"))], lambda: 4, lambda: clock[0])
-    assert reader.poll()
-    clock[0] += 4_900_000_000
-    assert reader.poll() == {}
-    clock[0] += 200_000_000
-    assert reader.poll()
 
 
 def test_blocks_are_listed_between_batches() -> None:
@@ -385,8 +363,7 @@ def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, f
     device = fake_cuda()
     told = torch_on(device)
     recorder = StageRecorder(4)
-    counters = BatchCounters.of(cuda_counters("cuda:0"), device.clock)
-    assert counters is not None
+    counters = _counting(device, cuda_counters("cuda:0"))
     read = cuda_reader("cuda:0", counters)
     assert read is not None
     counters.enter()
@@ -408,14 +385,7 @@ def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, f
 def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fake_cuda: Any) -> None:
     device = fake_cuda()
     told = torch_on(device)
-    recorder = StageRecorder(4)
-
-    def slow() -> AllocatorCounters | None:
-        device.now += 50_000
-        return from_nested(device.stats())
-
-    counters = BatchCounters.of(slow, device.clock)
-    assert counters is not None
+    recorder, counters = StageRecorder(4), _counting(device, _slowly(device))
     read = cuda_reader("cuda:0", counters)
     assert read is not None
     for batch in range(2):
@@ -424,7 +394,7 @@ def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fak
         counters.note(recorder.batch, batch)
         counters.leave()
         del held
-    assert [recorder.batch["device_read"][k] for k in range(2)] == [1, 0] and told.asked == []
+    assert _read(recorder, 0, 1) == [1, 0] and told.asked == []
     assert read()["cuda.device_allocs"] == 2 and told.asked == ["getDeviceStats"]
     device.now += 100_000_000
     counters.enter()  # its members are run one by one, and only the first is read
@@ -433,7 +403,7 @@ def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fak
         counters.note(recorder.batch, batch)
         del held
     counters.leave()
-    assert [recorder.batch["device_read"][k] for k in (2, 3)] == [1, 0]
+    assert _read(recorder, 2, 3) == [1, 0]
     counters.enter()
     assert read() == {}
 

@@ -162,8 +162,7 @@ MATRIX = [
 
 @pytest.mark.parametrize(("name", "found"), MATRIX)
 def test_a_matrix_kernel_tells_its_format(name: str, found: str) -> None:
-    assert is_matrix_kernel(name)
-    assert number_format(name) == found
+    assert (is_matrix_kernel(name), number_format(name)) == (True, found)
 
 
 _ELEMENT = (
@@ -212,8 +211,7 @@ _ELEMENT = (
     ],
 )
 def test_other_kernels_are_no_matrix_kernels(name: str, found: str) -> None:
-    assert not is_matrix_kernel(name)
-    assert number_format(name) == found
+    assert (is_matrix_kernel(name), number_format(name)) == (False, found)
 
 
 def test_operators_and_copies_are_no_kernels() -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml, ReplayedNvml, plain
 
-Session = Callable[[Sequence[Mapping[str, Any]]], ReplayedNvml]
+Session = Callable[..., ReplayedNvml]
 _PID = 4711
 
 
@@ -26,32 +28,30 @@ _PID = 4711
 def session(tmp_path: Path) -> Session:
     """A session of calls with their answers, as a recording holds them."""
 
-    def make(entries: Sequence[Mapping[str, Any]]) -> ReplayedNvml:
+    def make(*entries: Sequence[Mapping[str, Any]]) -> ReplayedNvml:
         path = tmp_path / "session.jsonl"
-        lines = [json.dumps({"t_ns": 0, "took_ns": 0, "arguments": [0], **entry}) for entry in entries]
-        path.write_text("".join(f"{line}\n" for line in lines))
+        path.write_text("".join(f"{json.dumps(entry)}\n" for entry in chain(*entries)))
         return ReplayedNvml(path)
 
     return make
 
 
 def _answers(call: str, *answers: Any, arguments: Sequence[int] = (0,)) -> list[dict[str, Any]]:
-    return [{"call": call, "arguments": list(arguments), "answer": answer} for answer in answers]
+    asked = {"t_ns": 0, "took_ns": 0, "call": call, "arguments": list(arguments)}
+    return [{**asked, "answer": answer} for answer in answers]
 
 
 def test_a_poll_reads_load_clocks_and_memory(session: Session) -> None:
     calls = session(
-        [
-            *_answers("DeviceGetUtilizationRates", {"gpu": 73, "memory": 41}),
-            *_answers("DeviceGetMemoryInfo", {"total": 1000, "free": 400, "used": 600}),
-            *_answers("DeviceGetPowerUsage", 412_500),
-            *_answers("DeviceGetTemperature", 61, arguments=(0, 0)),
-            *_answers("DeviceGetClockInfo", 1980, arguments=(0, 1)),
-            *_answers("DeviceGetClockInfo", 3201, arguments=(0, 2)),
-            *_answers("DeviceGetCurrentClocksEventReasons", 4),
-            *_answers("DeviceGetCurrPcieLinkGeneration", 5),
-            *_answers("DeviceGetCurrPcieLinkWidth", 16),
-        ]
+        _answers("DeviceGetUtilizationRates", {"gpu": 73, "memory": 41}),
+        _answers("DeviceGetMemoryInfo", {"total": 1000, "free": 400, "used": 600}),
+        _answers("DeviceGetPowerUsage", 412_500),
+        _answers("DeviceGetTemperature", 61, arguments=(0, 0)),
+        _answers("DeviceGetClockInfo", 1980, arguments=(0, 1)),
+        _answers("DeviceGetClockInfo", 3201, arguments=(0, 2)),
+        _answers("DeviceGetCurrentClocksEventReasons", 4),
+        _answers("DeviceGetCurrPcieLinkGeneration", 5),
+        _answers("DeviceGetCurrPcieLinkWidth", 16),
     )
     assert Nvml(calls, pid=_PID).read() == {
         "nvml.gpu_util": 73.0,
@@ -69,26 +69,18 @@ def test_a_poll_reads_load_clocks_and_memory(session: Session) -> None:
 
 
 def test_counters_are_given_as_what_they_grew_by(session: Session) -> None:
+    times = [{"violationTime": ns} for ns in (5_000, 65_000, 65_000)]
     calls = session(
-        [
-            *_answers("DeviceGetPcieReplayCounter", 7, 7, 9),
-            *[
-                {"call": "DeviceGetViolationStatus", "arguments": [0, 0], "answer": {"violationTime": ns}}
-                for ns in (5_000, 65_000, 65_000)
-            ],
-            *_answers("DeviceGetTotalEccErrors", 2, 3, 3, arguments=(0, 0, 0)),
-        ]
+        _answers("DeviceGetPcieReplayCounter", 7, 7, 9, 1),
+        _answers("DeviceGetViolationStatus", *times, arguments=(0, 0)),
+        _answers("DeviceGetTotalEccErrors", 2, 3, 3, arguments=(0, 0, 0)),
     )
     reader = Nvml(calls, pid=_PID)
     assert reader.read() == {}, "the first reading is where they start"
     assert reader.read() == {"nvml.violation_power_ns": 60_000.0, "nvml.pcie_replays": 0.0, "nvml.ecc_corrected": 1.0}
-    assert reader.read()["nvml.pcie_replays"] == 2.0
-
-
-def test_a_counter_that_starts_anew_does_not_shrink(session: Session) -> None:
-    reader = Nvml(session(_answers("DeviceGetPcieReplayCounter", 7, 1)), pid=_PID)
-    reader.read()
-    assert reader.read() == {"nvml.pcie_replays": 0.0}
+    assert [reader.read()["nvml.pcie_replays"] for _ in range(2)] == [2.0, 0.0], (
+        "one that starts anew does not shrink"
+    )
 
 
 def test_the_older_name_of_the_clock_reasons(session: Session) -> None:
@@ -104,10 +96,8 @@ def test_own_and_other_processes(session: Session) -> None:
         {"pid": 12, "timeStamp": 1_700_000_000_000_400, "smUtil": 99},
     ]
     calls = session(
-        [
-            *_answers("DeviceGetComputeRunningProcesses", processes),
-            *_answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)),
-        ]
+        _answers("DeviceGetComputeRunningProcesses", processes),
+        _answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)),
     )
     reader = Nvml(calls, pid=_PID)
     wanted = {
@@ -121,23 +111,16 @@ def test_own_and_other_processes(session: Session) -> None:
     assert reader.read() == wanted, "asked for samples since the last one, which a replay answers all the same"
 
 
-def test_in_a_container_nobody_is_taken_for_another(session: Session) -> None:
-    """The driver names processes by the host's numbers, which this one does not know of itself."""
-    processes = [{"pid": 90_001, "usedGpuMemory": 100}, {"pid": 90_002, "usedGpuMemory": None}]
-    assert Nvml(session(_answers("DeviceGetComputeRunningProcesses", processes)), pid=_PID).read() == {
-        "nvml.processes": 2.0
-    }
-
-
-def test_in_a_container_a_memory_of_nothing_is_none_told(session: Session) -> None:
-    """This process's number may be its own there, and its memory still unknown."""
-    processes = [{"pid": _PID, "usedGpuMemory": 0}, {"pid": 9, "usedGpuMemory": 0}]
+@pytest.mark.parametrize(("own", "used"), [((90_001, 90_002), (100, None)), ((_PID, 9), (0, 0))])
+def test_in_a_container_nobody_is_taken_for_another(
+    session: Session, own: tuple[int, int], used: tuple[int | None, int | None]
+) -> None:
+    """The driver names processes by the host's numbers; where this one's is the same, its memory is still unknown."""
+    processes = [{"pid": pid, "usedGpuMemory": size} for pid, size in zip(own, used, strict=True)]
     samples = [{"pid": 90_001, "timeStamp": 1_700_000_000_000_000, "smUtil": 60}]
     calls = session(
-        [
-            *_answers("DeviceGetComputeRunningProcesses", processes),
-            *_answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)),
-        ]
+        _answers("DeviceGetComputeRunningProcesses", processes),
+        _answers("DeviceGetProcessUtilization", samples, arguments=(0, 0)) if _PID in own else [],
     )
     assert Nvml(calls, pid=_PID).read() == {"nvml.processes": 2.0}
 
@@ -213,29 +196,19 @@ class _Counting:
         self.asked.append("close")
 
 
-def test_what_is_not_supported_is_asked_once() -> None:
-    calls = _Counting(3)
+@pytest.mark.parametrize(("code", "again"), [(3, False), (999, True)])
+def test_what_is_not_supported_is_asked_once_and_what_fails_for_the_moment_again(code: int, again: bool) -> None:
+    calls = _Counting(code)
     reader = Nvml(calls, pid=_PID)
     reader.read()
     first = len(calls.asked)
-    reader.read()
-    assert first > 10 and len(calls.asked) == first
-
-
-def test_what_fails_for_the_moment_is_asked_again() -> None:
-    calls = _Counting(999)
-    reader = Nvml(calls, pid=_PID)
-    reader.read()
-    first = len(calls.asked)
-    assert reader.read() == {} and len(calls.asked) > first
+    assert reader.read() == {} and first > 10 and (len(calls.asked) > first) == again
 
 
 def test_pcie_throughput_takes_long_and_is_read_seldom(session: Session) -> None:
     calls = session(
-        [
-            *_answers("DeviceGetPcieThroughput", 10, arguments=(0, 0)),
-            *_answers("DeviceGetPcieThroughput", 20, arguments=(0, 1)),
-        ]
+        _answers("DeviceGetPcieThroughput", 10, arguments=(0, 0)),
+        _answers("DeviceGetPcieThroughput", 20, arguments=(0, 1)),
     )
     reader = Nvml(calls, pid=_PID)
     read = [reader.read() for _ in range(6)]
@@ -278,79 +251,71 @@ class _Error(Exception):
         self.value = value
 
 
-def _library(**functions: Any) -> Any:
-    """A module as pynvml is one, without a driver."""
-    module = ModuleType("pynvml")
-    defaults = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "NVMLError": _Error}
-    for name, function in {**defaults, **functions}.items():
-        setattr(module, name, function)
-    return module
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a module as pynvml is one in its place, without a driver."""
+
+    def put(**functions: Any) -> None:
+        module = ModuleType("pynvml")
+        usual = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "NVMLError": _Error}
+        usual |= {"nvmlDeviceGetHandleByIndex": lambda index: index, "nvmlDeviceGetName": lambda handle: handle}
+        for name, function in {**usual, **functions}.items():
+            setattr(module, name, function)
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+
+    return put
 
 
-def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+def _refusal(live: LiveNvml, function: str, device: int = 0) -> int:
+    with pytest.raises(NvmlRefused) as refused:
+        live.ask(function, device)
+    return refused.value.code
+
+
+def _raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_devices_are_found_by_their_uuid(library: Callable[..., None]) -> None:
     """What torch calls device 0 need not be NVML's first."""
-    library = _library(
+    library(
         nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
         nvmlDeviceGetHandleByUUID=lambda uuid: f"uuid {uuid}",
-        nvmlDeviceGetName=lambda handle: handle,
     )
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
     assert LiveNvml().ask("DeviceGetName", 1) == "index 1"
     assert LiveNvml({1: "GPU-7"}).ask("DeviceGetName", 1) == "uuid GPU-7"
     assert Nvml.open(0, uuid="GPU-7")[1] == "NVML: uuid GPU-7"
 
 
-def test_refusals_have_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise _Error(4)
-
-    monkeypatch.setitem(
-        __import__("sys").modules, "pynvml", _library(nvmlDeviceGetHandleByIndex=refuse, nvmlDeviceGetName=str)
+def test_refusals_have_their_code(library: Callable[..., None]) -> None:
+    older = _raising(_Mismatch("use a versioned function"))
+    library(
+        nvmlDeviceGetName=_raising(_Error(4)),
+        nvmlDeviceGetComputeRunningProcesses=older,
+        NVMLLibraryMismatchError=_Mismatch,
     )
-    with pytest.raises(NvmlRefused) as refused:
-        LiveNvml().ask("DeviceGetName", 0)
-    assert refused.value.code == 4
-    with pytest.raises(NvmlRefused) as unknown:
-        LiveNvml().ask("DeviceGetNothing", 0)
-    assert unknown.value.code == 13
+    asked = ("DeviceGetName", "DeviceGetNothing", "DeviceGetComputeRunningProcesses")
+    assert [_refusal(LiveNvml(), function) for function in asked] == [4, 13, 13]
 
 
 class _Mismatch(Exception):
     """As pynvml's ``NVMLLibraryMismatchError``: none of its errors."""
 
 
-def test_a_function_that_the_driver_has_in_an_older_version_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def mismatch(*_: object) -> None:
-        raise _Mismatch("use a versioned function")
-
-    library = _library(
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetComputeRunningProcesses=mismatch,
-        NVMLLibraryMismatchError=_Mismatch,
-    )
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
-    with pytest.raises(NvmlRefused) as refused:
-        LiveNvml().ask("DeviceGetComputeRunningProcesses", 0)
-    assert refused.value.code == 13
-
-
-def test_a_device_that_was_lost_does_not_take_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise _Error(15)
-
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", _library(nvmlShutdown=lost, nvmlGpmSampleFree=lost))
+def test_a_device_that_was_lost_does_not_take_the_run_with_it(library: Callable[..., None]) -> None:
+    lost = _raising(_Error(15))
+    library(nvmlShutdown=lost, nvmlGpmSampleFree=lost)
     live = LiveNvml()
     live._gpm[0] = "sample"
     live.close()
     assert not live._gpm
 
 
-@pytest.mark.parametrize(("code", "found"), [(6, "MIG-7"), (4, "")])
-def test_an_instance_of_a_device_is_found_by_its_number(
-    code: int, found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("code", [6, 4])
+def test_an_instance_of_a_device_is_found_by_its_number(code: int, library: Callable[..., None]) -> None:
     """Of an instance (MIG) torch tells the number as it does of a whole device."""
 
     def by_uuid(uuid: str) -> str:
@@ -358,17 +323,15 @@ def test_an_instance_of_a_device_is_found_by_its_number(
             raise _Error(code)
         return uuid
 
-    library = _library(nvmlDeviceGetHandleByUUID=by_uuid, nvmlDeviceGetName=lambda handle: handle)
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+    library(nvmlDeviceGetHandleByUUID=by_uuid)
     live = LiveNvml({0: "GPU-7"})
-    if found:
-        assert live.ask("DeviceGetName", 0) == found
+    if code == 6:
+        assert live.ask("DeviceGetName", 0) == "MIG-7"
     else:
-        with pytest.raises(NvmlRefused):
-            live.ask("DeviceGetName", 0)
+        assert _refusal(live, "DeviceGetName") == code
 
 
-def test_gpm_compares_with_the_sample_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpm_compares_with_the_sample_before(library: Callable[..., None]) -> None:
     freed: list[str] = []
     samples = iter(("first", "second", "third"))
     asked: list[tuple[str, str]] = []
@@ -379,8 +342,7 @@ def test_gpm_compares_with_the_sample_before(monkeypatch: pytest.MonkeyPatch) ->
             metric.nvmlReturn, metric.value = 0, 50.0
         return request
 
-    library = _library(
-        nvmlDeviceGetHandleByIndex=lambda index: index,
+    library(
         nvmlGpmQueryDeviceSupport=lambda _: SimpleNamespace(isSupportedDevice=1),
         nvmlGpmSampleAlloc=lambda: next(samples),
         nvmlGpmSampleGet=lambda *_: None,
@@ -389,7 +351,7 @@ def test_gpm_compares_with_the_sample_before(monkeypatch: pytest.MonkeyPatch) ->
         c_nvmlGpmMetricsGet_t=lambda: SimpleNamespace(metrics=[SimpleNamespace() for _ in range(4)]),
         NVML_GPM_METRICS_GET_VERSION=1,
     )
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", library)
+
     live = LiveNvml()
     assert live.ask("GpmMetrics", 0, 2, 10) == {}
     assert live.ask("GpmMetrics", 0, 2, 10) == {"2": 50.0, "10": 50.0}

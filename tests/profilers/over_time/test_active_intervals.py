@@ -111,14 +111,10 @@ def test_a_few_moments_are_told_one_by_one() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_few_requests(n: int) -> None:
-    assert observe(lambda _rng, at: np.zeros(len(at)), n=n).to_json() == {
-        "throughout": False,
-        "intervals_s": [],
-        "text": "never",
-    }
-    if n:
-        found = observe(lambda _rng, at: np.ones(len(at)), n=n)
-        assert all(0.0 <= a <= b <= LENGTH + 1 for a, b in found.intervals_s)
+    never = {"throughout": False, "intervals_s": [], "text": "never"}
+    assert observe(lambda _rng, at: np.zeros(len(at)), n=n).to_json() == never
+    found = observe(lambda _rng, at: np.ones(len(at)), n=n)
+    assert all(0.0 <= a <= b <= LENGTH + 1 for a, b in found.intervals_s) and bool(found.intervals_s) == bool(n)
 
 
 def test_many_requests_are_summed_up_first() -> None:

@@ -28,15 +28,12 @@ def room(tmp_path: Path, *lines: str) -> float | None:
     return None if left is None else left / MIB
 
 
-def test_a_limit_leaves_what_is_not_used(tmp_path: Path) -> None:
-    group(tmp_path / "sys/fs/cgroup" / "service", V2, str(500 * MIB), 200)
-    assert room(tmp_path, "0::/service") == 300
-
-
 def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
     group(tmp_path / "sys/fs/cgroup" / "pod", V2, str(256 * MIB), 240)
     group(tmp_path / "sys/fs/cgroup" / "pod" / "container", V2, "max", 100)
     assert room(tmp_path, "0::/pod/container") == 16
+    group(tmp_path / "sys/fs/cgroup" / "pod" / "container", V2, str(110 * MIB), 100)
+    assert room(tmp_path, "0::/pod/container") == 10
 
 
 def test_files_that_are_only_cached_are_no_use_of_memory(tmp_path: Path) -> None:
@@ -54,17 +51,14 @@ def test_the_older_interface_is_read(tmp_path: Path) -> None:
     assert room(tmp_path, *lines) == 20
 
 
-@pytest.mark.parametrize("line", ["0::/", "0::/gone", "3:cpu:/x"])
-def test_without_a_limit_there_is_none(tmp_path: Path, line: str) -> None:
-    group(tmp_path / "sys/fs/cgroup", V2, "max", 10)
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [*(("max", at) for at in ("0::/", "0::/gone", "3:cpu:/x")), ("", "0::/"), ("word", "0::/"), ("-5", "0::/")],
+)
+def test_without_a_limit_there_is_none(tmp_path: Path, limit: str, line: str) -> None:
+    group(tmp_path / "sys/fs/cgroup", V2, limit, 10)
     assert room(tmp_path, line) is None
     assert ControlGroups(tmp_path / "nothing").memory_left() is None
-
-
-@pytest.mark.parametrize("text", ["", "word", "-5"])
-def test_nonsense_is_no_limit(tmp_path: Path, text: str) -> None:
-    group(tmp_path / "sys/fs/cgroup", V2, text, 10)
-    assert room(tmp_path, "0::/") is None
 
 
 def test_what_is_available_lies_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,19 +85,13 @@ def test_a_batch_row_that_is_used_again_is_empty() -> None:
     assert len(recorder._free_batches) == total
 
 
-def test_nothing_grows() -> None:
+def test_nothing_grows_and_what_is_forgotten_is_not_told_of() -> None:
     recorder = RingRecorder(2, 4)
+    assert len(recorder.recent()) == 0
     for number in range(1000):
         _end(recorder, _begin(recorder, number + 1), [1] * 8)
     assert recorder.completed == 1000
-    assert len(recorder._done) == 4 and len(recorder._done_batches) <= 4
-    assert len(recorder.recent()) == 4
-
-
-def test_what_is_forgotten_is_not_told_of() -> None:
-    recorder = RingRecorder(2, 4)
-    for number in range(3):
-        _end(recorder, _begin(recorder, number + 1), [1] * 8)
+    assert len(recorder._done) == 4 and len(recorder._done_batches) <= 4 and len(recorder.recent()) == 4
     recorder.forget()
     assert len(recorder.recent()) == 0
     _end(recorder, _begin(recorder, 9), [2] * 8)
@@ -110,7 +104,3 @@ def test_there_is_no_more_room_than_there_is() -> None:
         recorder.open(1)
     with pytest.raises(IndexError):
         recorder.open(1)
-
-
-def test_before_the_first_request_there_are_none() -> None:
-    assert len(RingRecorder(2, 4).recent()) == 0

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from latfix.profilers.calibration.microbenchmarks import minor_fault_ns, timer_floor_ns
-from latfix.profilers.gpu.allocator_counters import cuda_reader
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes import heap_readers as allocator
 from latfix.profilers.probes.control_groups import cgroup_reader
@@ -57,6 +58,8 @@ def test_probes_are_polled_at_their_own_periods_and_once_at_the_end() -> None:
     assert sum(series == "poll.often_ns" for _, series, _ in rows) == count
     assert len(sampler.polls["often"]) == count
     assert not any(thread.name == "latfix-test" for thread in threading.enumerate())
+    with Sampler([], samples, events, name="none"):
+        assert not any(thread.name == "latfix-none" for thread in threading.enumerate()), "no probes, no thread"
 
 
 def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
@@ -82,11 +85,6 @@ def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
     assert told.count("burn") == 2 and told.count("sleep") <= 1
     assert all(row[2] == "spike" for row in spikes)
     assert all(row[1] >= 3_000_000 for row in spikes if row[6]["probe"] == "burn")
-
-
-def test_no_probes_no_thread() -> None:
-    with Sampler([], SampleLog(), EventLog(), name="none"):
-        assert not any(thread.name == "latfix-none" for thread in threading.enumerate())
 
 
 def test_host_and_process_counters_grow() -> None:
@@ -166,26 +164,30 @@ def test_a_heap_in_many_pieces_is_read_seldom_and_not_for_each_unit(monkeypatch:
     assert not heap.quick
 
 
+@contextlib.contextmanager
+def running(*threads: threading.Thread, stop: threading.Event) -> Iterator[None]:
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_threads_are_counted_by_name_and_those_that_python_did_not_start_together() -> None:
-    read = thread_reader()
-    stop = threading.Event()
+    read, stop = thread_reader(), threading.Event()
 
     def spin() -> None:
         while not stop.is_set():
             pass
 
     threads = [threading.Thread(target=spin, name="twin") for _ in range(2)]
-    threads.append(threading.Thread(target=stop.wait, name="idle" + "x" * 100))
-    for thread in threads:
-        thread.start()
-    before = read()
-    end = time.process_time_ns() + 200_000_000
-    while time.process_time_ns() < end:
-        time.sleep(0.01)
-    after = read()
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with running(*threads, threading.Thread(target=stop.wait, name="idle" + "x" * 100), stop=stop):
+        before = read()
+        end = time.process_time_ns() + 200_000_000
+        while time.process_time_ns() < end:
+            time.sleep(0.01)
+        after = read()
     grown = {series: after[series] - before.get(series, 0.0) for series in after if series.endswith(".cpu_ns")}
     (idle,) = [series for series in grown if series.startswith("thread.idle")]
     assert len(idle) < 80
@@ -196,19 +198,9 @@ def test_threads_are_counted_by_name_and_those_that_python_did_not_start_togethe
 
 def test_the_number_of_names_is_bounded() -> None:
     read, stop = thread_reader(), threading.Event()
-    threads = [threading.Thread(target=stop.wait, name=f"many-{k}") for k in range(60)]
-    for thread in threads:
-        thread.start()
-    names = {series for series in read() if series.endswith(".cpu_ns")}
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert "thread.other.cpu_ns" in names
-    assert len(names) <= 34
-
-
-def test_no_cuda_reader_for_a_cpu() -> None:
-    assert cuda_reader("cpu") is None
+    with running(*(threading.Thread(target=stop.wait, name=f"many-{k}") for k in range(60)), stop=stop):
+        names = {series for series in read() if series.endswith(".cpu_ns")}
+    assert "thread.other.cpu_ns" in names and len(names) <= 34
 
 
 def test_nvml_says_what_is_there_or_missing() -> None:

@@ -50,12 +50,6 @@ def _spin() -> None:
         pass
 
 
-def test_a_spin_is_on_the_processor_or_waiting_for_it(counters: ThreadCounters) -> None:
-    wall, spent = _observe(counters, _spin)
-    assert 0.6 <= (spent[CPU] + spent[RUNQ]) / wall <= 1.05
-    assert spent[CPU] >= 60_000_000
-
-
 def test_a_sleep_is_blocked(counters: ThreadCounters) -> None:
     wall, spent = _observe(counters, lambda: time.sleep(0.05))
     assert (spent[CPU] + spent[RUNQ]) / wall < 0.5
@@ -67,16 +61,12 @@ def test_wall_is_never_less_than_what_the_thread_accounts_for(counters: ThreadCo
         wall, spent = _observe(counters, work)
         assert spent[CPU] <= wall
         assert spent[CPU] + spent[RUNQ] <= 1.05 * wall
+        if work is _spin:
+            assert spent[CPU] >= 60_000_000 and spent[CPU] + spent[RUNQ] >= 0.6 * wall
 
 
 def test_fresh_memory_faults(counters: ThreadCounters) -> None:
-    def touch() -> None:
-        with mmap.mmap(-1, 400 * mmap.PAGESIZE) as memory:
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-            for offset in range(0, len(memory), mmap.PAGESIZE):
-                memory[offset] = 1
-
-    _, spent = _observe(counters, touch)
+    _, spent = _observe(counters, lambda: _touched_mapping(400).close())
     assert spent[MINOR] >= 400
 
 

@@ -142,8 +142,8 @@ def test_the_figures_of_the_diagnosis_appear(tmp_path: Path, ordinary: Session) 
     assert "12.3 µs a request, 0.800 % of a core" in text
     assert "p50 0.00310 ms, p99 0.0410 ms, max 0.310 ms" in text
     assert "latfix optimize request" in text
-    for value in (record.meta["machine"]["cpu"], record.meta["versions"]["torch"], record.meta["started"]):
-        assert value in text
+    for known in (record.meta.machine["cpu"], record.meta.versions["torch"], record.meta.started):
+        assert known in text
 
 
 def test_the_slowest_requests_are_listed_with_errors(tmp_path: Path, ordinary: Session) -> None:
@@ -192,7 +192,7 @@ def test_negative_milliseconds_are_drawn_in_their_own_color(tmp_path: Path, ordi
 
 def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
     record, diagnosis = ordinary
-    meta = {**record.meta, "scheduled": 2005}
+    meta = replace(record.meta, scheduled=2005)
     text = run_page(tmp_path, (replace(record, partial=True, meta=meta), diagnosis)).text
     assert "Partial run" in text
     assert "5 scheduled but not recorded" in text

@@ -34,7 +34,7 @@ OTHER: Mapping[str, Any] = {
 
 
 def other(name: str) -> Any:
-    rule, default = rules_of(RunnerSettings)[name], RunnerSettings().as_dict()[name]
+    rule, default = rules_of(RunnerSettings)[name], RunnerSettings().to_json()[name]
     if name in OTHER:
         return OTHER[name]
     if rule.choices:
@@ -157,14 +157,14 @@ def test_a_setting_that_is_changed_is_written_or_said(target: str, name: str) ->
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("settings", [{}, RunnerSettings().as_dict(), EVERYTHING], ids=["empty", "defaults", "all"])
+@pytest.mark.parametrize("settings", [{}, RunnerSettings().to_json(), EVERYTHING], ids=["empty", "defaults", "all"])
 def test_what_is_written_parses(target: str, settings: Mapping[str, Any]) -> None:
     parsed(target, settings, workload='of "quotes": {x}\n# and é')
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_defaults_ask_for_nothing_that_is_missing(target: str) -> None:
-    assert not [note for note in exported(target, RunnerSettings().as_dict()).notes if "no counterpart" in note]
+    assert not [note for note in exported(target, RunnerSettings().to_json()).notes if "no counterpart" in note]
 
 
 def test_triton() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Applied
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 #: Two named inputs, integers and numbers, one padded to the longest of the batch; two answers of different shapes.
 #: EACH is the first of them.
@@ -55,13 +55,5 @@ def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
 
 def verified(fix: Any, service: Service) -> Any:
     """What the fix's proof says of the service after its traffic."""
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict()},
-        requests={},
-        batches={},
-        events={},
-        samples={},
-        traffic=traffic(),
-    )
+    record = build_record(traffic=traffic(), settings=service.settings)
     return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))

@@ -40,20 +40,12 @@ def nested_batches(draw: st.DrawFn) -> list[Any]:
     return [{"a": tuple(row), "b": row[0]} for row in rows]
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
-
-
 @settings(deadline=None)
 @given(st.lists(st.one_of(tensor_batches(), nested_batches()), min_size=1, max_size=6))
 def test_equal_to_the_default_collate_batch_after_batch(batches: list[list[Any]]) -> None:
     pool = BufferPool()
     for batch in batches:
-        assert _equal(pool.collate(batch), default_collate(batch))
+        torch.testing.assert_close(pool.collate(batch), default_collate(batch), rtol=0, atol=0)
 
 
 def test_a_buffer_is_reused_and_old_contents_do_not_shine_through() -> None:
@@ -83,18 +75,6 @@ def test_what_fits_into_a_bucket_needs_no_new_buffer() -> None:
         pool.collate([torch.ones(size)])
         assert (pool.hits, pool.misses) == (hits, misses), size
     assert pool.bytes_held == 4 * 192, "the smaller one was replaced"
-
-
-def test_columns_of_one_dtype_do_not_share_a_buffer() -> None:
-    pool = BufferPool()
-    batch = pool.collate([(torch.ones(4), torch.zeros(4))])
-    assert batch[0].tolist() == [[1, 1, 1, 1]]
-    assert batch[1].tolist() == [[0, 0, 0, 0]]
-
-
-def test_shapes_that_cannot_be_batched_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ beyond dimension 0"):
-        BufferPool().collate([torch.ones(2, 3), torch.ones(2, 4)])
 
 
 @pytest.mark.parametrize(
@@ -168,26 +148,22 @@ def test_a_model_that_keeps_everything_does_not_make_the_pool_grow_without_bound
     assert len({batch.data_ptr() for batch in kept}) == len(kept)
 
 
-def test_answers_are_written_into_buffers_of_their_own() -> None:
+def test_answers_are_written_into_buffers_of_their_own_unless_their_caller_keeps_them() -> None:
     pool = BufferPool()
-    where = []
+    where = set()
     for value in range(4):
         answer = pool.release(torch.full((2, 3), float(value)))
         assert answer.tolist() == [[value] * 3] * 2
-        where.append(answer.data_ptr())
+        where.add(answer.data_ptr())
         del answer
-    assert len(set(where)) == 1
-    assert (pool.answer_hits, pool.answer_misses) == (3, 1)
-
-
-def test_an_answer_that_its_caller_keeps_is_not_overwritten() -> None:
-    pool = BufferPool()
+    assert len(where) == 1 and (pool.answer_hits, pool.answer_misses) == (3, 1)
     rows = [pool.release(torch.full((2, 3), float(value))).unbind(0)[1] for value in range(12)]
     assert [row.tolist() for row in rows] == [[value] * 3 for value in range(12)]
     assert pool.held > 0
+    hits = pool.answer_hits
     rows.clear()
     pool.release(torch.ones(2, 3))
-    assert pool.answer_hits == 1
+    assert pool.answer_hits == hits + 1
 
 
 def test_a_large_answer_is_handed_on_as_it_is_unless_it_is_the_input() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,23 @@ from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_
 from latfix.runners.service.adapter_file import load_adapter
 
 
-def _adapter(folder: Path, source: str, kind: str = "A") -> Any:
+def _adapter(folder: Path, source: str) -> Any:
+    folder.mkdir(exist_ok=True)
     (folder / "adapter.py").write_text(source)
-    return load_adapter(folder, f"adapter:{kind}")
+    return load_adapter(folder, "adapter:A")
 
 
 def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) -> None:
-    (tmp_path / "neighbor_of_this_test.py").write_text("VALUE = 3\n")
-    source = (
-        "import neighbor_of_this_test as n\nfrom latfix import Workload\nclass A(Workload):\n    value = n.VALUE\n"
+    """Two folders may use one file name."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "neighbor_of_this_test.py").write_text("VALUE = 3\n")
+    head, body = (
+        "import neighbor_of_this_test as n\n",
+        "from latfix import Workload\nclass A(Workload):\n    value = ",
     )
-    adapter = _adapter(tmp_path, source)
-    assert adapter.folder == tmp_path
-    assert adapter.value == 3
+    first, second = _adapter(tmp_path / "1", head + body + "n.VALUE"), _adapter(tmp_path / "2", body + "4")
+    assert (first.folder, second.folder) == (tmp_path / "1", tmp_path / "2")
+    assert (first.value, second.value) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +58,6 @@ def test_what_does_not_load_says_why(tmp_path: Path, source: str, kind: type[Exc
     with pytest.raises(kind, match=found) as caught:
         _adapter(tmp_path, source)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file"):
         load_adapter(tmp_path, "nothing:A")
 
@@ -82,12 +82,8 @@ def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
 def test_an_output_without_the_batch_is_refused(output: object) -> None:
     with pytest.raises(ValueError, match="the model returned"):
         split_output(output, 2)
-
-
-def test_a_list_of_the_wrong_length_says_both() -> None:
-    """A list is as good as a tensor; asking for tensors instead would send its writer the wrong way."""
     with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
-        split_output([1, 2, 3], 4)
+        split_output([1, 2, 3], 4)  # a list is as good as a tensor: asking for tensors would mislead its writer
 
 
 @pytest.mark.parametrize(
@@ -133,21 +129,4 @@ class _Unprintable(Exception):
 )
 def test_an_error_is_one_line_that_any_file_can_hold(error: BaseException, shown: str) -> None:
     assert describe(error) == shown
-
-
-def test_a_long_error_is_cut() -> None:
     assert len(describe(ValueError("x" * 100_000))) < 400
-
-
-def _loader(source: str) -> Callable[[Path], Any]:
-    return lambda folder: _adapter(folder, source)
-
-
-def test_two_folders_may_use_one_file_name(tmp_path: Path) -> None:
-    source = "from latfix import Workload\nclass A(Workload):\n    number = {}\n"
-    adapters = []
-    for number in (1, 2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        adapters.append(_loader(source.format(number))(folder))
-    assert [adapter.number for adapter in adapters] == [1, 2]

@@ -13,6 +13,7 @@ from latfix.runners.host.kernel_files import System
 MakeSystem = Callable[[Mapping[str, str]], System]
 _CPU = "/sys/devices/system/cpu"
 _CLOCK = "/sys/devices/system/clocksource/clocksource0"
+_SWITCHED_OFF = {"name": "C6", "latency": "133", "disable": "1"}
 
 _CALM = {
     "/proc/cpuinfo": "processor\t: 0\nmodel name\t: Test 9000\nflags\t: avx2 avx512f avx512_vnni\n\nprocessor\t: 1\n",
@@ -107,38 +108,56 @@ def test_what_costs_is_found(
     assert change in found[identity].change and bool(change) == bool(found[identity].change)
 
 
-def test_a_disabled_idle_state_costs_nothing(make_system: MakeSystem) -> None:
-    folder = f"{_CPU}/cpu0/cpuidle/state2"
-    found = _found(make_system, {f"{folder}/name": "C6", f"{folder}/latency": "133", f"{folder}/disable": "1"})
-    assert found["processor.idle_states"].state == "ok"
-
-
-def test_the_quota_of_an_outer_group_counts(make_system: MakeSystem) -> None:
-    files = {
-        "/proc/self/cgroup": "0::/kubepods/pod1/container",
-        "/sys/fs/cgroup/kubepods/pod1/cpu.max": "50000 100000",
-        "/sys/fs/cgroup/kubepods/pod1/container/cpu.max": "max 100000",
-    }
-    assert "0.5 cores" in _found(make_system, files)["processor.quota"].found
-
-
-def test_the_quota_of_version_1(make_system: MakeSystem) -> None:
-    files = {
-        "/proc/self/cgroup": "4:cpu,cpuacct:/docker/1",
-        # A container sees the mount's top as its own group.
-        "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "120000",
-        "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-    }
-    assert "1.2 cores" in _found(make_system, files)["processor.quota"].found
-
-
-def test_no_quota_of_version_1(make_system: MakeSystem) -> None:
-    files = {
-        "/proc/self/cgroup": "4:cpu:/a",
-        "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1",
-        "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
-    }
-    assert _found(make_system, files)["processor.quota"].found == "no CPU quota"
+@pytest.mark.parametrize(
+    ("identity", "files", "said", "state"),
+    [
+        (
+            "processor.idle_states",
+            {f"{_CPU}/cpu0/cpuidle/state2/{name}": text for name, text in _SWITCHED_OFF.items()},
+            "",
+            "ok",
+        ),
+        (
+            "processor.quota",  # of an outer group
+            {
+                "/proc/self/cgroup": "0::/kubepods/pod1/container",
+                "/sys/fs/cgroup/kubepods/pod1/cpu.max": "50000 100000",
+                "/sys/fs/cgroup/kubepods/pod1/container/cpu.max": "max 100000",
+            },
+            "0.5 cores",
+            "costs",
+        ),
+        (
+            "processor.quota",  # version 1; a container sees the mount's top as its own group
+            {
+                "/proc/self/cgroup": "4:cpu,cpuacct:/docker/1",
+                "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "120000",
+                "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            "1.2 cores",
+            "costs",
+        ),
+        (
+            "processor.quota",
+            {
+                "/proc/self/cgroup": "4:cpu:/a",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+            },
+            "no CPU quota",
+            "ok",
+        ),
+        ("processor.steal", {"/proc/stat": "cpu  a b c"}, "", "unknown"),
+        ("processor.load", {"/proc/pressure/cpu": "some avg60=none"}, "", "unknown"),
+        ("processor.quota", {"/sys/fs/cgroup/service/cpu.max": ""}, "", "ok"),
+        ("processor.idle_states", {f"{_CPU}/cpu0/cpuidle/state1/latency": "?"}, "", "ok"),
+    ],
+)
+def test_a_setting_is_read_wherever_it_is_and_nonsense_is_unknown(
+    make_system: MakeSystem, identity: str, files: dict[str, str], said: str, state: str
+) -> None:
+    finding = _found(make_system, files)[identity]
+    assert finding.state == state and said in finding.found
 
 
 def test_a_system_that_tells_nothing_is_unknown(make_system: MakeSystem) -> None:
@@ -146,16 +165,3 @@ def test_a_system_that_tells_nothing_is_unknown(make_system: MakeSystem) -> None
     assert "costs" not in states.values()
     for name in ("governor", "idle_states", "siblings", "steal", "load", "clock"):
         assert states[f"processor.{name}"] == "unknown"
-
-
-def test_malformed_files_are_unknown(make_system: MakeSystem) -> None:
-    files = {
-        "/proc/stat": "cpu  a b c",
-        "/proc/pressure/cpu": "some avg60=none",
-        f"{_CPU}/cpu0/cpuidle/state1/latency": "?",
-        "/sys/fs/cgroup/service/cpu.max": "",
-    }
-    found = _found(make_system, files)
-    assert found["processor.steal"].state == "unknown"
-    assert found["processor.load"].state == "unknown"
-    assert found["processor.quota"].state == "ok"

@@ -113,23 +113,23 @@ def test_what_costs_is_found(
 
 
 @pytest.mark.parametrize(
-    ("answers", "identity"),
+    ("answers", "told"),
     [
-        ({("DeviceGetClockInfo", 0, 1): 345, ("DeviceGetCurrentClocksEventReasons", 0): 0x01}, "gpu.clocks"),
-        ({("DeviceGetCurrPcieLinkGeneration", 0): 1}, "gpu.link"),
-        ({("DeviceGetMigMode", 0): [1, 1]}, "gpu.mig"),
+        (
+            {("DeviceGetClockInfo", 0, 1): 345, ("DeviceGetCurrentClocksEventReasons", 0): 0x01},
+            {"gpu.clocks": "note"},
+        ),
+        ({("DeviceGetCurrPcieLinkGeneration", 0): 1}, {"gpu.link": "note"}),
+        ({("DeviceGetMigMode", 0): [1, 1]}, {"gpu.mig": "note"}),
+        ({("DeviceGetComputeRunningProcesses", 0): [{"pid": 4711, "usedGpuMemory": None}]}, {}),  # its own
+        ({("DeviceGetCurrPcieLinkWidth", 0): 0}, {"gpu.link": "unknown"}),  # as in some virtual machines
     ],
 )
 def test_what_an_idle_device_shows_is_no_fault(
-    make_system: MakeSystem, answers: dict[tuple[Any, ...], Any], identity: str
+    make_system: MakeSystem, answers: dict[tuple[Any, ...], Any], told: dict[str, str]
 ) -> None:
     found = _found(make_system({}), answers)
-    assert {finding.id: finding.state for finding in found.values() if finding.state != "ok"} == {identity: "note"}
-
-
-def test_its_own_process_is_no_other(make_system: MakeSystem) -> None:
-    mine = {("DeviceGetComputeRunningProcesses", 0): [{"pid": 4711, "usedGpuMemory": None}]}
-    assert _found(make_system({}), mine)["gpu.processes"].state == "ok"
+    assert {finding.id: finding.state for finding in found.values() if finding.state != "ok"} == told
 
 
 def test_what_is_not_told_is_unknown(make_system: MakeSystem) -> None:
@@ -142,18 +142,18 @@ def test_what_is_not_told_is_unknown(make_system: MakeSystem) -> None:
     }
 
 
-_TORCH_CASES: list[tuple[dict[str, Any], dict[tuple[Any, ...], Any], str]] = [
-    ({"built_for_cuda": None, "cuda": False}, {}, "install the build of torch for CUDA"),
-    (
-        {"cuda": False},
-        {("SystemGetCudaDriverVersion_v2",): 12040},
-        "a driver for CUDA 13.0, or a build of torch for CUDA 12.4",
-    ),
-    ({"cuda": False}, {}, "CUDA_VISIBLE_DEVICES"),
-]
-
-
-@pytest.mark.parametrize(("torch", "answers", "change"), _TORCH_CASES)
+@pytest.mark.parametrize(
+    ("torch", "answers", "change"),
+    [
+        ({"built_for_cuda": None, "cuda": False}, {}, "install the build of torch for CUDA"),
+        (
+            {"cuda": False},
+            {("SystemGetCudaDriverVersion_v2",): 12040},
+            "a driver for CUDA 13.0, or a build of torch for CUDA 12.4",
+        ),
+        ({"cuda": False}, {}, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
 def test_a_torch_that_does_not_use_the_device(
     make_system: MakeSystem, torch: dict[str, Any], answers: dict[tuple[Any, ...], Any], change: str
 ) -> None:
@@ -168,36 +168,23 @@ def test_cores_far_from_the_device(make_system: MakeSystem) -> None:
         "/sys/bus/pci/devices/0000:1b:00.0/local_cpulist": "0-1",
     }
     finding = _found(make_system(files))["gpu.node"]
-    assert (
-        finding.state == "costs"
-        and "cores 2-3 are on another" in finding.found
-        and "taskset -c 0-1" in finding.change
-    )
+    assert finding.state == "costs" and "cores 2-3 are on another" in finding.found
+    assert "taskset -c 0-1" in finding.change
 
 
-def test_no_gpu_is_no_fault(make_system: MakeSystem) -> None:
-    there, (finding,) = gpu(make_system({}), {"cuda": False}, live=_refusing)
-    assert not there and finding.id == "gpu.none" and finding.state == "note"
-
-
-def test_a_device_without_nvml(make_system: MakeSystem) -> None:
-    there, (finding,) = gpu(make_system({"/dev/nvidia0": ""}), {"cuda": False}, live=_refusing)
-    assert there and finding.state == "costs" and "Driver Not Loaded" in finding.found
-
-
-def _refusing() -> _Calls:
-    raise NvmlRefused(9, "Driver Not Loaded")
-
-
-def test_no_package(make_system: MakeSystem) -> None:
+@pytest.mark.parametrize(
+    ("error", "files", "there", "state", "said"),
+    [
+        (NvmlRefused(9, "Driver Not Loaded"), {}, False, "note", "gpu.none"),
+        (NvmlRefused(9, "Driver Not Loaded"), {"/dev/nvidia0": ""}, True, "costs", "Driver Not Loaded"),
+        (ImportError(), {}, False, "missing", "nvidia-ml-py"),
+    ],
+)
+def test_without_a_gpu_its_driver_or_its_package(
+    make_system: MakeSystem, error: Exception, files: dict[str, str], there: bool, state: str, said: str
+) -> None:
     def live() -> _Calls:
-        raise ImportError
+        raise error
 
-    there, (finding,) = gpu(make_system({}), {"cuda": False}, live=live)
-    assert not there and finding.state == "missing" and "nvidia-ml-py" in finding.change
-
-
-def test_a_link_without_lanes_is_not_told(make_system: MakeSystem) -> None:
-    """As in some virtual machines."""
-    found = _found(make_system({}), {("DeviceGetCurrPcieLinkWidth", 0): 0})
-    assert found["gpu.link"].state == "unknown" and "not told" in found["gpu.link"].found
+    seen, (finding,) = gpu(make_system(files), {"cuda": False}, live=live)
+    assert (seen, finding.state) == (there, state) and said in f"{finding.id} {finding.found} {finding.change}"

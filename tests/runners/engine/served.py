@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,12 @@ def requests_of(lengths: int | Sequence[int], **more: Any) -> list[Request]:
     """Requests numbered from 0: so many, or one of each length."""
     lengths = [1] * lengths if isinstance(lengths, int) else lengths
     return [Request(id=str(k), arrival_s=0.0, features={"length": n}, **more) for k, n in enumerate(lengths)]
+
+
+def instance_of(model: Any, device: str = "cpu", adapter: Workload | None = None, **more: Any) -> ModelInstance:
+    """A model as workers serve it."""
+    adapter = adapter or Workload()
+    return ModelInstance(adapter, model, device, None, adapter.collate, set(), **more)
 
 
 class Served:
@@ -61,9 +68,7 @@ class Served:
         self.settings = RunnerSettings(**settings)
         adapter = adapter or Numbers()
         models = model if isinstance(model, list) else [model] * self.settings.workers
-        self.instances = instances or [
-            ModelInstance(adapter, each, device, None, adapter.collate, set()) for each in models
-        ]
+        self.instances = instances or [instance_of(each, device, adapter) for each in models]
         for instance in self.instances:
             place(instance)
         self.engine = Engine(
@@ -111,6 +116,35 @@ class Served:
     def statuses(self) -> list[str]:
         """By slot, how each ended."""
         return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
+
+
+class Gate:
+    """A model that holds up request ``number`` until :meth:`served_behind` lets it go.
+
+    :param ms: how long a batch takes.
+    """
+
+    def __init__(self, number: int = 0, ms: Callable[[torch.Tensor], float] = lambda _: 0.0) -> None:
+        self.number, self.ms = number, ms
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if (x == self.number).any():
+            self.reached.set()
+            assert self.go.wait(20)
+        time.sleep(self.ms(x) / 1000)
+        return x[:, :1]
+
+    def served_behind(
+        self, served: Served, *slots: int, wait_s: float = 0.05, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Any, Any]:
+        """Have requests wait behind the one that is held up, each for ``wait_s``; then serve all to the end."""
+        served.send(self.number)
+        assert self.reached.wait(20)
+        served.send(*slots, gap_s=wait_s)
+        meanwhile()
+        self.go.set()
+        return served.end()
 
 
 def serve(requests: Sequence[Request], model: Any = lambda x: x, *, gap_s: float = 0.0, **more: Any) -> Served:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
@@ -13,14 +14,10 @@ import torch
 
 from latfix import span
 from latfix.errors import RunnerError
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.request import Priority, Request
-from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance
-from latfix.settings import RunnerSettings
 from latfix.stages import Status
-from tests.runners.engine.served import Numbers, Served, requests_of, serve
+from tests.runners.engine.served import Gate, Numbers, Served, instance_of, requests_of, serve
 
 Hook = Callable[[Any], Any]
 
@@ -58,25 +55,10 @@ def test_a_worker_that_cannot_be_set_up_is_told_and_nothing_is_left_running(erro
     def fail() -> None:
         raise error
 
-    adapter, before = Adapter(), threading.active_count()
-    well = ModelInstance(adapter, lambda x: x, "cpu", None, adapter.collate, set())
-    ill = ModelInstance(adapter, lambda x: x, "cpu", None, adapter.collate, set(), set_up=fail)
-    engine = Engine(
-        adapter=adapter,
-        instances=[well, ill],
-        settings=RunnerSettings(workers=2),
-        recorder=StageRecorder(1),
-        events=EventLog(),
-        request_of=requests_of(1).__getitem__,
-    )
+    before, instances = threading.active_count(), [instance_of(len), instance_of(len, set_up=fail)]
     with pytest.raises(RunnerError, match=f"worker 1 could not be set up: .*{error}"):
-        engine.start()
+        Served(requests_of(1), instances=instances, workers=2)
     assert threading.active_count() == before
-
-
-def _waits(served: Served) -> None:
-    for part in ("prepare", "finish"):
-        assert (served.rows[f"{part}_wait_ns"] <= served.rows[f"{part}_ns"]).all()
 
 
 def _fail(request: Request, bad: str, error: BaseException) -> None:
@@ -84,31 +66,41 @@ def _fail(request: Request, bad: str, error: BaseException) -> None:
         raise error
 
 
+def _numbers(hook: Hook) -> Hook:
+    """Prepares as :class:`Numbers`, after ``hook``."""
+
+    def prepare(request: Request) -> torch.Tensor:
+        hook(request)
+        return torch.tensor([float(request.id)])
+
+    return prepare
+
+
 ERRORS = [ValueError("bad one"), SystemExit(3), KeyboardInterrupt(), Panic("panic"), MemoryError()]
 
 
-def test_outputs_come_back_to_theirrequests_of() -> None:
+def test_outputs_come_back_to_their_requests() -> None:
     served = _served(requests_of(20), model=lambda x: x * 2)
     assert served.statuses() == ["ok"] * 20
     assert [served.outcomes[k].output.item() for k in range(20)] == [2.0 * k for k in range(20)]
     assert (served.rows["batch_id"] >= 0).all()
     assert served.batches["size"].sum() == 20
-    _waits(served)
+    for part in ("prepare", "finish"):
+        assert (served.rows[f"{part}_wait_ns"] <= served.rows[f"{part}_ns"]).all()
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["prepare", "model", "finish"])
 def test_one_failure_is_one_requests_error(where: str, error: BaseException) -> None:
-    def prepare(request: Request) -> torch.Tensor:
-        _fail(request, "2" if where == "prepare" else "", error)
-        return torch.tensor([float(request.id)])
-
     def model(x: torch.Tensor) -> torch.Tensor:
         if where == "model" and (x == 2).any():
             raise error
         return x
 
-    adapter = Adapter(prepare=prepare, finish=lambda r: _fail(r, "2" if where == "finish" else "", error))
+    adapter = Adapter(
+        prepare=_numbers(lambda r: _fail(r, "2" if where == "prepare" else "", error)),
+        finish=lambda r: _fail(r, "2" if where == "finish" else "", error),
+    )
     served = _served(requests_of(6), adapter=adapter, model=model)
 
     assert served.statuses() == ["ok", "ok", "error", "ok", "ok", "ok"]
@@ -183,74 +175,43 @@ def test_a_prepare_that_returns_nonsense_hurts_nobody_else(nonsense: object) -> 
 
 
 def test_the_limit_of_the_queue_sheds() -> None:
-    gate = threading.Event()
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        gate.wait(10)
-        return x
-
-    threading.Timer(0.1, gate.set).start()
-    served = _served(requests_of(10), model=model, max_queue=3)
+    gate = Gate()
+    threading.Timer(0.1, gate.go.set).start()
+    served = _served(requests_of(10), model=gate, max_queue=3)
     assert served.statuses() == ["ok"] * 3 + ["shed"] * 7
     shed = served.rows[3:]
     assert (shed["latency_ns"] == shed["dispatch_ns"]).all()
     assert (shed["batch_id"] == -1).all()
 
 
-def test_deadlines_end_in_timeouts() -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.05)
-        return x
-
-    requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=None if k % 2 else 5.0) for k in range(6)]
-    served = _served(requests, model=model, max_batch_size=1, together=False)
-    assert served.statuses() == ["timeout", "ok"] * 3
+def test_deadlines_end_in_timeouts_and_the_settings_timeout_is_for_requests_without_one() -> None:
+    deadlines = [5.0, None, 5.0, None]
+    requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=deadline) for k, deadline in enumerate(deadlines)]
+    alone: dict[str, Any] = {"model": Gate(-1, lambda _: 40), "max_batch_size": 1, "together": False}
+    served = _served(requests, **alone)
+    assert served.statuses() == ["timeout", "ok"] * 2
     assert "deadline" in served.outcomes[0].error
-
-
-def test_the_timeout_of_the_settings_is_for_requests_without_a_deadline() -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.03)
-        return x
-
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=60_000.0 if k else None) for k in range(3)]
-    served = _served(requests, model=model, max_batch_size=1, together=False, timeout_ms=5.0)
-    assert served.statuses() == ["timeout", "ok", "ok"]
+    assert _served(requests, timeout_ms=5.0, **alone).statuses() == ["timeout", "ok", "ok"]
 
 
 def test_a_deadline_may_pass_before_prepare_and_in_the_queue() -> None:
-    def prepare(request: Request) -> torch.Tensor:
-        time.sleep(0.03)
-        return torch.tensor([float(request.id)])
-
     requests = requests_of(4, deadline_ms=45.0)
-    served = _served(requests, adapter=Adapter(prepare=prepare), together=False)
+    served = _served(requests, adapter=Adapter(prepare=_numbers(lambda _: time.sleep(0.03))), together=False)
     assert "timeout" in served.statuses()
     assert served.outcomes[3].error == "deadline passed before prepare"
     assert served.rows["batch_id"][3] == -1
 
 
 def test_high_priority_overtakes() -> None:
-    last = threading.Event()
-
-    def prepare(request: Request) -> torch.Tensor:
-        if request.id == "4":
-            last.set()
-        return torch.tensor([float(request.id)])
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        if float(x) == 0:  # the worker is busy until everybody waits
-            last.wait(10)
-            time.sleep(0.05)
-        return x
-
     ranks: list[Priority] = ["high", "low", "low", "normal", "high"]
-    requests = [Request(id=str(k), arrival_s=0.0, priority=rank) for k, rank in enumerate(ranks)]
-    served = _served(requests, adapter=Adapter(prepare=prepare), model=model, max_batch_size=1, together=False)
+    gate = Gate()
+    served = Served([Request(id=str(k), arrival_s=0.0, priority=rank) for k, rank in enumerate(ranks)], gate)
+    gate.served_behind(served, 1, 2, 3, 4, wait_s=0.02)
     assert served.order == [0, 4, 3, 1, 2]
 
 
-def test_workers_run_side_by_side() -> None:
+def test_workers_and_prepare_threads_run_side_by_side() -> None:
     meeting = threading.Barrier(3, timeout=10)
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -260,41 +221,24 @@ def test_workers_run_side_by_side() -> None:
     served = _served(requests_of(3), model=model, max_batch_size=1, together=False, workers=3)
     assert served.statuses() == ["ok"] * 3
     assert sorted(served.batches["worker"].tolist()) == [0, 1, 2]
-
-
-def test_prepare_threads_run_side_by_side() -> None:
-    meeting = threading.Barrier(3, timeout=10)
-
-    def prepare(request: Request) -> torch.Tensor:
-        meeting.wait()
-        return torch.tensor([float(request.id)])
-
-    served = _served(requests_of(3), adapter=Adapter(prepare=prepare), prepare_threads=3)
+    served = _served(requests_of(3), adapter=Adapter(prepare=_numbers(lambda _: meeting.wait())), prepare_threads=3)
     assert served.statuses() == ["ok"] * 3
     assert sorted(served.rows["prepare_thread"].tolist()) == [0, 1, 2]
 
 
 def test_spans_belong_to_their_request_and_stage() -> None:
-    def nap(name: str) -> None:
-        with span(name):
-            time.sleep(0.004)
-
-    def prepare(request: Request) -> torch.Tensor:
-        if request.id == "1":
-            nap("store")
-        return torch.tensor([float(request.id)])
+    def nap(request: Request, whose: str) -> None:
+        if request.id == whose:
+            with span("store"):
+                time.sleep(0.004)
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        nap("inside the model")  # not declared for: it must not become part of anybody's finish
+        with span("inside the model"):  # not declared for: it must not become part of anybody's finish
+            time.sleep(0.004)
         return x
 
-    def finish(request: Request) -> None:
-        if request.id == "2":
-            nap("queue")
-
-    served = _served(requests_of(4), adapter=Adapter(prepare=prepare, finish=finish), model=model)
-
-    rows = served.rows
+    adapter = Adapter(prepare=_numbers(lambda r: nap(r, "1")), finish=lambda r: nap(r, "2"))
+    rows = _served(requests_of(4), adapter=adapter, model=model).rows
     assert [span_ns >= 4_000_000 for span_ns in rows["prepare_span_ns"]] == [False, True, False, False]
     assert [span_ns > 0 for span_ns in rows["finish_span_ns"]] == [False, False, True, False]
     assert (rows["finish_span_ns"] <= rows["finish_ns"]).all()
@@ -302,10 +246,8 @@ def test_spans_belong_to_their_request_and_stage() -> None:
 
 
 def test_padding_is_counted() -> None:
-    def prepare(request: Request) -> torch.Tensor:
-        return torch.ones(2 + int(request.id), 3)
-
-    served = _served(requests_of(4), adapter=Adapter(prepare=prepare), max_batch_size=4)
+    adapter = Adapter(prepare=lambda request: torch.ones(2 + int(request.id), 3))
+    served = _served(requests_of(4), adapter=adapter, max_batch_size=4)
     assert served.rows["input_elements"].tolist() == [6, 9, 12, 15]
     assert served.rows["input_length"].tolist() == [2, 3, 4, 5]
     (batch,) = served.batches
@@ -395,25 +337,16 @@ def test_the_account_of_finish_starts_where_compute_ends() -> None:
     assert served.batches["compute_cpu_ns"][0] < 20_000_000
 
 
-def test_no_thread_is_left() -> None:
-    _served(requests_of(3), workers=2, prepare_threads=2)
+def test_requests_end_and_no_thread_is_left() -> None:
+    served = _served([], workers=2, prepare_threads=2)
+    assert len(served.rows) == len(served.batches) == 0
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
 
 
-def test_no_requests_is_no_work() -> None:
-    served = _served([])
-    assert len(served.rows) == len(served.batches) == 0
-
-
 def test_events_name_the_failed_request() -> None:
-    def prepare(request: Request) -> torch.Tensor:
-        _fail(request, "1", ValueError("no such user"))
-        return torch.ones(1)
-
-    served = _served(requests_of(3), adapter=Adapter(prepare=prepare))
-    import json
-
-    (error,) = [json.loads(line) for line in served.events.drain(0).splitlines()]
-    assert error[2] == "error" and error[4] == 1
-    assert error[6]["message"] == "prepare raised ValueError: no such user"
+    error = ValueError("no such user")
+    served = _served(requests_of(3), adapter=Adapter(prepare=_numbers(lambda r: _fail(r, "1", error))))
+    (event,) = [json.loads(line) for line in served.events.drain(0).splitlines()]
+    assert event[2] == "error" and event[4] == 1
+    assert event[6]["message"] == "prepare raised ValueError: no such user"
     assert Status(int(served.rows["status"][1])) is Status.ERROR

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -161,10 +161,9 @@ def _record(
         features=dict(features or {}),
         payloads=[None] * n,
     )
-    known = {"device": "cpu", "settings": settings.as_dict(), "torch_threads": 2}
-    return RunRecord(
-        folder=Path("run"),
-        meta={**known, **meta},
+    known = {"device": "cpu", "settings": settings, "torch_threads": 2}
+    return build_record(
+        **{**known, **meta},
         requests=rows,
         batches=table,
         events=_events(pauses_ms, notes),
@@ -275,7 +274,7 @@ def calling(make_record: MakeRecord, make_context: Callable[..., Context]) -> Ca
     def call(fix: Fix, *settings: RunnerSettings) -> Context:
         run = make_record(**_CALLED_FOR.get(fix.id, {}))
         if not settings and fix.id == "host.routing":  # the fixture's own settings have one worker
-            settings = (RunnerSettings(**run.meta["settings"]),)
+            settings = (run.meta.settings,)
         return make_context(run, *settings, found=_FOUND)
 
     return call

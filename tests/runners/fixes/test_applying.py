@@ -256,7 +256,8 @@ def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
         "batch_window_ms": 0.0,
         "max_batch_size": before.max_batch_size,
     }
-    alone.record.meta["settings"]["max_batch_size"] = 1
+    single = replace(alone.record.meta, settings=replace(before, max_batch_size=1))
+    alone = replace(alone, record=replace(alone.record, meta=single))
     assert fix.change(alone)["max_batch_size"] == 8
 
 

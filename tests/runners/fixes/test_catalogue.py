@@ -48,7 +48,7 @@ def test_a_declaration_is_whole(fix: Fix) -> None:
     assert (step["fix"], step["title"], step["risk"]) == (fix.id, fix.title, fix.risk)
     older = {key: value for key, value in step.items() if key not in ("title", "risk")}
     assert TriedFix.from_json(older).title == ""
-    plan = Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=RunnerSettings().as_dict()),))
+    plan = Plan(workload="w", fixes=(PlannedFix(id=fix.id, settings=RunnerSettings().to_json()),))
     assert f'id = "{fix.id}"' in plan_text(plan)
 
 

@@ -138,7 +138,7 @@ def test_a_reservation_that_the_device_refuses_is_no_effect(
 def test_a_neighbor_that_leaves_no_room_is_an_obstacle(stalls: RunRecord, make_context: MakeContext) -> None:
     crowded = {**facts(stalls), "left_bytes": 0, "reserved_end_bytes": 300 * _MIB}
     now = make_context(
-        replace(stalls, meta={**stalls.meta, "device_memory": crowded}), RunnerSettings(buffer_pool=True)
+        replace(stalls, meta=stalls.meta.updated(device_memory=crowded)), RunnerSettings(buffer_pool=True)
     )
     assert "300 MiB are there for all of them" in _BY_ID["memory.pool"].obstacle(now)
 
@@ -177,7 +177,7 @@ def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
     now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
     asked = now.settings.with_overrides(_BY_ID["memory.device_allocator"].change(now))
     record = play()
-    record = replace(record, meta={**record.meta, "settings": asked.as_dict()})
+    record = replace(record, meta=record.meta.updated(settings=asked))
     found = _BY_ID["memory.device_allocator"].verify(Applied(evidence={}, record=record, without=stalls))
     assert not found.effective and "does not say that it has expandable_segments" in found.evidence
 
@@ -193,7 +193,7 @@ def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: 
 
 def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
     fitting = {**facts(stalls), "allocated_peak_bytes": 800 * _MIB}
-    now = make_context(replace(stalls, meta={**stalls.meta, "device_memory": fitting}), RunnerSettings())
+    now = make_context(replace(stalls, meta=stalls.meta.updated(device_memory=fitting)), RunnerSettings())
     settings, found, record = _applied("memory.limit", play, now)
     assert settings.device_memory_share == pytest.approx(0.95, abs=0.002)
     assert read_conf(settings.env[ALLOC_CONF]) == {"garbage_collection_threshold": "0.8"}
@@ -216,7 +216,7 @@ def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make
 def test_where_a_limit_does_not_help(
     changed: Mapping[str, Any], settings: dict[str, Any], words: str, stalls: RunRecord, make_context: MakeContext
 ) -> None:
-    record = replace(stalls, meta={**stalls.meta, "device_memory": {**facts(stalls), **changed}})
+    record = replace(stalls, meta=stalls.meta.updated(device_memory={**facts(stalls), **changed}))
     assert words in _BY_ID["memory.limit"].obstacle(make_context(record, RunnerSettings(**settings)))
 
 
@@ -253,7 +253,7 @@ def _quiet(record: RunRecord) -> RunRecord:
 def test_an_allocator_that_is_not_torchs_own_is_left_alone(stalls: RunRecord, make_context: MakeContext) -> None:
     other = {**facts(stalls), "backend": "cudaMallocAsync"}
     now = make_context(
-        replace(stalls, meta={**stalls.meta, "device_memory": other}), RunnerSettings(buffer_pool=True)
+        replace(stalls, meta=stalls.meta.updated(device_memory=other)), RunnerSettings(buffer_pool=True)
     )
     for fix in _DEVICE_FIXES:
         assert "cudaMallocAsync" in _BY_ID[fix].obstacle(now)
@@ -382,7 +382,7 @@ def _two(record: RunRecord, first: Mapping[str, Any], second: Mapping[str, Any])
     """A run on two devices, with one worker on the first and two on the second."""
     known = dict(facts(record))
     both = {**known, "workers": 1, **first, "others": {"cuda:1": {**known, "workers": 2, **second}}}
-    return replace(record, meta={**record.meta, "device_memory": both})
+    return replace(record, meta=record.meta.updated(device_memory=both))
 
 
 def test_every_device_is_limited_and_told_of(torch_on: Any, fake_cuda: Any) -> None:
@@ -438,7 +438,7 @@ def test_a_pool_is_verified_on_every_device(stalls: RunRecord, got: float) -> No
         {**wanted, "reserved_ahead_bytes": 1000 * _MIB},
         {**wanted, "reserved_ahead_bytes": int(got * 1000) * _MIB},
     )
-    record = replace(record, meta={**record.meta, "settings": {"reserve_mb": 1000}})
+    record = replace(record, meta=record.meta.updated(settings={"reserve_mb": 1000}))
     found = _BY_ID["memory.pool"].verify(Applied(evidence={}, record=record, without=stalls))
     assert found.effective is (got == 1.0)
     assert f"{got * 1000:,.0f} MiB of 1,000 MiB were taken from each device" in found.evidence
@@ -490,7 +490,7 @@ def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: 
     }
 
     def run(record: RunRecord) -> RunRecord:
-        return replace(record, meta={**record.meta, "settings": settings, "device_memory": {**facts(record), **told}})
+        return replace(record, meta=record.meta.updated(settings=settings, device_memory={**facts(record), **told}))
 
     quiet = _quiet(stalls)
     verify = _BY_ID[fix].verify

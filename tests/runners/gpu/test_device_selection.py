@@ -5,8 +5,9 @@ No machine with several GPUs was at hand: the count of devices is made up, and m
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +21,14 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, Inside
 from latfix.profilers.gpu.device_probes import allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes.sampler import Sampler
-from latfix.profilers.probes.stage_recorder import EventLog, SampleLog, StageRecorder
+from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
 from latfix.runners.engine.engine import Engine
-from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.device_selection import in_mode, on_device, place_workers, placement_note
 from latfix.runners.scheduling.control import check_policies
 from latfix.runners.service.load import LoadedModels, convert_models, load_models
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
+from tests.runners.engine.served import Served, instance_of
 from tests.runners.gpu.simulated import SimulatedAccelerator
 
 GPUs = Callable[[int], None]
@@ -59,20 +60,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> GPUs:
     """A machine with so many GPUs, in name."""
     current: list[int] = []
 
-    class Current:
-        def __init__(self, index: int) -> None:
-            self._index = index
-
-        def __enter__(self) -> None:
-            current.append(self._index)
-
-        def __exit__(self, *_: object) -> None:
-            current.pop()
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
 
     def make(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "device", Current)
+        monkeypatch.setattr(torch.cuda, "device", device)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1] if current else 0)
         monkeypatch.setattr(
             "latfix.runners.service.load.accelerator_of", lambda device: SimulatedAccelerator(device=device)
@@ -200,11 +197,8 @@ def test_every_device_has_series_of_its_own_and_the_first_keeps_its_names() -> N
         "cuda.3.allocated_bytes": 3.0,
     }
     assert taken == {"cuda:3": 0.4}
-    assert {series for _, series, _ in rows if series.startswith("poll.")} == {
-        "poll.nvml_ns",
-        "poll.nvml.3_ns",
-        "poll.cuda.3_ns",
-    }
+    polls = {series for _, series, _ in rows if series.startswith("poll.")}
+    assert polls == {"poll.nvml_ns", "poll.nvml.3_ns", "poll.cuda.3_ns"}
 
 
 def test_a_device_that_nvml_does_not_open_is_told_and_the_others_are_read() -> None:
@@ -219,25 +213,18 @@ def test_a_device_that_nvml_does_not_open_is_told_and_the_others_are_read() -> N
     assert lines_of(open_devices(["cpu", "cpu"])) == {"nvml": "NVML: not read, the model is not on a GPU"}
 
 
+def engine_on(devices: Sequence[str], **settings: Any) -> Engine:
+    """An engine that is not started, with a worker on each of these devices."""
+    instances = [instance_of(None, device) for device in devices]
+    return Served([], instances=instances, start=False, workers=len(devices), **settings).engine
+
+
 def test_others_on_a_device_weigh_on_its_workers() -> None:
-    adapter = Workload()
-
-    def engine(devices: Sequence[str], **settings: Any) -> Engine:
-        instances = [ModelInstance(adapter, None, device, None, adapter.collate, set()) for device in devices]
-        return Engine(
-            adapter=adapter,
-            instances=instances,
-            settings=RunnerSettings(workers=len(devices), **settings),
-            recorder=StageRecorder(1),
-            events=EventLog(),
-            request_of=lambda _: SimpleNamespace(),  # type: ignore[arg-type,return-value]
-        )
-
-    routed = engine(["cuda:0", "cuda:1", "cuda:1"], routing="weighted")
+    routed = engine_on(["cuda:0", "cuda:1", "cuda:1"], routing="weighted")
     routed.device_taken("cuda:1", 0.5)
     load = routed.load()
     assert [load[f"runner.worker_{k}.weight"] for k in range(3)] == [1.0, 2.0, 2.0]
-    pulled = engine(["cuda:0", "cuda:1"])
+    pulled = engine_on(["cuda:0", "cuda:1"])
     pulled.device_taken("cuda:1", 0.5)
     assert not any("weight" in series for series in pulled.load())
 
@@ -247,24 +234,15 @@ def test_others_on_a_device_weigh_on_its_workers() -> None:
     [
         (["cuda:0", "cuda:0"], "native", BatchCounters),
         (["cuda:0", "cuda:1"], "native", Inside),
-        (["cuda:0", "cuda:1"], "pluggable", None),
-        (["cpu", "cpu"], "native", None),
+        (["cuda:0", "cuda:1"], "pluggable", type(None)),
+        (["cpu", "cpu"], "native", type(None)),
     ],
 )
 def test_what_the_devices_counters_are_read_by(
-    devices: Sequence[str], backend: str, kind: type | None, torch_on: Any, fake_cuda: Any
+    devices: Sequence[str], backend: str, kind: type, torch_on: Any, fake_cuda: Any
 ) -> None:
     torch_on(fake_cuda(), fake_cuda(), backend=backend)
-    adapter = Workload()
-    engine = Engine(
-        adapter=adapter,
-        instances=[ModelInstance(adapter, None, device, None, adapter.collate, set()) for device in devices],
-        settings=RunnerSettings(workers=len(devices)),
-        recorder=StageRecorder(1),
-        events=EventLog(),
-        request_of=lambda _: SimpleNamespace(),  # type: ignore[arg-type,return-value]
-    )
-    assert type(engine.device_memory) is (type(None) if kind is None else kind)
+    assert type(engine_on(devices).device_memory) is kind
 
 
 def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, fake_cuda: Any, tmp_path: Path) -> None:
@@ -291,12 +269,11 @@ def test_engines_are_made_with_their_own_device_as_the_current_one(
         return model, SimpleNamespace(to_json=lambda: {"device": device})
 
     monkeypatch.setattr("latfix.runners.backends.tensorrt.convert.convert", convert)
-    adapter = Workload()
-    instances = [
-        ModelInstance(adapter, torch.nn.Identity(), f"cuda:{index}", None, adapter.collate, set()) for index in (1, 0)
-    ]
+    instances = [instance_of(torch.nn.Identity(), f"cuda:{index}") for index in (1, 0)]
     shapes: Any = SimpleNamespace(seen=[], tuned=())
     monkeypatch.setattr(Workload, "folder", Path(), raising=False)
     with on_device("cuda:1"):  # as a library leaves it
-        convert_models(LoadedModels(adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt"), shapes)
+        convert_models(
+            LoadedModels(instances[0].adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt"), shapes
+        )
     assert made == [("cuda:1", 1), ("cuda:0", 0)]

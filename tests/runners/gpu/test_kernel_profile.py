@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
-from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.gpu.copy_costs import copy_costs
 from latfix.runners.gpu.kernel_profile import RANGE, waits_in, work_of
+from tests.runners.engine.served import instance_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 
@@ -114,23 +113,18 @@ def test_a_profile_without_a_device_says_nothing() -> None:
     assert work_of([]) is None
 
 
-class _Plain(Workload):
-    pass
-
-
 def test_the_line_that_waits_is_named() -> None:
     class Peeks(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             total = x.sum()
             return x * 2 if float(total.item()) > 0 else x
 
-    accelerator, adapter = SimulatedAccelerator(), _Plain()
-    instance = ModelInstance(adapter, Peeks(), accelerator.device, None, adapter.collate, set())
-    instance.place_on(accelerator)
-    (place,) = waits_in(instance, torch.ones(2, 3))
+    accelerator = SimulatedAccelerator()
+    waits, quiet = (instance_of(model, accelerator.device) for model in (Peeks(), torch.nn.ReLU()))
+    for instance in (waits, quiet):
+        instance.place_on(accelerator)
+    (place,) = waits_in(waits, torch.ones(2, 3))
     assert place.startswith("test_kernel_profile.py:")
-    quiet = ModelInstance(adapter, torch.nn.ReLU(), accelerator.device, None, adapter.collate, set())
-    quiet.place_on(accelerator)
     assert waits_in(quiet, torch.ones(2, 3)) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import torch
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import EVENT_FIELDS, SAMPLE_FIELDS
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 from tests.runners.gpu.simulated import Speeds
 from tests.runners.gpu.test_async_batches import Adapter, Flown, Model
 
@@ -36,15 +35,11 @@ def _record(served: Flown, **meta: Any) -> RunRecord:
     """The run as it would be read from its folder."""
     rows = {name: np.ascontiguousarray(served.rows[name]) for name in served.rows.dtype.names or ()}
     batches = {name: np.ascontiguousarray(served.batches[name]) for name in served.batches.dtype.names or ()}
-    traffic = Traffic.plain(rows["arrival_ns"].copy())
-    return RunRecord(
-        folder=Path("run"),
-        meta={"device": "cuda:0", "settings": served.engine.settings.as_dict(), "torch_threads": 1, **meta},
-        requests=rows,
-        batches=batches,
-        events={name: np.zeros(0, dtype=object if name == "detail" else np.int64) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=traffic,
+    return build_record(
+        rows,
+        batches,
+        traffic=Traffic.plain(rows["arrival_ns"].copy()),
+        **{"device": "cuda:0", "settings": served.engine.settings, "torch_threads": 1, **meta},
     )
 
 

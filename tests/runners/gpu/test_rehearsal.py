@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,14 @@ import torch
 
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
-from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
-from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance, Outcome
 from latfix.runners.gpu.pinned_staging import Staging
 from latfix.runners.service.loaded_service import Service
 from latfix.runners.service.warm_up import rehearsal
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.runners.engine.served import requests_of
+from tests.runners.engine.served import Served, instance_of, requests_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 
@@ -42,9 +41,15 @@ class _Doubling(torch.nn.Module):
         return answer
 
 
+class _Read(Served):
+    """Keeps numbers and no answer: whoever holds one holds its buffer."""
+
+    def _done(self, slot: int, outcome: Outcome) -> None:
+        super()._done(slot, replace(outcome, output=float(outcome.output[0, 0])))
+
+
 def _instance(device: SimulatedAccelerator) -> ModelInstance:
-    adapter = _Rows()
-    instance = ModelInstance(adapter, _Doubling(), device.device, None, adapter.collate, set())
+    instance = instance_of(_Doubling(), device.device, _Rows())
     instance.place_on(device)
     instance.staging = Staging(device)
     instance.collate = instance.staging.collate
@@ -66,35 +71,18 @@ def test_no_buffer_is_used_again_before_its_copy_is_done(overlap: bool) -> None:
 def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> None:
     device = SimulatedAccelerator(speeds=Speeds(operator=0.001))
     instance = _instance(device)
-    settings = RunnerSettings(max_batch_size=4, overlap=overlap, pinned_staging=True, device="cuda:0")
-    once = rehearsal(instance, settings)
+    settings: dict[str, Any] = {"max_batch_size": 4, "overlap": overlap, "pinned_staging": True}
+    once = rehearsal(instance, RunnerSettings(**settings))
     for size in (1, 2, 4):
         once(torch.ones(3, 4), size)
     staging, streams = instance.staging, len(device.streams)
     assert staging is not None and staging.answer_misses
     before = (staging.misses, staging.answer_misses)
     for _ in range(3):  # each replay has an engine of its own
-        answers: dict[int, float] = {}
-
-        # Whoever holds an answer holds its buffer: here nobody does.
-        def answered(slot: int, outcome: Outcome, answers: dict[int, float] = answers) -> None:
-            answers[slot] = float(outcome.output[0, 0])
-
-        engine = Engine(
-            adapter=instance.adapter,
-            instances=[instance],
-            settings=settings,
-            recorder=StageRecorder(24),
-            events=EventLog(),
-            request_of=requests_of(24).__getitem__,
-            on_done=answered,
-        )
-        engine.start()
-        for slot in range(24):
-            engine.submit(slot)
-        assert engine.drain(timeout_s=60)
-        engine.shutdown()
-        assert answers == {slot: 2.0 * slot for slot in range(24)}
+        served = _Read(requests_of(24), instances=[instance], **settings)
+        served.send(*range(24))
+        served.end()
+        assert [served.outcomes[slot].output for slot in range(24)] == [2.0 * slot for slot in range(24)]
     assert len(device.streams) == streams, "memory that was warmed up belongs to the streams of then"
     # An answer may be held by its request while the next batch lands.
     assert staging.misses == before[0] and staging.answer_misses <= before[1] + 1

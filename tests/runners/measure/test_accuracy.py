@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, Reference, evaluate, sample_requests, save_outputs
+from latfix.results.answer_check import AnswerCheck
+from latfix.runners.answers.agreement import yardstick_of
+from latfix.runners.answers.named_outputs import Answer, outputs_of
+from latfix.runners.measure.accuracy import (
+    AGREEMENT_SAMPLE,
+    Accuracy,
+    Reference,
+    evaluate,
+    sample_requests,
+    save_outputs,
+)
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -56,7 +66,9 @@ def labelled(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Ser
         folder = tmp_path / f"w{noise}-{cases}-{scored}"
         if not folder.exists():
             write_workload(folder, adapter=source)
-        service = Service(folder, "adapter:Labelled", RunnerSettings(device="cpu", max_batch_size=16))
+        service = Service(
+            folder, "adapter:Labelled", RunnerSettings(device="cpu", max_batch_size=16, intra_op_threads=1)
+        )
         service.load()
         return service
 
@@ -64,20 +76,26 @@ def labelled(tmp_path: Path, write_workload: WriteWorkload) -> Callable[..., Ser
 
 
 def test_a_reference_is_read_as_it_was_saved(tmp_path: Path) -> None:
-    sample: tuple[list[Any] | None, ...] = ([np.array([1.0, 2.0]), np.array("x")], None, [])
-    whole = Reference(sample=sample, ids=("a", "b"), answers=({"class": 1}, torch.ones(2)), score=0.5)
+    sample: tuple[Answer | None, ...] = (outputs_of({"a": [1.0, 2.0], "b": "x"}), None, [])
+    whole = Reference(
+        sample=sample,
+        agreements=np.array([0.5, 1.0, 1.0]),
+        yardstick=yardstick_of(sample, {}),
+        ids=("a", "b"),
+        answers=({"class": 1}, torch.ones(2)),
+        score=0.5,
+    )
     whole.save(tmp_path / "r.npz")
     read = Reference.load(tmp_path / "r.npz")
     assert read.ids == ("a", "b") and read.score == 0.5 and read.answers[0] == {"class": 1}
-    assert [None if leaves is None else [leaf.tolist() for leaf in leaves] for leaves in read.sample] == [
-        [[1.0, 2.0], "x"],
-        None,
-        [],
-    ]
+    first, *others = read.sample
+    assert first is not None and others == [None, []]
+    assert [(name, values.tolist()) for name, values in first] == [("a", [1.0, 2.0]), ("b", "x")]
+    assert read.agreements.tolist() == [0.5, 1.0, 1.0] and read.yardstick == whole.yardstick
 
 
 def test_answers_that_cannot_be_pickled_cost_the_pairing_only(tmp_path: Path) -> None:
-    whole = Reference(sample=([np.array(1)],), ids=("a",), answers=(lambda: 1,), score=0.5)
+    whole = Reference(sample=(outputs_of(1),), ids=("a",), answers=(lambda: 1,), score=0.5)
     whole.save(tmp_path / "r.npz")
     read = Reference.load(tmp_path / "r.npz")
     assert len(read.sample) == 1 and read.ids == () and read.score is None
@@ -155,16 +173,97 @@ def test_a_larger_batch_is_seen_to_change_the_answers_of_a_model_that_reads_its_
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
 
     def service(size: int) -> Service:
-        made = Service(folder, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size))
+        made = Service(
+            folder, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1)
+        )
         made.load()
         return made
 
     save_outputs(service(1), traffic(120), tmp_path / "r.npz")
-    alone = evaluate(service(1), traffic(120), tmp_path / "r.npz")
-    assert alone.agreement == 1.0 and alone.deviation == 0.0
-    shared = evaluate(service(8), traffic(120), tmp_path / "r.npz")
+    alone = evaluate(service(1), traffic(120), tmp_path / "r.npz", max_drop=0.01)
+    assert alone.agreement == 1.0 and alone.same
+    shared = evaluate(service(8), traffic(120), tmp_path / "r.npz", max_drop=0.01)
     assert shared.agreement is not None and shared.agreement < 0.9
     assert shared.deviation is not None and shared.deviation > 0.1
+    assert not judge(asdict(shared), 1.0, 0.01)[0]
+
+
+def test_a_service_whose_padding_leaks_is_told_and_fixes_are_not_blamed_for_it(
+    tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
+    trained_otherwise = write_workload(tmp_path / "v", adapter=READS_PADDING.replace("seed(0)", "seed(1)"))
+
+    def service(size: int, where: Path = folder) -> Service:
+        made = Service(where, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1))
+        made.load()
+        return made
+
+    def judged(made: Service) -> tuple[bool, Accuracy]:
+        found = evaluate(made, traffic(120), tmp_path / "r.npz", max_drop=0.01)
+        return judge(asdict(found), original.score, 0.01)[0], found
+
+    original = evaluate(service(8), traffic(120), None, save=tmp_path / "r.npz")
+    check = AnswerCheck.from_json(original.answers)
+    assert check.padded and check.differing > 12 and check.compared == 120
+    assert original.score < 0.9 and original.kind == "agreement: scores"
+    assert check.example is not None and f"request {check.example.request!r}" in check.faults()[0]
+    again, _ = judged(service(8))
+    assert again, "who shares a batch is chance"
+    cured, single = judged(service(1))
+    assert cured and single.score == 1.0 and single.same
+    kept, other = judged(service(8, trained_otherwise))
+    assert not kept and other.agreement is not None and other.agreement < 0.5
+
+
+EMBEDS = """
+import torch
+from latfix import Workload
+
+class Embeds(Workload):
+    def load(self, device):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 48)
+        model.weight.data *= FACTOR
+        model.bias.data *= FACTOR
+        return model
+
+    def prepare(self, request):
+        return torch.randn(6, generator=torch.Generator().manual_seed(int(request.features["value"])))
+
+    def finish(self, output, request):
+        return {"NAME": output}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "kind"),
+    [
+        ("embedding", "", "vectors"),
+        ("x", "", "scores"),  # nothing tells them from logits
+        ("x", 'kind = "vectors"', "vectors"),
+        ("x", 'x = { kind = "numbers" }', "numbers"),
+    ],
+)
+def test_embeddings_that_are_30_percent_off_are_rejected(
+    tmp_path: Path, write_workload: WriteWorkload, name: str, declared: str, kind: str
+) -> None:
+    def service(folder: str, factor: float) -> Service:
+        source = EMBEDS.replace("FACTOR", str(factor)).replace("NAME", name)
+        spec = write_workload(tmp_path / folder, adapter=source) / "workload.toml"
+        spec.write_text(f"{spec.read_text()}[outputs]\n{declared}\n")
+        made = Service(
+            spec.parent, "adapter:Embeds", RunnerSettings(device="cpu", max_batch_size=4, intra_op_threads=1)
+        )
+        made.load()
+        return made
+
+    original = evaluate(service("original", 1.0), traffic(640), None, save=tmp_path / "r.npz")
+    assert original.score == 1.0 and original.answers["differing"] == 0
+    for factor, allowed in ((1.0, True), (1.01, True), (1.3, False), (0.7, False)):
+        found = evaluate(service(f"times{factor}", factor), traffic(640), tmp_path / "r.npz", max_drop=0.01)
+        assert found.kind == f"agreement: {kind}"
+        assert judge(asdict(found), 1.0, 0.01)[0] is allowed, found
 
 
 def test_no_disagreement_in_a_small_sample_is_not_certainty(labelled: Callable[..., Service], tmp_path: Path) -> None:
@@ -177,4 +276,4 @@ def test_no_disagreement_in_a_small_sample_is_not_certainty(labelled: Callable[.
     numbers = {"score": 1.0, "samples": 100, "loss": 0.0, "loss_lo": 0.0, "loss_hi": found.loss_hi, "agreement": 1.0}
     allowed, said = judge({**numbers, "deviation": 0.05}, 1.0, 0.01)
     assert not allowed and said.startswith("100 requests are too few to exclude a loss of 0.02")
-    assert judge({**numbers, "deviation": found.deviation}, 1.0, 0.01)[0], "the very same numbers"
+    assert found.same and judge({**numbers, "same": found.same}, 1.0, 0.01)[0], "the very same numbers"

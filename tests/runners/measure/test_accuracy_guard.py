@@ -21,11 +21,10 @@ def scored(score: float, **more: Any) -> dict[str, Any]:
         (scored(0.895, loss=0.005, loss_lo=-0.004, loss_hi=0.014), True),
         (scored(0.885, loss=0.015, loss_lo=0.005, loss_hi=0.018), False),  # beyond the limit
         (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034), False),  # too few to tell
-        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, deviation=1e-5), True),  # but for rounding the same
+        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, same=True), True),  # but for rounding the same
         (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, deviation=None), False),
         (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=1.0), False),  # none of a few is not none
         (scored(0.900, loss=0.0, loss_lo=-0.01, loss_hi=0.014, agreement=1.0), True),
-        (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=1.0, deviation=None), True),  # all the same
         (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=0.99), False),
         (scored(0.92, loss=-0.02, loss_lo=-0.03, loss_hi=-0.01), True),  # better
         (scored(0.90, broken=3), False),

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.measure.compute_pace import blend, compute_change, measure_pace, offered, typical_batches
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MS = 1_000_000
 
@@ -75,15 +76,7 @@ def record(sizes: Sequence[int], compute_ms: Sequence[float], spacing_ms: float 
     batches["compute_end_ns"] = batches["d2h_end_ns"] = batches["close_ns"] + (np.asarray(compute_ms) * MS).astype(
         int
     )
-    return RunRecord(
-        folder=Path("run"),
-        meta={},
-        requests=rows,
-        batches=batches,
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=schedule([0.0] * n),
-    )
+    return build_record(rows, batches, traffic=schedule([0.0] * n))
 
 
 @pytest.fixture

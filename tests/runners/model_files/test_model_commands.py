@@ -73,7 +73,7 @@ def test_layers_are_measured_without_the_service_of_the_process(
 ) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     save_schedule(Traffic.plain(np.arange(4) * 1_000_000, features={"value": np.arange(4)}), tmp_path / SCHEDULE)
-    job = {"folder": str(folder), "entry": "adapter:Small", "settings": RunnerSettings(device="cpu").as_dict()}
+    job = {"folder": str(folder), "entry": "adapter:Small", "settings": RunnerSettings(device="cpu").to_json()}
     nobody: Any = None
     child = Child(job, nobody, nobody)
     child._service.load()

@@ -194,3 +194,14 @@ def test_openvino_runs_the_file_as_it_is(build: Build, request_of: MakeRequest, 
     kept = first.clone()
     found["OpenVINO"].model(*(tensor[:1] for tensor in batch))
     assert torch.equal(first, kept), "a later answer does not take the place of an earlier one"
+
+
+def test_outputs_are_called_as_the_file_calls_them(build: Build) -> None:
+    file = build()
+    assert open_model(file).outputs == ("mean",)
+    (file.parent / "workload.toml").write_text(
+        '[workload]\nname = "w"\nmodel = "model.onnx"\ntraffic = "t.jsonl"\n[outputs]\nmeen = { kind = "vectors" }\n'
+    )
+    said = r"workload.toml:6: found output 'meen'; expected one of model.onnx's: mean; did you mean 'mean'"
+    with pytest.raises(InputError, match=said):
+        load_adapter(file.parent, file.name)

@@ -94,13 +94,15 @@ def test_backends_are_timed_in_turns_and_compared_with_the_first() -> None:
         Candidate(backend="broken", model=broken),
         Candidate(backend="missing", missing="not installed"),
     ]
-    served = serve(found, work(), 0.3, seed=1)
+    served, check = serve(found, work(), 0.3, seed=1)
     assert set(served) == {"first", "same", "wrong", "broken"}
     assert served["broken"].failure == "running it raised ValueError: no kernel" and not served["broken"].single_ns
     assert (served["same"].agreeing, served["same"].compared) == (8, 8)
     assert 0 < served["same"].deviation < 1e-4
     assert served["wrong"].agreeing == 2, "of zeros only, which come alone and in the batch"
     assert served["wrong"].deviation == 2.0
+    assert served["same"].agreement == 1.0 > served["wrong"].agreement
+    assert (check.compared, check.differing, check.faults()) == (4, 0, ())
     rounds = len(served["first"].single_ns)
     assert rounds >= 5 and len(served["wrong"].batched_ns) == rounds
     answered = order[: 3 * 3 * 5]
@@ -121,7 +123,7 @@ def test_the_first_backend_must_answer_for_others_are_compared_with_it() -> None
 
 def test_an_answer_that_is_lost_in_a_batch_is_a_failure() -> None:
     lost = Candidate(backend="lost", model=lambda x: x[:1])
-    served = serve([Candidate(backend="first", model=lambda x: x), lost], work(), 0.01, seed=0)
+    served, _ = serve([Candidate(backend="first", model=lambda x: x), lost], work(), 0.01, seed=0)
     assert "shape (1, 2) for a batch of 4" in served["lost"].failure
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Applied
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 WriteWorkload = Callable[..., Path]
 
@@ -82,15 +82,7 @@ def served(service: Service, values: list[int]) -> dict[str, Any]:
 
 
 def verified(service: Service, evidence: dict[str, Any], in_run: int = 0) -> Any:
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict(), "compilations_in_run": in_run},
-        requests={},
-        batches={},
-        events={},
-        samples={},
-        traffic=traffic(WARM),
-    )
+    record = build_record(traffic=traffic(WARM), settings=service.settings, compilations_in_run=in_run)
     return fuse_compile.FIX.verify(Applied(evidence=evidence, record=record, without=record))
 
 
@@ -135,9 +127,7 @@ def test_without_a_number_of_shapes_it_is_warmed_up_all_the_same(small: Path) ->
 
 def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
     seen = {name: served(loaded(small, precision=name), [2]) for name in ("bf16", "default")}
-    record = RunRecord(
-        folder=Path("run"), meta={}, requests={}, batches={}, events={}, samples={}, traffic=traffic(WARM)
-    )
+    record = build_record(traffic=traffic(WARM))
     found = {
         name: quantize_bf16.FIX.verify(Applied(evidence=evidence, record=record, without=record)).effective
         for name, evidence in seen.items()

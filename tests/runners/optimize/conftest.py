@@ -19,13 +19,14 @@ from latfix.formatting import LATENCY_KEYS
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.settings import Objective, RunnerSettings
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 LOAD_S = 2.0
 #: What a profile leaves in its process, as a factor of all that is timed there afterwards.
@@ -254,7 +255,7 @@ class FakeArm:
         record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings)
         if self.world.device is not None:
             told = self.world.device.told(self.world.arms, self, stalls)
-            record = replace(record, meta={**record.meta, "device": "cuda:0", "device_memory": told})
+            record = replace(record, meta=record.meta.updated(device="cuda:0", device_memory=told))
         self.last = folder.name
         numbers = traffic.features["number"].astype(int)
         new = [number not in self.served for number in numbers.tolist()]
@@ -285,19 +286,15 @@ def simulated(
     rows["latency_ns"] = (own * factor * chance).astype(np.int64)
     batches = {name: np.zeros(n, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
     batches["batch_id"] = rows["batch_id"] = np.arange(n)
-    return RunRecord(
-        folder=folder,
-        meta={
-            "traffic_sha256": schedule_digest(traffic),
-            "scheduled": n,
-            "machine": {"cores": 2},
-            "settings": settings.as_dict(),
-        },
-        requests=rows,
-        batches=batches,
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
+    return build_record(
+        rows,
+        batches,
         traffic=traffic,
+        folder=folder,
+        traffic_sha256=schedule_digest(traffic),
+        scheduled=n,
+        machine={"cores": 2},
+        settings=settings,
     )
 
 

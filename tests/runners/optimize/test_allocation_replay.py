@@ -71,7 +71,7 @@ def device(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
         }
         hit = np.arange(len(record.requests["latency_ns"])) % 12 == 5
         record.requests["latency_ns"][hit] += 60_000_000 * bool(stalls)
-        made = replace(record, meta={**record.meta, "device": "cuda:0", "device_memory": told})
+        made = replace(record, meta=record.meta.updated(device="cuda:0", device_memory=told))
         world.records[folder] = made
         return made
 

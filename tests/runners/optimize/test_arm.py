@@ -10,6 +10,7 @@ import pytest
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
+from latfix.run_record.run_meta import RunMeta
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
 
@@ -79,7 +80,7 @@ def test_a_profile_that_never_came_ends_the_process(
     """It hangs in the profiler, or is gone: whoever asks it next would wait for nothing."""
     monkeypatch.setattr(FakeProcess, "device", "cuda:0")
     monkeypatch.setattr("latfix.runners.replay.arm.device_profile", lambda *_: found)
-    record: Any = SimpleNamespace(meta={"device": "cuda:0"})
+    record: Any = SimpleNamespace(meta=RunMeta(device="cuda:0"))
     assert arm.profile(record) == found
     assert arm.loaded == goes_on
     arm.ask("evaluate")
@@ -97,7 +98,7 @@ def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
     arm.ask("evaluate")
     assert arm.loaded and not arm.profiled
     if how == "profile":
-        record: Any = SimpleNamespace(meta={"device": device})
+        record: Any = SimpleNamespace(meta=RunMeta(device=device))
         arm.profile(record)
     else:
         arm.ask(how)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from latfix.run_record.run_meta import RunMeta
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
@@ -64,7 +65,7 @@ def test_before_anything_is_kept_one_round_is_left_to_the_final_replay(search: A
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.0), ("cuda:0", 90.0)])
 def test_what_comes_compiled_on_a_gpu_takes_its_time(device: str, seconds: float) -> None:
-    bench: Any = SimpleNamespace(_made_s={}, baseline=SimpleNamespace(meta={"device": device}))
+    bench: Any = SimpleNamespace(_made_s={}, baseline=SimpleNamespace(meta=RunMeta(device=device)))
     for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
         assert Bench._making_s(bench, fix) == seconds
     assert Bench._making_s(bench, fuse_compile.FIX) == 90.0 and Bench._making_s(bench, quantize_bf16.FIX) == 0.0

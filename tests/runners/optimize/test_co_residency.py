@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import BATCH_DTYPE
 from latfix.runners.optimize.co_residency import MARGIN_BYTES, DeviceRoom, no_room
 
@@ -18,7 +19,7 @@ def _record(device: str = "cuda:0", **known: Any) -> Any:
     told = {"total_bytes": 80 * _GIB, "left_bytes": 50 * _GIB, "reserved_end_bytes": 28 * _GIB}
     told |= {"reserved_peak_bytes": 28 * _GIB, "retries": 0, "allocs": 0, "frees": 0, **known}
     batches = {name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
-    return SimpleNamespace(meta={"device": device, "device_memory": told}, batches=batches)
+    return SimpleNamespace(meta=RunMeta(device=device, device_memory=told), batches=batches)
 
 
 def test_what_is_beside_torchs_allocator_counts_too() -> None:
@@ -45,7 +46,7 @@ def test_a_service_that_came_to_hold_more_is_the_measure() -> None:
     [
         (_record(device="cpu", left_bytes=0), ""),
         (_record(retries=1), "one service alone ran out"),
-        (SimpleNamespace(meta={"device": "cuda:0"}), "is not known"),
+        (SimpleNamespace(meta=RunMeta(device="cuda:0")), "is not known"),
     ],
 )
 def test_where_nothing_is_to_be_counted(record: Any, why: str) -> None:
@@ -85,7 +86,7 @@ def test_a_service_with_less_that_finds_no_room_ends_the_sharing() -> None:
 
 
 def test_a_second_device_may_be_the_one_without_room() -> None:
-    roomy = _record().meta["device_memory"]
+    roomy = _record().meta.device_memory
     full = {**roomy, "reserved_peak_bytes": 60 * _GIB}
     assert no_room(_record(others={"cuda:1": roomy})) == ""
     assert "both services do not fit on cuda:1 (one holds 63,488 MiB" in no_room(_record(others={"cuda:1": full}))

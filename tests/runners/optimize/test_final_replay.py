@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners.optimize import final_replay as proof_module
 from latfix.runners.optimize.final_replay import MOST_ROUNDS, Proof, prove
 from latfix.runners.replay.arm import Arm
@@ -23,6 +23,7 @@ from latfix.runners.replay.run_session import Interrupted
 from latfix.statistics.decision import LEVEL
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 N = 240
 REPLAY_S = 10.0
@@ -37,14 +38,13 @@ def _record(folder: Path, latency_ms: Any, dispatch_ms: float) -> RunRecord:
     rows["index"], rows["arrival_ns"] = np.arange(N), np.arange(N) * 20_000_000
     rows["latency_ns"] = (np.asarray(latency_ms) * 1e6).astype(np.int64)
     rows["dispatch_ns"][:] = int(dispatch_ms * 1e6)
-    return RunRecord(
-        folder=folder,
-        meta={"traffic_sha256": "same", "scheduled": N, "objective": {"percentile": 50}},
-        requests=rows,
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
+    return build_record(
+        rows,
         traffic=_traffic(),
+        folder=folder,
+        traffic_sha256="same",
+        scheduled=N,
+        objective={"percentile": 50},
     )
 
 

@@ -60,7 +60,7 @@ def test_a_member_without_effect_is_left_out_of_a_kept_group(search: Any, world:
     assert world.statuses(outcome) == {"a.A": "kept", "a.B": "not_effective", "a.C": "kept"}
     assert dict(outcome.settings.env) == {"A": "0.7", "C": "0.7"}
     assert [step.fix for step in outcome.kept] == ["a.A", "a.C"]
-    assert outcome.after is not None and "B" not in outcome.after.meta["settings"]["env"]
+    assert outcome.after is not None and "B" not in outcome.after.meta.settings.env
 
 
 def test_one_that_does_not_start_does_not_take_its_group_with_it(search: Any, world: Any) -> None:

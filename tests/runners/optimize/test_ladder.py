@@ -52,7 +52,7 @@ def test_a_better_one_is_kept_and_the_next_builds_on_it(search: Any, world: Any)
     assert outcome.final is not None
     assert outcome.final.ratio["p99"].value == pytest.approx(0.35, rel=0.02)
     assert outcome.before is not None and outcome.after is not None
-    assert dict(outcome.before.meta["settings"]["env"]) == {}
+    assert dict(outcome.before.meta.settings.env) == {}
     assert [step.fix for step in outcome.planned] == ["a.HALF", "a.THIRD"]
 
 
@@ -100,8 +100,8 @@ def test_first_settings_are_the_before(search: Any, world: Any) -> None:
     first = RunnerSettings(env={"PLAN": "1.0"}, max_batch_size=4)
     outcome = search(world.fix("HALF", 0.5), settings=first)
     assert outcome.before is not None and outcome.after is not None
-    assert outcome.before.meta["settings"] == first.as_dict()
-    assert outcome.after.meta["settings"] == {**first.as_dict(), "env": {"PLAN": "1.0", "HALF": "0.5"}}
+    assert outcome.before.meta.settings == first
+    assert outcome.after.meta.settings == replace(first, env={"PLAN": "1.0", "HALF": "0.5"})
     assert outcome.settings.max_batch_size == 4
 
 

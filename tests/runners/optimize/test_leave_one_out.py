@@ -19,7 +19,7 @@ def test_a_fix_that_another_made_needless_is_dropped(search: Any, world: Any) ->
     assert weak.adds.ratio["mean"].value == pytest.approx(1.0, rel=0.02)
     assert "beside the others" in weak.reason
     assert dict(outcome.settings.env) == {"STRONG": "0.4"}
-    assert dict(outcome.after.meta["settings"]["env"]) == {"STRONG": "0.4"}
+    assert dict(outcome.after.meta.settings.env) == {"STRONG": "0.4"}
 
 
 def test_what_each_adds_to_the_others_is_measured(search: Any, world: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from latfix.runners.optimize.screening_windows import join, screening_windows
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 SECOND = 10**9
 
@@ -30,9 +30,7 @@ def traffic_at(seconds: list[float], first_id: int = 0) -> Traffic:
     )
 
 
-def record_of(
-    traffic: Traffic, latency_ms: Any, *, per_batch: int = 1, meta: dict[str, Any] | None = None
-) -> RunRecord:
+def record_of(traffic: Traffic, latency_ms: Any, *, per_batch: int = 1, **meta: Any) -> RunRecord:
     n = len(traffic)
     rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
     rows["index"] = np.arange(n)
@@ -43,9 +41,11 @@ def record_of(
     batches = {name: np.zeros(count, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
     batches["batch_id"] = np.arange(count)
     batches["size"] = np.bincount(rows["batch_id"])
-    return RunRecord(
-        folder=Path("run"),
-        meta={"traffic_sha256": schedule_digest(traffic), "scheduled": n, "workload": "w", **(meta or {})},
+    return build_record(
+        traffic_sha256=schedule_digest(traffic),
+        scheduled=n,
+        workload="w",
+        **meta,
         requests=rows,
         batches=batches,
         events={name: np.zeros(1, dtype=object) for name in EVENT_FIELDS},
@@ -135,7 +135,7 @@ def test_a_joined_record_points_into_its_joined_traffic() -> None:
     assert joined.traffic.ids == [f"r{k}" for k in range(7)]
     assert joined.traffic.features["length"][rows["index"]].tolist() == list(range(7))
     assert rows["latency_ns"].tolist() == [k * 10**6 for k in range(1, 8)]
-    assert joined.meta["scheduled"] == len(joined.traffic) == 7
+    assert joined.meta.scheduled == len(joined.traffic) == 7
     assert (np.diff(rows["arrival_ns"]) > 0).all()
     assert len(joined.events["kind"]) == 2 and len(joined.samples["value"]) == 4
 
@@ -163,11 +163,11 @@ def test_requests_without_a_batch_and_warm_up_stay_so() -> None:
 
 def test_counters_of_all_slices_are_added() -> None:
     one, two = two_slices()
-    first = record_of(one, 1.0, meta={"pool_hits": 3, "compilations_in_run": 1, "torch_threads": 2})
-    second = record_of(two, 1.0, meta={"pool_hits": 4, "pool_misses": 2, "torch_threads": 2})
+    first = record_of(one, 1.0, pool_hits=3, compilations_in_run=1, torch_threads=2)
+    second = record_of(two, 1.0, pool_hits=4, pool_misses=2, torch_threads=2)
     meta = join([first, second]).meta
-    assert (meta["pool_hits"], meta["pool_misses"], meta["compilations_in_run"]) == (7, 2, 1)
-    assert meta["torch_threads"] == 2
+    assert (meta.pool_hits, meta.pool_misses, meta.compilations_in_run) == (7, 2, 1)
+    assert meta.torch_threads == 2
 
 
 def test_arms_pair_request_by_request_where_their_slices_are_the_same() -> None:

@@ -20,7 +20,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.engine.engine import Engine
 from latfix.runners.host.cpu_topology import Domain, Topology, allowed_cores
 from latfix.runners.host.start_environment import environment_at_start
-from latfix.runners.replay.run_facts import RunFacts, model_bytes, nodes_of_memory, thread_rows
+from latfix.runners.replay.run_facts import RunFacts, model_bytes, nodes_of_memory
 from latfix.runners.replay.run_session import Replay, prepare_folder, replay_into
 from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.runners.service.loaded_service import Service
@@ -281,10 +281,6 @@ def test_memory_by_node_leaves_files_out(tmp_path: Path) -> None:
     assert nodes_of_memory(tmp_path / "none") == {}
 
 
-def test_older_records_have_no_threads() -> None:
-    assert thread_rows({}, "worker") == [] and thread_rows({"placement": {"worker": "x"}}, "worker") == []
-
-
 @linux
 @pytest.mark.slow
 def test_a_runner_process_applies_it_all_and_says_so(folder: Path, tmp_path: Path) -> None:
@@ -305,10 +301,10 @@ def test_a_runner_process_applies_it_all_and_says_so(folder: Path, tmp_path: Pat
         record: RunRecord = replay_into(process, run)
     meta = record.meta
     assert record.counts()["ok"] == 30
-    assert {row["nice"] for row in thread_rows(meta, "worker")} == {values["nice"]}
-    assert meta["placement"]["autogroup_nice"] in (None, values["nice"])
-    assert meta["memory"]["prefault_kept_bytes"] > 0.9 * (16 << 20)
-    assert meta["environment"]["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert "glibc.malloc.arena_max=1" in meta["environment"]["GLIBC_TUNABLES"]
-    assert meta["residence"]["runs"] > 0 and meta["embeddings"]["hot_rows"] == 3
-    assert meta["setup_notes"] == []
+    assert {place.nice for place in meta.placement.worker} == {values["nice"]}
+    assert meta.placement.autogroup_nice in (None, values["nice"])
+    assert meta.memory.prefault_kept_bytes > 0.9 * (16 << 20)
+    assert meta.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "glibc.malloc.arena_max=1" in meta.environment["GLIBC_TUNABLES"]
+    assert meta.residence is not None and meta.residence.runs > 0 and meta.embeddings.hot_rows == 3
+    assert meta.setup_notes == ()

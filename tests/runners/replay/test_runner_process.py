@@ -115,11 +115,11 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
     replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
     first, second = (run(tmp_path / name, replay) for name in ("first", "second"))
     # The machine's costs are measured once, and are in both records.
-    assert first.meta["calibration"]["cached"] == 0
+    assert first.meta.calibration["cached"] == 0
     assert len(list((tmp_path / "cache" / "latfix").glob("calibration-*.json"))) == 1
     names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "timer_floor_ns", "unmapping_mib_ns"}
     for record in (first, second):
-        calibration, overhead = record.meta["calibration"], record.meta["overhead"]
+        calibration, overhead = record.meta.calibration, record.meta.overhead
         assert names <= set(calibration)
         series = set(record.samples["series"])
         assert {"gil.wait_ns", "gil.switch_interval_ns", "thread.latfix-worker-0.cpu_ns"} <= series

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ import pytest
 
 from latfix.queueing.queue_simulator import Offered, Simulated
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]
@@ -108,8 +108,6 @@ def recorded() -> Recorded:
             table["padded_length"][b] = sizes.max()
         table["process_cpu_ns"] = table["compute_cpu_ns"].copy()
         rows["latency_ns"] = rows["prepare_ns"] + rows["queue_ns"] + rows["batch_ns"] + rows["compute_ns"]
-        events: Columns = {name: np.zeros(0, dtype=np.int64) for name in EVENT_FIELDS}
-        events["kind"], events["detail"] = np.zeros(0, dtype=object), np.zeros(0, dtype=object)
         samples: Columns = {name: np.zeros(0) for name in SAMPLE_FIELDS}
         samples["series"] = np.zeros(0, dtype=object)
         if series:
@@ -119,23 +117,17 @@ def recorded() -> Recorded:
             samples["t_ns"] = np.arange(len(names), dtype=np.int64)
         expires = np.array([one.expires_ns for one in traffic], dtype=np.float64)
         deadline = np.where(expires > 0, (expires - rows["arrival_ns"]) / MS, np.nan)
-        return RunRecord(
-            folder=Path("simulated"),
-            meta={
-                "workload": "simulated",
-                "device": "cpu",
-                "state": "complete",
-                "scheduled": n,
-                "torch_threads": 1,
-                "settings": settings.as_dict(),
-                "calibration": {"minor_fault_ns": 500.0},
-                "objective": {"percentile": 99},
-                "threads": {"worker": [9000 + w for w in range(settings.workers)], "prepare": [9100]},
-                **meta,
-            },
+        return build_record(
+            workload="simulated",
+            state="complete",
+            scheduled=n,
+            torch_threads=1,
+            settings=settings,
+            calibration={"minor_fault_ns": 500.0},
+            threads={"worker": [9000 + w for w in range(settings.workers)], "prepare": [9100]},
+            **meta,
             requests=rows,
             batches=table,
-            events=events,
             samples=samples,
             traffic=Traffic(
                 arrival_ns=rows["arrival_ns"].copy(),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from latfix.queueing.backlog import FixedLimits
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch, SimulatedQueue
@@ -66,20 +65,20 @@ def test_the_limit_recovers_after_a_burst_and_does_not_swing(offer: Offer) -> No
     assert limit.lowest >= 2 * SIZE
 
 
-def test_a_ceiling_holds(offer: Offer) -> None:
+def test_a_ceiling_holds_and_a_limit_that_is_not_used_does_not_grow(offer: Offer) -> None:
     limit = ConcurrencyLimit(least=2 * SIZE, most=5)
     _limited(offer((10.0, 300.0), seed=6), limit)
     assert limit.highest <= 5
-
-
-def test_a_limit_that_is_not_used_does_not_grow() -> None:
-    limit = ConcurrencyLimit(least=8)
+    unused = ConcurrencyLimit(least=8)
     for _ in range(5000):
-        limit.observe(10 * MS, 2)
-    assert limit.limit == 16
+        unused.observe(10 * MS, 2)
+    assert unused.limit == 16
 
 
-def _by_deadline(traffic: list[Offered], *, check: DeadlineCheck, estimate: WorkEstimate) -> Simulated:
+def _by_deadline(traffic: list[Offered], estimate: WorkEstimate | None = None) -> tuple[Simulated, DeadlineCheck]:
+    estimate = estimate or WorkEstimate()
+    check = DeadlineCheck(estimate, workers=1)
+
     def observe(batch: SimulatedBatch, _inside: int) -> None:
         size, busy = len(batch.members), batch.end_ns - batch.close_ns
         estimate.learn(Batch(size, 1, size, size, busy, busy, batch.left > 0))
@@ -87,13 +86,14 @@ def _by_deadline(traffic: list[Offered], *, check: DeadlineCheck, estimate: Work
     def admit(now: int, one: Offered, inside: int) -> bool:
         return not check.refuses(now, one.expires_ns, inside)
 
-    return SimulatedQueue(
+    queue = SimulatedQueue(
         service=service,
         limits=FixedLimits(SIZE, 0),
         admission=admit,
         observe=observe,
         doomed=lambda item, now: check.hopeless(now, item.expires_ns),
-    ).run(traffic)
+    )
+    return queue.run(traffic), check
 
 
 def _in_time(run: Simulated, traffic: list[Offered]) -> int:
@@ -103,9 +103,7 @@ def _in_time(run: Simulated, traffic: list[Offered]) -> int:
 
 def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody(offer: Offer) -> None:
     traffic = offer((30.0, 320.0), seed=7, deadline_ms=150.0)
-    estimate = WorkEstimate()
-    check = DeadlineCheck(estimate, workers=1)
-    run = _by_deadline(traffic, check=check, estimate=estimate)
+    run, check = _by_deadline(traffic)
     everybody = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
     assert _in_time(run, traffic) > 0.9 * 200 * 30
     assert _in_time(everybody, traffic) < 0.1 * _in_time(run, traffic)
@@ -119,15 +117,13 @@ def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody(offer:
 def test_who_has_no_deadline_is_never_shed(offer: Offer) -> None:
     traffic = offer((10.0, 400.0), seed=8, deadline_ms=100.0)
     traffic = [replace(one, expires_ns=0) if k % 3 == 0 else one for k, one in enumerate(traffic)]
-    estimate = WorkEstimate()
-    run = _by_deadline(traffic, check=DeadlineCheck(estimate, workers=1), estimate=estimate)
+    run, _ = _by_deadline(traffic)
     assert run.refused and not [slot for slot in (*run.refused, *run.dropped) if not traffic[slot].expires_ns]
 
 
 def test_a_load_that_fits_is_not_shed_by_deadline(offer: Offer) -> None:
     traffic = offer((60.0, 90.0), seed=9, deadline_ms=200.0)
-    estimate = WorkEstimate()
-    run = _by_deadline(traffic, check=DeadlineCheck(estimate, workers=1), estimate=estimate)
+    run, _ = _by_deadline(traffic)
     everybody = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
     assert len(run.refused) + len(run.dropped) <= 0.01 * len(traffic)
     assert _in_time(run, traffic) >= _in_time(everybody, traffic) - 0.01 * len(traffic)
@@ -138,16 +134,15 @@ def test_an_estimate_that_is_far_too_high_is_put_right(offer: Offer) -> None:
     for _ in range(50):
         estimate.learn(Batch(1, 1, 1, 1, 5000 * MS, 5000 * MS))
     traffic = offer((60.0, 60.0), seed=10, deadline_ms=200.0)
-    run = _by_deadline(traffic, check=DeadlineCheck(estimate, workers=1), estimate=estimate)
+    run, _ = _by_deadline(traffic, estimate)
     late = np.array([traffic[slot].arrival_ns > 50e9 for slot in (*run.refused, *run.dropped)])
     assert np.count_nonzero(late) < 0.05 * 10 * 60
 
 
-@pytest.mark.parametrize("inside", [0, 3])
-def test_an_empty_service_always_tries(inside: int) -> None:
+def test_an_empty_service_always_tries() -> None:
     estimate = WorkEstimate()
     for _ in range(12):
         estimate.learn(Batch(1, 1, 1, 1, 50 * MS, 50 * MS))
     check = DeadlineCheck(estimate, workers=1)
-    assert check.refuses(0, 10 * MS, inside) == (inside > 0)
+    assert check.refuses(0, 10 * MS, 3) and not check.refuses(0, 10 * MS, 0)
     assert not check.hopeless(20 * MS, 10 * MS), "late already: that is a timeout"

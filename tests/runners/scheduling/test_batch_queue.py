@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,25 +61,14 @@ def test_the_window_counts_from_the_oldest_request() -> None:
 
 
 def test_an_open_window_keeps_the_worker_waiting() -> None:
-    clock = Clock(now=100)
-    queue = BatchQueue(max_batch_size=2, window_ns=60_000_000_000, clock=clock)
+    queue = BatchQueue(max_batch_size=2, window_ns=60_000_000_000, clock=Clock(now=100))
     _put(queue, 0, at=100)
-    taken: list[Formed | None] = []
-    worker = threading.Thread(target=lambda: taken.append(queue.take(0)))
-    worker.start()
-    worker.join(0.1)
-    assert not taken, "the window is open and the batch not full"
-
-    _put(queue, 1, at=100)
-    worker.join(5)
-
-    assert _slots(taken[0]) == [0, 1]
-
-
-def test_no_window_takes_what_waits() -> None:
-    queue = BatchQueue(max_batch_size=8, window_ns=0, clock=Clock(now=5))
-    _put(queue, 7, 8)
-    assert _slots(queue.take(0)) == [7, 8]
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(queue.take, 0)
+        with pytest.raises(TimeoutError):
+            taken.result(0.1)  # the window is open and the batch not full
+        _put(queue, 1, at=100)
+        assert _slots(taken.result(5)) == [0, 1]
 
 
 def test_priorities_overtake_and_arrival_decides_within_one() -> None:
@@ -100,37 +90,28 @@ def test_close_gives_out_what_waits_and_then_none() -> None:
 
 def test_close_wakes_every_waiting_worker() -> None:
     queue = BatchQueue(max_batch_size=2, window_ns=0)
-    results: list[Formed | None] = []
-    workers = [threading.Thread(target=lambda: results.append(queue.take(0))) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    queue.close()
-    for worker in workers:
-        worker.join(5)
-    assert results == [None] * 4
+    with ThreadPoolExecutor(4) as pool:
+        results = [pool.submit(queue.take, 0) for _ in range(4)]
+        queue.close()
+        assert [result.result(5) for result in results] == [None] * 4
 
 
 def test_two_workers_never_form_at_once() -> None:
     # GIVEN two free workers and one request whose window is open
     queue = BatchQueue(max_batch_size=4, window_ns=40_000_000)
-    results: list[Formed | None] = []
-    workers = [threading.Thread(target=lambda: results.append(queue.take(0))) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    # WHEN three requests come one by one within the window
-    for slot in range(3):
-        _put(queue, slot, at=time.perf_counter_ns())
-        time.sleep(0.001)
-    deadline = time.monotonic() + 5
-    while not results and time.monotonic() < deadline:
-        time.sleep(0.001)
-    queue.close()
-    for worker in workers:
-        worker.join(5)
-    # THEN one worker has them all, and the other waited for its turn
-    batches = [_slots(result) for result in results if result is not None]
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(queue.take, 0) for _ in range(2)]
+        # WHEN three requests come one by one within the window
+        for slot in range(3):
+            _put(queue, slot, at=time.perf_counter_ns())
+            time.sleep(0.001)
+        wait(results, 5, FIRST_COMPLETED)
+        queue.close()
+        # THEN one worker has them all, and the other waited for its turn
+        formed = [found for result in results if (found := result.result(5)) is not None]
+    batches = [_slots(one) for one in formed]
     assert sorted(slot for batch in batches for slot in batch) == [0, 1, 2]
-    assert len(batches[0]) > 1
+    assert max(map(len, batches)) > 1
 
 
 @given(

@@ -2,97 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
 from latfix.request import Request
-from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import EVENT_FIELDS
 from latfix.runners.engine.continuous_batching import steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
 from latfix.runners.fixes.batch.continuous import FIX, joined, works_in_steps
 from latfix.runners.fixes.fix import Applied
+from tests.records import build_record
 from tests.runners.engine.served import Served
-
-
-class Adapter(Workload):
-    """Each request's tensor is its number and how many steps it takes."""
-
-    def prepare(self, request: Request) -> torch.Tensor:
-        return torch.tensor([float(request.id), float(request.features["steps"])])
-
-    def finish(self, output: Any, request: Request) -> float:
-        del request
-        return float(output)
-
-
-@dataclass
-class Counting:
-    """A state: numbers, steps left, and what was added up."""
-
-    number: list[float]
-    left: list[int]
-    sums: list[float]
-
-
-class Counter:
-    """Adds a request's number to its sum once a step; ``forward`` does the same at once."""
-
-    def __init__(self, ms: float = 0.0) -> None:
-        self.ms = ms
-        self.together: list[list[float]] = []
-        self.gate: Callable[[Sequence[float]], None] = lambda _: None
-        self.fails: Callable[[str, Sequence[float]], None] = lambda _where, _numbers: None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.fails("forward", x[:, 0].tolist())
-        return x[:, :1] * x[:, 1:]
-
-    def start(self, x: torch.Tensor) -> Counting:
-        self.fails("start", x[:, 0].tolist())
-        return Counting(x[:, 0].tolist(), [int(n) for n in x[:, 1].tolist()], [0.0] * len(x))
-
-    def done(self, state: Counting) -> list[bool]:
-        self.fails("done", state.number)
-        return [left <= 0 for left in state.left]
-
-    def step(self, state: Counting) -> None:
-        self.fails("step", state.number)
-        self.together.append(list(state.number))
-        self.gate(state.number)
-        time.sleep(self.ms / 1000)
-        state.sums = [total + number for total, number in zip(state.sums, state.number, strict=True)]
-        state.left = [left - 1 for left in state.left]
-
-    def join(self, state: Counting, other: Counting) -> Counting:
-        self.fails("join", state.number + other.number)
-        return Counting(state.number + other.number, state.left + other.left, state.sums + other.sums)
-
-    def leave(self, state: Counting, rows: Sequence[int]) -> tuple[list[torch.Tensor], Counting | None]:
-        self.fails("leave", state.number)
-        outputs = [torch.tensor([state.sums[row]]) for row in rows]
-        stay = [k for k in range(len(state.number)) if k not in set(rows)]
-        if not stay:
-            return outputs, None
-        return outputs, Counting(
-            [state.number[k] for k in stay], [state.left[k] for k in stay], [state.sums[k] for k in stay]
-        )
+from tests.runners.scheduling.counting_model import Counter, Row, Stepping
 
 
 def _served(steps: Sequence[int], model: Any, collector: IdleCollector | None = None, **settings: Any) -> Served:
     requests = [Request(id=str(k), arrival_s=0.0, features={"steps": n}) for k, n in enumerate(steps)]
     settings = {"max_batch_size": 4, "batching": "continuous", **settings}
-    return Served(requests, model, adapter=Adapter(), more={"collector": collector}, **settings)
+    return Served(requests, model, adapter=Stepping(), more={"collector": collector}, **settings)
 
 
 def _answers(served: Served) -> None:
@@ -133,11 +70,10 @@ def test_places_serve_one_request_at_a_time() -> None:
     assert set(batches["worker"].tolist()) <= set(range(6))
     assert len(np.unique(batches["worker"])) == 6
     for place in np.unique(batches["worker"]):
-        own = batches[batches["worker"] == place]
-        own.sort(order="close_ns")
+        own = np.sort(batches[batches["worker"] == place], order="close_ns")
         assert (own["free_ns"][1:] == own["finish_end_ns"][:-1]).all()
-        assert (own["open_ns"] >= own["free_ns"]).all() and (own["close_ns"] >= own["open_ns"]).all()
-        assert (own["collated_ns"] >= own["close_ns"]).all() and (own["finish_end_ns"] >= own["d2h_end_ns"]).all()
+        moments = ("free_ns", "open_ns", "close_ns", "collated_ns", "d2h_end_ns", "finish_end_ns")
+        assert (np.diff([own[name] for name in moments], axis=0) >= 0).all()
     assert (rows["compute_ns"] > 0).all()
 
 
@@ -166,13 +102,13 @@ def test_only_the_guilty_one_fails(where: str, error: BaseException) -> None:
 @pytest.mark.parametrize("where", ["join", "done", "step", "leave"])
 def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -> None:
     model = Counter()
-    states: list[weakref.ref[Counting]] = []
+    states: list[list[weakref.ref[Row]]] = []
     alive: list[bool] = []
     start = model.start
 
-    def started(x: torch.Tensor) -> Counting:
+    def started(x: torch.Tensor) -> list[Row]:
         state = start(x)
-        states.append(weakref.ref(state))
+        states.append([weakref.ref(row) for row in state])
         return state
 
     def fails(now: str, _numbers: Sequence[float]) -> None:
@@ -180,7 +116,7 @@ def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -
             raise MemoryError("all of it is taken")
         if now == "forward":
             mine = states[-1:] if where == "join" else states  # those of before go on
-            alive.append(any(state() is not None for state in mine))
+            alive.append(any(row() is not None for rows in mine for row in rows))
 
     model.start, model.fails = started, fails  # type: ignore[method-assign]
     served = _served([3, 2, 1, 2, 3], model)
@@ -190,28 +126,20 @@ def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -
     assert alive and not any(alive)
 
 
-def test_steps_that_always_fail_leave_whole_batches() -> None:
+def no_steps_today(where: str, _numbers: Sequence[float]) -> None:
+    if where == "step":
+        raise RuntimeError("no steps today")
+
+
+@pytest.mark.parametrize(("hook", "does"), [("fails", no_steps_today), ("done", lambda _: [True])])
+def test_steps_that_fail_or_answer_nonsense_leave_whole_batches(hook: str, does: Any) -> None:
     model = Counter()
-
-    def fails(where: str, _numbers: Sequence[float]) -> None:
-        if where == "step":
-            raise RuntimeError("no steps today")
-
-    model.fails = fails
+    setattr(model, hook, does)
     served = _served([3, 2, 1], model)
     served.send(0, 1, 2)
     _, batches = served.end()
     _answers(served)
     assert batches["retried"].any()
-
-
-def test_nonsense_from_the_model_is_an_error_of_its_own() -> None:
-    model = Counter()
-    model.done = lambda _: [True]  # type: ignore[method-assign, assignment]
-    served = _served([3, 2, 1], model)
-    served.send(0, 1, 2)
-    served.end()
-    _answers(served)
 
 
 def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
@@ -236,31 +164,21 @@ def test_a_model_without_steps_is_refused() -> None:
         _served([1], lambda x: x)
 
 
-def _record(rows: Any, batches: Any, served: Served) -> RunRecord:
-    import json
-
-    from latfix.run_record.schema import EVENT_FIELDS, SAMPLE_FIELDS
-    from latfix.traffic.schedule import Traffic
-
-    lines = [json.loads(line) for line in served.events.drain(0).splitlines()]
-    events = {name: np.array([line[k] for line in lines], dtype=object) for k, name in enumerate(EVENT_FIELDS)}
-    return RunRecord(
-        folder=Path("run"),
-        meta={"settings": served.settings.as_dict()},
-        requests={name: rows[name] for name in rows.dtype.names},
-        batches={name: batches[name] for name in batches.dtype.names},
-        events=events,
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=Traffic.plain(np.sort(rows["arrival_ns"])),
-    )
-
-
 def test_the_fix_sees_the_protocol_and_who_joined() -> None:
     records = []
     for batching in ("continuous", "fixed"):
         served = _served([12, 3, 8, 1, 2, 6] * 5, Counter(ms=0.5), batching=batching)
         served.send(*range(30))
-        records.append(_record(*served.end(), served))
+        rows, batches = served.end()
+        lines = [json.loads(line) for line in served.events.drain(0).splitlines()]
+        records.append(
+            build_record(
+                {name: rows[name] for name in rows.dtype.names},
+                {name: batches[name] for name in batches.dtype.names},
+                events={name: np.array([line[k] for line in lines], object) for k, name in enumerate(EVENT_FIELDS)},
+                settings=served.settings,
+            )
+        )
     continuous, static = records
     assert works_in_steps(continuous) and works_in_steps(static)
     assert joined(continuous)[0] > 10 and joined(static)[0] == 0

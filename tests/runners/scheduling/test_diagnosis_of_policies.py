@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,8 @@ def _run(traffic: list[Offered], backlog: Backlog, limits: Limits, pauses: dict[
     return SimulatedQueue(service=service, backlog=backlog, limits=limits, **more).run(traffic)
 
 
-def _pauses(traffic: list[Offered], seed: int = 5) -> dict[int, int]:
-    rng = np.random.default_rng(seed)
-    return {int(slot): PAUSE for slot in rng.choice(len(traffic), len(traffic) // 60, replace=False)}
-
-
-def _policies(traffic: list[Offered]) -> dict[str, tuple[dict[str, Any], Backlog, Limits, dict[str, Any]]]:
+def _controlled(traffic: list[Offered]) -> tuple[Limits, dict[str, Any]]:
+    """The controller of batches, and what shows it each batch."""
     controller = BatchController(most=4, least_window_ns=2 * MS, most_window_ns=50 * MS, target_ns=60 * MS)
 
     def observe(batch: SimulatedBatch, _inside: int) -> None:
@@ -50,43 +47,40 @@ def _policies(traffic: list[Offered]) -> dict[str, tuple[dict[str, Any], Backlog
             Seen(len(latencies), batch.free_ns, batch.close_ns, batch.end_ns, batch.full, batch.left, latencies)
         )
 
-    shortest = Backlog(ordering=Ordering(schedule="shortest", ageing_ns=40 * MS))
-    return {
-        "shortest": ({"schedule": "shortest", "ageing_ms": 40.0}, shortest, FixedLimits(1, 0), {}),
-        "shortest in batches": (
-            {"schedule": "shortest", "ageing_ms": 40.0, "max_batch_size": 4},
-            Backlog(ordering=Ordering(schedule="shortest", ageing_ns=40 * MS)),
-            FixedLimits(4, 0),
-            {},
-        ),
-        "ageing": ({"ageing_ms": 30.0}, Backlog(ordering=Ordering(ageing_ns=30 * MS)), FixedLimits(1, 0), {}),
-        "adaptive": (
-            {
-                "batching": "adaptive",
-                "max_batch_size": 4,
-                "window_least_ms": 2.0,
-                "window_most_ms": 50.0,
-                "target_ms": 60.0,
-            },
-            Backlog(),
-            controller,
-            {"observe": observe},
-        ),
-    }
+    return controller, {"observe": observe}
 
 
-@pytest.mark.parametrize("policy", ["shortest", "shortest in batches", "ageing", "adaptive"])
-def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, policy: str) -> None:
+ADAPTIVE: dict[str, Any] = {
+    "batching": "adaptive",
+    "max_batch_size": 4,
+    "window_least_ms": 2.0,
+    "window_most_ms": 50.0,
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"schedule": "shortest", "ageing_ms": 40.0},
+        {"schedule": "shortest", "ageing_ms": 40.0, "max_batch_size": 4},
+        {"ageing_ms": 30.0},
+        {**ADAPTIVE, "target_ms": 60.0},
+    ],
+    ids=["shortest", "shortest in batches", "ageing", "adaptive"],
+)
+def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, changed: dict[str, Any]) -> None:
     traffic = offer((10.0, 75.0), lengths=_lengths, ranks=(0.2, 0.6, 0.2), seed=4)
-    traffic = [
-        Offered(arrival_ns=one.arrival_ns, rank=one.rank, length=one.length, share=one.length / 200)
-        for one in traffic
-    ]
-    pauses = _pauses(traffic)
-    changed, backlog, limits, more = _policies(traffic)[policy]
-    run = _run(traffic, backlog, limits, pauses, **more)
-    record = recorded(traffic, run, RunnerSettings(**changed), pauses=pauses)
-    found = diagnose(record, bootstrap=20)
+    traffic = [replace(one, share=one.length / 200) for one in traffic]
+    some = np.random.default_rng(5).choice(len(traffic), len(traffic) // 60, replace=False)
+    pauses = {int(slot): PAUSE for slot in some}
+    settings = RunnerSettings(**changed)
+    ordering = Ordering(schedule=settings.schedule, ageing_ns=int(settings.ageing_ms * MS))
+    limits: Limits = FixedLimits(settings.max_batch_size, 0)
+    more: dict[str, Any] = {}
+    if settings.batching == "adaptive":
+        limits, more = _controlled(traffic)
+    run = _run(traffic, Backlog(ordering=ordering), limits, pauses, **more)
+    found = diagnose(recorded(traffic, run, settings, pauses=pauses), bootstrap=20)
     assert found.ledger.conservation_error_ns() == 0
     share = {cause.cause: cause.tail_share for cause in found.causes}
     assert abs(share.get("unexplained", 0.0)) < 0.1
@@ -98,14 +92,8 @@ def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, p
 def test_a_moved_window_is_the_windows_doing(offer: Offer, recorded: Recorded) -> None:
     # GIVEN a service that held every batch for 30 ms though its settings name another window
     traffic = offer((20.0, 12.0), lengths=_lengths, seed=6)
-    changed: dict[str, Any] = {
-        "batching": "adaptive",
-        "max_batch_size": 4,
-        "window_least_ms": 2.0,
-        "window_most_ms": 50.0,
-    }
     run = _run(traffic, Backlog(), FixedLimits(4, 30 * MS), {})
-    found = diagnose(recorded(traffic, run, RunnerSettings(**changed)), bootstrap=20)
+    found = diagnose(recorded(traffic, run, RunnerSettings(**ADAPTIVE)), bootstrap=20)
     entries = {cause.cause: cause.own_ms for cause in found.causes}
     assert entries["batching.window"] == pytest.approx(30.0, abs=6.0)
     assert abs(entries.get("host.contention", 0.0)) < 3.0

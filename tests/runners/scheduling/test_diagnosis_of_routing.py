@@ -32,17 +32,12 @@ def _as_simulated(run: Routed) -> Simulated:
     taken = np.full(len(run.arrival_ns), -1, np.int64)
     result = Simulated(run.arrival_ns, taken, run.end_ns)
     for batch in run.batches:
-        taken[list(batch.members)] = np.maximum(run.arrival_ns[list(batch.members)], batch.formed.open_ns)
+        members, formed = list(batch.members), batch.formed
+        taken[members] = np.maximum(run.arrival_ns[members], formed.open_ns)
         result.batches.append(
             SimulatedBatch(
-                members=batch.members,
-                worker=batch.worker,
-                free_ns=batch.free_ns,
-                open_ns=batch.formed.open_ns,
-                close_ns=batch.formed.close_ns,
-                end_ns=batch.end_ns,
-                full=batch.formed.full,
-                left=batch.formed.left,
+                **{name: getattr(batch, name) for name in ("members", "worker", "free_ns", "end_ns")},
+                **{name: getattr(formed, name) for name in ("open_ns", "close_ns", "full", "left")},
             )
         )
     return result
@@ -84,6 +79,8 @@ def test_sums_are_exact_and_pauses_are_named(
     record = routed(slower, most, window_ms)
     seen = gather(record)
     assert seen.setup.recorded
+    pulled = replace(record.meta, settings=replace(record.meta.settings, routing="pull"))
+    assert not gather(replace(record, meta=pulled)).setup.recorded, "pulling is replayed as a policy"
     assert seen.units["lag"].wall.max() == 0 or window_ms, "nobody but the router kept a worker from taking a request"
     found = diagnose(record, bootstrap=20)
     assert found.ledger.conservation_error_ns() == 0
@@ -94,12 +91,6 @@ def test_sums_are_exact_and_pauses_are_named(
     assert own.get("batching.window", 0.0) < window_ms + 1.0
     assert [row.worker for row in found.workers] == [0, 1]
     assert sum(row.requests for row in found.workers) == len(record.requests["index"])
-
-
-def test_pulling_is_replayed_as_a_policy(routed: Callable[..., RunRecord]) -> None:
-    record = routed(1.0)
-    settings = {**record.meta["settings"], "routing": "pull"}
-    assert not gather(replace(record, meta={**record.meta, "settings": settings})).setup.recorded
 
 
 def test_shares_of_the_tail_are_by_who_served_it(routed: Callable[..., RunRecord]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,75 +19,36 @@ from latfix.runners.scheduling.work_estimates import Batch
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.runners.engine.served import Served, requests_of
+from tests.runners.engine.served import Gate, Served, requests_of
 
 
-def _spin(ms: float) -> None:
-    time.sleep(ms / 1000)
+def slowly(ms: Callable[[torch.Tensor], float]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A model that holds nobody up and takes its time."""
+    return Gate(-1, ms)
 
 
-class Gate:
-    """A model that holds up request ``number`` until it is told to go on."""
-
-    def __init__(self, number: int, ms: Callable[[torch.Tensor], float] = lambda _: 0.0) -> None:
-        self.number, self.ms = number, ms
-        self.reached, self.go = threading.Event(), threading.Event()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if (x == self.number).any():
-            self.reached.set()
-            assert self.go.wait(20)
-        _spin(self.ms(x))
-        return x[:, :1]
-
-
-def test_ageing_lets_low_pass_high_that_comes_later() -> None:
-    gate = Gate(0)
+@pytest.mark.parametrize(("ageing_ms", "order"), [(0.0, [0, 2, 1]), (5.0, [0, 1, 2])])
+def test_ageing_lets_low_pass_high_that_comes_later(ageing_ms: float, order: list[int]) -> None:
     ranks: list[Priority] = ["normal", "low", "high"]
-    requests = [Request(id=str(k), arrival_s=0.0, priority=rank) for k, rank in enumerate(ranks)]
-    for ageing_ms, order in ((0.0, [0, 2, 1]), (5.0, [0, 1, 2])):
-        gate = Gate(0)
-        served = Served(requests, gate, ageing_ms=ageing_ms)
-        served.send(0)
-        assert gate.reached.wait(20)
-        served.send(1)
-        _spin(40)  # more than two intervals
-        served.send(2)
-        _spin(40)
-        gate.go.set()
-        served.end()
-        assert served.order == order
+    gate = Gate()
+    served = Served(
+        [Request(id=str(k), arrival_s=0.0, priority=rank) for k, rank in enumerate(ranks)], gate, ageing_ms=ageing_ms
+    )
+    gate.served_behind(served, 1, 2, wait_s=0.04)  # more than two intervals
+    assert served.order == order
 
 
 def test_the_shortest_expected_is_served_first_once_lengths_tell() -> None:
-    lengths = [2, 40] * 12 + [1, 40, 30, 2, 20]
     gate = Gate(24, lambda x: 0.5 * x.shape[1])
-    served = Served(requests_of(lengths), gate, schedule="shortest")
+    served = Served(requests_of([2, 40] * 12 + [1, 40, 30, 2, 20]), gate, schedule="shortest")
     served.send(*range(24), wait=True)
-    served.send(24)
-    assert gate.reached.wait(20)
-    served.send(25, 26, 27, 28)
-    _spin(50)
-    gate.go.set()
-    served.end()
+    gate.served_behind(served, 25, 26, 27, 28, wait_s=0.02)
     assert served.order[24:] == [24, 27, 28, 26, 25]
     assert served.series["runner.work_explained"] > 0.5
 
 
-def test_before_anything_is_known_the_order_is_that_of_arrival() -> None:
-    gate = Gate(0)
-    served = Served(requests_of([1, 40, 2]), gate, schedule="shortest")
-    served.send(0)
-    assert gate.reached.wait(20)
-    served.send(1, 2)
-    _spin(50)
-    gate.go.set()
-    served.end()
-    assert served.order == [0, 1, 2]
-
-
 def test_a_limit_sheds_at_once_and_counts() -> None:
-    gate = Gate(0)
+    gate = Gate()
     served = Served(requests_of([1] * 12), gate, admission="limit")
     served.send(*range(12))
     shed = [slot for slot, outcome in served.outcomes.items() if outcome.status.name == "SHED"]
@@ -109,7 +68,7 @@ def test_deadlines_that_cannot_be_met_are_shed_on_arrival_and_in_the_queue() -> 
         Request(id=str(16 + k), arrival_s=0.0, deadline_ms=limit) for k, limit in enumerate((None, 15.0, 500))
     ]
     # What comes at once has to wait for 16 and 18 at 20 ms each: 17 cannot be in time.
-    served = Served(requests, lambda x: _spin(20) or x[:, :1], admission="deadline")  # type: ignore[func-returns-value]
+    served = Served(requests, slowly(lambda _: 20), admission="deadline")
     served.send(*range(16), wait=True)
     served.send(16, 17, 18)
     served.end()
@@ -120,18 +79,15 @@ def test_deadlines_that_cannot_be_met_are_shed_on_arrival_and_in_the_queue() -> 
 def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
     limits: tuple[float | None, ...] = (None, 5_000.0, None)
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=limit) for k, limit in enumerate(limits)]
-    gate = Gate(0)
+    gate = Gate()
     served = Served(requests, gate, admission="deadline")
-    served.send(0)
-    assert gate.reached.wait(20)
-    served.send(1, 2)  # nothing is known of the service yet, so that 1 is let in
-    _spin(60)
-    steering = served.engine.steering
-    assert steering is not None
-    for _ in range(50):
-        steering.estimate.learn(Batch(1, 1, 1, 1, 10_000_000_000, 10_000_000_000))
-    gate.go.set()
-    rows, _ = served.end()
+
+    def learn() -> None:
+        assert served.engine.steering is not None
+        for _ in range(50):
+            served.engine.steering.estimate.learn(Batch(1, 1, 1, 1, 10_000_000_000, 10_000_000_000))
+
+    rows, _ = gate.served_behind(served, 1, 2, meanwhile=learn)  # nothing is known of the service when 1 is let in
     assert served.statuses() == ["ok", "shed", "ok"]
     assert served.series["runner.dropped_by_deadline"] == 1
     assert rows["queue_ns"][1] > 30_000_000 and rows["batch_id"][1] == -1
@@ -139,7 +95,7 @@ def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
 
 
 def test_a_timeout_of_the_settings_is_a_deadline_too() -> None:
-    served = Served(requests_of([1] * 40), lambda x: _spin(10) or x[:, :1], admission="deadline", timeout_ms=60.0)  # type: ignore[func-returns-value]
+    served = Served(requests_of([1] * 40), slowly(lambda _: 10), admission="deadline", timeout_ms=60.0)
     served.send(*range(16), wait=True)
     served.send(*range(16, 40))
     served.end()
@@ -151,7 +107,7 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
     # Batches harm: twice as many take eight times as long.
     served = Served(
         requests_of([1] * 200),
-        lambda x: _spin(0.5 * x.shape[0] ** 3) or x[:, :1],  # type: ignore[func-returns-value]
+        slowly(lambda x: 0.5 * x.shape[0] ** 3),
         batching="adaptive",
         max_batch_size=8,
         target_ms=5.0,
@@ -168,39 +124,20 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
 
 
 def test_memory_that_batches_need_limits_them() -> None:
-    held: list[torch.Tensor] = []
+    def touched(x: torch.Tensor) -> float:
+        """A quarter of a megabyte for each element while it runs, all of it touched."""
+        return 0.0 * float(torch.ones(x.numel() << 16)[0])
 
-    def model(x: torch.Tensor) -> torch.Tensor:
-        # A quarter of a megabyte for each element while it runs, all of it touched.
-        held.append(torch.ones(x.numel() << 16))
-        del held[:]
-        return x[:, :1]
-
-    gate = Gate(24)
-
-    def gated(x: torch.Tensor) -> torch.Tensor:
-        gate(x)
-        return model(x)
-
+    gate = Gate(24, touched)
     served = Served(
-        requests_of([200] * 24 + [1] + [200] * 8),
-        gated,
-        max_batch_size=8,
-        batch_window_ms=0.0,
-        memory_limit_mb=120,
+        requests_of([200] * 24 + [1] + [200] * 8), gate, max_batch_size=8, batch_window_ms=0.0, memory_limit_mb=120
     )
-    if served.engine.steering is None or served.engine.steering.peak is None:
-        pytest.fail("nothing measures memory")
+    assert served.engine.steering is not None and served.engine.steering.peak is not None
     if not served.engine.steering.peak.available:
         served.end()
         pytest.skip("this system tells no high-water mark")
     served.send(*range(24), wait=True)
-    served.send(24)
-    assert gate.reached.wait(20)
-    served.send(*range(25, 33))
-    _spin(80)
-    gate.go.set()
-    served.end()
+    gate.served_behind(served, *range(25, 33), wait_s=0.01)
     assert served.series["runner.bytes_per_element"] > 1e5
     sizes = served.batches["size"]
     assert sizes.max() < 8 and sizes.sum() == 33
@@ -227,15 +164,10 @@ def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
 
 
 def test_what_is_dropped_is_told_why() -> None:
-    gate = Gate(0)
+    gate = Gate()
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=60_000.0) for k in range(3)]
     served = Served(requests, gate, more={"given_up": lambda slot: slot == 1})
-    served.send(0)
-    assert gate.reached.wait(20)
-    served.send(1, 2)
-    _spin(30)
-    gate.go.set()
-    served.end()
+    gate.served_behind(served, 1, 2)
     assert served.statuses() == ["ok", "shed", "ok"]
     assert served.outcomes[1].error == "shed: nobody waits for it"
 
@@ -252,16 +184,8 @@ def test_policies_that_contradict_each_other_are_refused() -> None:
 
 def test_a_key_that_the_traffic_does_not_have_is_refused() -> None:
     """Requests would silently go by the size of their inputs."""
-    nothing: list[Any] = [None, None]
-    traffic = Traffic(
-        arrival_ns=np.arange(2),
-        ids=["a", "b"],
-        priority=np.ones(2, dtype=np.int8),
-        sessions=nothing,
-        deadline_ms=np.full(2, np.nan),
-        payloads=nothing,
-        features={"tokens": np.array([3.0, np.nan]), "user": np.array(["x", "y"], dtype=object)},
-    )
+    features = {"tokens": np.array([3.0, np.nan]), "user": np.array(["x", "y"], dtype=object)}
+    traffic = Traffic.plain(np.arange(2), features=features)
     check_key(RunnerSettings(), traffic)
     check_key(RunnerSettings(batch_key="tokens"), traffic)
     for key in ("token", "user"):
@@ -283,5 +207,5 @@ def test_default_settings_steer_nothing() -> None:
     served = Served(requests_of([1, 1]), lambda x: x)
     served.send(0, 1)
     served.end()
-    assert served.engine.steering is None
+    assert served.engine.steering is None and served.engine.idle_turn is None
     assert set(served.series) == {"runner.queue_depth", "runner.in_flight"}

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ import torch
 
 from latfix.profilers.gpu.allocator_counters import Inside
 from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.run_record.process_facts import Residence
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms.embedding_rows import HotRows
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
-from latfix.runners.scheduling.keep_warm import Keeper, Residence, Resident, summed
+from latfix.runners.scheduling.keep_warm import Keeper, Resident, summed
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import Door, RoutedQueue
 from latfix.settings import RunnerSettings
@@ -55,12 +57,10 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
     put(queue, 3)
     assert members(door(queue, 1).take(0, NEVER_S)) == [3]
     # A request that comes wakes it, and the end ends it.
-    got: list[object] = []
-    waiting = threading.Thread(target=lambda: got.append(door(queue).take(0, NEVER_S)))
-    waiting.start()
-    put(queue, 5)
-    waiting.join(10)
-    assert members(got[0]) == [5]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(door(queue).take, 0, NEVER_S)
+        put(queue, 5)
+        assert members(waiting.result(10)) == [5]
     put(queue, 1)
     queue.close()
     assert members(door(queue).take(0, NEVER_S)) == [1]
@@ -70,33 +70,26 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
 def test_one_who_waits_for_its_turn_is_idle_too() -> None:
     """Only one worker stands before the queue; the other would otherwise go cold behind it."""
     queue = BatchQueue(max_batch_size=4, window_ns=0)
-    first = threading.Thread(target=queue.take, args=(0, NEVER_S))
-    first.start()
-    while not queue._forming.locked():
-        time.sleep(0.001)
-    assert queue.take(0, SOON_S) is IDLE
-    queue.close()
-    first.join(10)
-    assert not first.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(queue.take, 0, NEVER_S)
+        until(queue._forming.locked)
+        assert queue.take(0, SOON_S) is IDLE
+        queue.close()
+        assert first.result(10) is None
 
 
 def test_the_smallest_input_is_kept_and_is_a_copy() -> None:
     resident = Resident(lambda _: None)
+    resident.learn(torch.zeros(0))
+    resident.learn("text")
+    resident.once()
+    assert resident.done == Residence(), "what has no elements is no input"
     for size in (5, 3, 4):
         value = torch.full((size,), float(size))
         resident.learn({"x": value, "y": (value,)})
         value.fill_(99.0)
     assert resident.elements == 6
     assert resident.inputs["x"].tolist() == [3.0] * 3 and resident.inputs["y"][0].tolist() == [3.0] * 3
-
-
-def test_what_has_no_elements_is_no_input() -> None:
-    resident = Resident(lambda _: None)
-    resident.learn(torch.zeros(0))
-    resident.learn("text")
-    assert resident.inputs is None
-    resident.once()
-    assert resident.done == Residence()
 
 
 def test_runs_are_counted_and_timed() -> None:
@@ -127,11 +120,8 @@ def test_an_input_that_fails_is_never_run_again(error: BaseException) -> None:
 
 
 def test_what_all_workers_did_is_added_up() -> None:
-    first = Residence(runs=2, total_ns=30, longest_ns=20, elements=4, delayed=1, rows=5)
-    second = Residence(runs=1, total_ns=50, longest_ns=50, elements=3, failure="ValueError: no")
-    assert summed([first, second]) == Residence(
-        runs=3, total_ns=80, longest_ns=50, elements=4, delayed=1, rows=5, failure="ValueError: no"
-    )
+    first, second = Residence(2, 30, 20, 4, 1, 5), Residence(1, 50, 50, 3, failure="ValueError: no")
+    assert summed([first, second]) == Residence(3, 80, 50, 4, 1, 5, failure="ValueError: no")
     assert summed([]) == Residence()
 
 
@@ -218,31 +208,6 @@ def test_nothing_is_run_beside_a_request(start: Start) -> None:
     slow.set()
     assert served.engine.drain(timeout_s=20)
     until(lambda: runs(served.engine) > before)
-
-
-def test_without_the_setting_nothing_runs_while_idle(start: Start) -> None:
-    served = start(lambda x: x, [2])
-    assert served.engine.idle_turn is None
-    served.send(0, wait=True)
-    time.sleep(0.03)
-    assert runs(served.engine) == 0
-
-
-def test_a_model_that_fails_on_it_still_serves(start: Start) -> None:
-    calls: list[int] = []
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        calls.append(len(calls))
-        if len(calls) == 2:
-            raise ValueError("not again")
-        return x
-
-    served = start(model, [2, 2], keep_warm_ms=3.0)
-    served.send(0, wait=True)
-    until(lambda: bool(served.engine.workers[0].keeper.resident.done.failure))
-    served.send(1, wait=True)
-    assert [served.outcomes[k].status for k in range(2)] == [Status.OK] * 2
-    assert served.engine.workers[0].keeper.resident.done.failure == "ValueError: not again"
 
 
 def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:

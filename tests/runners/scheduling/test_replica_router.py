@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,15 +23,12 @@ BASE = 10 * MS
 Factor = Callable[[int], float]
 
 
-def _traffic(load: float, n: int, seed: int, capacity: float, **more: Any) -> list[Offered]:
+def _traffic(load: float, n: int, seed: int, capacity: float) -> list[Offered]:
     """Memoryless arrivals at ``load`` times ``capacity`` fast workers' worth of work, of varying size."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(BASE / (load * capacity), n)).astype(np.int64)
-    size = rng.lognormal(-0.02, 0.2, n)
-    return [
-        Offered(arrival_ns=int(when), length=max(int(100 * one), 1), **more)
-        for when, one in zip(at, size, strict=True)
-    ]
+    size = np.maximum(100 * rng.lognormal(-0.02, 0.2, n), 1).astype(np.int64)
+    return [Offered(arrival_ns=int(when), length=int(one)) for when, one in zip(at, size, strict=True)]
 
 
 def _serve(traffic: Sequence[Offered], factors: Sequence[Factor], *, weighted: bool, **more: Any) -> Routed:
@@ -169,12 +167,9 @@ def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_lon
 def test_classes_keep_their_order_on_every_worker() -> None:
     """What a slow worker takes comes from behind: the highest class is served by the fast one."""
     rng = np.random.default_rng(0)
-    traffic = [
-        Offered(arrival_ns=one.arrival_ns, length=one.length, rank=int(rank))
-        for one, rank in zip(_traffic(0.8, 3000, 4, 4 / 3), rng.integers(0, 3, 3000), strict=True)
-    ]
+    rank = rng.integers(0, 3, 3000)
+    traffic = [replace(one, rank=int(r)) for one, r in zip(_traffic(0.8, 3000, 4, 4 / 3), rank, strict=True)]
     run = _serve(traffic, (FAST, SLOW), weighted=True)
-    rank = np.array([one.rank for one in traffic])
     slow = [float((run.worker[rank == one] == 1).mean()) for one in range(3)]
     wait = [float((run.end_ns - run.arrival_ns)[rank == one].mean()) for one in range(3)]
     assert slow[0] < slow[2] and wait[0] < wait[1] < wait[2]
@@ -182,9 +177,7 @@ def test_classes_keep_their_order_on_every_worker() -> None:
 
 def test_a_trial_is_not_made_with_a_request_that_could_not_stand_it() -> None:
     traffic = _traffic(0.2, 4000, 5, 1.0)
-    tight = [
-        Offered(arrival_ns=one.arrival_ns, length=one.length, expires_ns=one.arrival_ns + 150 * MS) for one in traffic
-    ]
+    tight = [replace(one, expires_ns=one.arrival_ns + 150 * MS) for one in traffic]
     factors = (FAST, _always(20.0))  # 200 ms
     loose_run, tight_run = (_serve(some, factors, weighted=True) for some in (traffic, tight))
     seen = [int((run.worker[200:] == 1).sum()) for run in (loose_run, tight_run)]
@@ -226,44 +219,25 @@ def test_what_is_left_to_faster_ones_is_what_they_end_sooner(
     assert left_to_faster(mine, faster, batches) == ahead
 
 
-def test_a_threshold_of_the_queue_length_is_what_it_comes_to() -> None:
-    """Lin and Kumar: the slow one of two is used above a length of the queue, and the longer the slower it is."""
-    thresholds = []
-    for slower in (2.0, 4.0, 8.0):
-        lengths = [n for n in range(1, 20) if left_to_faster(slower * 10, [(5.0, 10.0)], n) is not None]
-        thresholds.append(min(lengths))
-        assert lengths == list(range(min(lengths), 20))
-    assert thresholds == sorted(thresholds) and thresholds[0] >= 2 and thresholds[-1] > thresholds[0]
+def _batch(router: Router, worker: int, ms: int, now: int = 0) -> int:
+    """One batch of ten elements that takes ``ms``; returns when it ends."""
+    ticket = router.took(worker, now, size=1, longest=10)
+    router.ended(worker, ticket, now + ms * MS, size=1, longest=10, total=10)
+    return now + ms * MS
 
 
 def test_shifts_are_told_when_they_begin_and_when_they_end() -> None:
     told: list[Shift] = []
     router = Router(2, on_shift=told.append)
     now = 0
-
-    def batch(worker: int, ms: int) -> None:
-        nonlocal now
-        ticket = router.took(worker, now, size=1, longest=10)
-        now += ms * MS
-        router.ended(worker, ticket, now, size=1, longest=10, total=10)
-
-    for _ in range(20):
-        batch(0, 10)
-        batch(1, 10)
-    assert told == []
-    for _ in range(12):
-        batch(0, 10)
-        batch(1, 40)
-    assert [(shift.worker, shift.until_ns) for shift in told] == [(1, 0)]
-    for _ in range(12):
-        batch(0, 10)
-        batch(1, 10)
-    assert len(told) == 2 and told[1].worker == 1
+    for rounds, second_ms, shifts in ((20, 10, 0), (12, 40, 1), (12, 10, 2), (12, 40, 3)):
+        for _ in range(rounds):
+            for worker, ms in ((0, 10), (1, second_ms)):
+                now = _batch(router, worker, ms, now)
+        assert len(told) == shifts
+        assert (router.series()["runner.worker_1.weight"] == 1.0) == (second_ms == 10)
+    assert {shift.worker for shift in told} == {1} and told[0].until_ns == 0
     assert told[1].since_ns == told[0].since_ns < told[1].until_ns and 3.0 < told[1].weight < 5.0
-    assert router.series()["runner.worker_1.weight"] == 1.0
-    for _ in range(12):
-        batch(1, 40)
-        batch(0, 10)
     router.close(now)
     assert len(told) == 4 and told[3].until_ns == now, "slow to the end"
 
@@ -342,14 +316,12 @@ def test_probing_waits_for_its_turn() -> None:
     router = Router(2)
     for _ in range(20):
         for worker, ms in ((0, 10), (1, 40)):
-            ticket = router.took(worker, 0, size=1, longest=10)
-            router.ended(worker, ticket, ms * MS, size=1, longest=10, total=10)
+            _batch(router, worker, ms)
     router.stands(0, 0)
     router.stands(1, 0)
     assert router.best_standing() == 0
     for _ in range(PROBE_EVERY):
-        ticket = router.took(0, 0, size=1, longest=10)
-        router.ended(0, ticket, 10 * MS, size=1, longest=10, total=10)
+        _batch(router, 0, 10)
     assert router.best_standing() == 1
     choice = router.decide(1, waiting=3, most=8, due_ns=0, now_ns=0)
     assert choice.probe and (choice.take, choice.skip) == (1, 2)

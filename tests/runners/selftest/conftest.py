@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, Columns
 from latfix.runners.selftest.faults.fault_log import Fault
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 MS = 1_000_000
 T0 = 5_000 * MS
@@ -100,13 +100,11 @@ def _simulate(
         for name, value in stamps.items():
             table[name][number] = value
     traffic = Traffic.plain(rows["arrival_ns"], ids=[f"r{k:06d}" for k in range(n)])
-    record = RunRecord(
-        folder=Path("simulated"),
-        meta={"t0_ns": T0, "state": "complete", "settings": {}},
+    record = build_record(
+        t0_ns=T0,
+        state="complete",
         requests=rows,
         batches=table,
-        events={name: np.zeros(0, dtype=object if name in ("kind", "detail") else np.int64) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0, dtype=object if name == "series" else np.int64) for name in SAMPLE_FIELDS},
         traffic=traffic,
     )
     return Simulated(record, faults)

@@ -109,7 +109,7 @@ def test_a_collection_holds_up_other_threads(simulate: Simulate) -> None:
     """It runs beside request 1's model for 3 of its 4 ms, and request 2 arrives in it."""
     run = simulate([0, 20, 23.5])
     rows = run.record.requests
-    start = int(run.record.meta["t0_ns"]) + 22 * MS
+    start = run.record.meta.t0_ns + 22 * MS
     rows["dispatch_ns"][2] += MS
     fault = Fault(
         cause="python.gc", kind="gc", where="prepare", request="", start_ns=start, end_ns=start + 3 * MS, ns=3 * MS

@@ -47,7 +47,7 @@ def test_what_was_planned_was_done_to_the_right_requests(kept: Kept) -> None:
         k = place[int(fault.request[1:])]
         stage = rows["prepare_ns" if fault.where == "prepare" else "compute_ns"][k]
         assert stage >= fault.ns > 0
-        begin = record.meta["t0_ns"] + rows["arrival_ns"][k]
+        begin = record.meta.t0_ns + rows["arrival_ns"][k]
         assert begin <= fault.start_ns < fault.end_ns <= begin + rows["latency_ns"][k]
 
 

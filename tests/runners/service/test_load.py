@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
-from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE
 from latfix.runners.fixes import Applied, Fix, dispatch_inference_mode, warmup_shapes
 from latfix.runners.fixes.fuse import attention as fuse_attention
 from latfix.runners.fixes.fuse import channels_last as fuse_channels_last
@@ -27,6 +25,7 @@ from latfix.runners.service.load import load_models, pool_applies, resolve_devic
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record
 
 WriteWorkload = Callable[..., Path]
 
@@ -156,15 +155,7 @@ def loaded(folder: Path, **values: Any) -> Service:
 
 def effective(fix: str, service: Service) -> tuple[bool, str]:
     """What the fix's own verification makes of the service's evidence."""
-    record = RunRecord(
-        folder=Path("run"),
-        meta={"settings": service.settings.as_dict(), "compilations_in_run": 0},
-        requests={},
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={},
-        samples={},
-        traffic=traffic(),
-    )
+    record = build_record(traffic=traffic(), settings=service.settings, compilations_in_run=0)
     found = BY_ID[fix].verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
     return found.effective, found.evidence
 

@@ -25,7 +25,7 @@ AO = "torchao.quantization.Int8Tensor"
 
 
 def with_meta(run: RunRecord, **meta: Any) -> RunRecord:
-    return replace(run, meta={**run.meta, **meta})
+    return replace(run, meta=run.meta.updated(**meta))
 
 
 @pytest.fixture

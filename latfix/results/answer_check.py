@@ -1,0 +1,165 @@
+"""Answers beside those of the original to each request alone: a service's own in batches, and other backends'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from latfix.files.json_documents import Document, json_key
+from latfix.formatting import count, significant
+from latfix.statistics.decision import RatioEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedOutput(Document):
+    """One output of the service.
+
+    :param name: empty where an answer is nothing else.
+    :param kind: scores, steps, vectors, numbers, images or ids.
+    :param told: what told the kind; ``declared`` in ``workload.toml``.
+    :param bound: the largest distance at which two of them agree, in the kind's own measure.
+    :param varies: the largest at which the service's own answers lie, in batches and on another number of threads.
+    :param follows: dimensions, without the batch's, that are as long as the request's input makes them.
+    """
+
+    name: str
+    kind: str
+    told: str
+    bound: float
+    varies: float
+    follows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddAnswer(Document):
+    """A request that is answered otherwise in a batch.
+
+    :param request: its id.
+    :param output: the name of the output that differs most.
+    :param agreement: the share of it that says the same.
+    :param deviation: its distance, in the kind's own measure; ``None`` where shapes differ.
+    """
+
+    request: str
+    output: str
+    agreement: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCheck(Document):
+    """What a service's answers are, before anything was changed.
+
+    :param compared: requests that were answered alone and in the service's own batches.
+    :param differing: those whose answer then differs beyond the bound.
+    :param padded: requests differ in size, so that some of each batch are padded.
+    :param example: the one that differs most.
+    """
+
+    outputs: tuple[JudgedOutput, ...]
+    compared: int
+    differing: int
+    padded: bool = False
+    example: OddAnswer | None = None
+
+    def faults(self) -> tuple[str, ...]:
+        """What a user should know of the service as it is; nothing where each request gets its own answer."""
+        found = [] if self.example is None else [self._odd(self.example)]
+        for output in self.outputs:
+            if output.follows:
+                axes = " and ".join(map(str, output.follows))
+                found.append(
+                    f"{_called(output.name).capitalize()} is as long as the request's input in dimension {axes} "
+                    "(without the batch's), and in a batch as long as the longest: what padding adds is cut before "
+                    "answers are compared. The service returns it, unless finish, or its shape in [outputs], cuts it."
+                )
+        return tuple(found)
+
+    def judged(self) -> str:
+        """What answers are compared as, and what told; empty where nothing is known of them."""
+        kinds = "; ".join(map(_judged, self.outputs))
+        return f"Answers are compared as {kinds}." if kinds else ""
+
+    def _odd(self, odd: OddAnswer) -> str:
+        bounds = {output.name: output.bound for output in self.outputs}
+        how = "a padded request" if self.padded else "a request in a batch"
+        cure = "a mask, or batches of one length," if self.padded else "a model that keeps requests apart"
+        far = "another shape or text"
+        if odd.deviation is not None:
+            far = f"deviation {significant(odd.deviation, 2)}, bound {significant(bounds.get(odd.output), 2)}"
+        return (
+            f"This service answers {how} differently than the request alone: request {odd.request!r}, "
+            f"{_called(odd.output)}: {far}, {odd.agreement:.0%} agree; {count(self.differing)} of "
+            f"{count(self.compared)} requests. That is a fault of the service as it is, and {cure} would cure it."
+        )
+
+
+def _called(name: str) -> str:
+    return f"output {name!r}" if name else "its output"
+
+
+def _judged(output: JudgedOutput) -> str:
+    told = output.told if output.told == "declared" else f"by {output.told}"
+    return f"{output.kind} ({f'{output.name!r}, ' if output.name else ''}{told})"
+
+
+_WHERE_RUN: Mapping[str, Any] = json_key(omit_empty=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRow(Document):
+    """One backend; where it cannot serve the model, ``missing`` says why and the figures are left out.
+
+    :param load_s: seconds to load the model; ``convert_s`` to convert it before.
+    :param single_rps: requests a second in batches of one; ``batched_rps`` in batches of ``batch_size``.
+    :param agreeing: of ``compared`` answers, to each request alone and in a batch, how many say what the model's own
+        backend says to the request alone; ``agreement`` is the mean share of an answer that does.
+    :param deviation: the largest difference of a number, as a share of the largest one in that answer.
+    :param single_speedup: over the model's own backend.
+    """
+
+    backend: str
+    load_s: float | None
+    convert_s: float | None
+    missing: str = ""
+    rounds: int | None = field(default=None, metadata=_WHERE_RUN)
+    single_rps: Mapping[str, Any] | None = field(default=None, metadata=_WHERE_RUN)
+    batched_rps: Mapping[str, Any] | None = field(default=None, metadata=_WHERE_RUN)
+    agreeing: int | None = field(default=None, metadata=_WHERE_RUN)
+    compared: int | None = field(default=None, metadata=_WHERE_RUN)
+    agreement: float | None = field(default=None, metadata=_WHERE_RUN)
+    deviation: float | None = None
+    single_speedup: RatioEstimate | None = field(default=None, metadata=_WHERE_RUN)
+    batched_speedup: RatioEstimate | None = field(default=None, metadata=_WHERE_RUN)
+
+    def to_json(self) -> dict[str, Any]:
+        """``deviation`` is ``null`` where it ran and answers were not finite, and left out where it did not run."""
+        document = Document.to_json(self)
+        if self.rounds is None:
+            del document["deviation"]
+        return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendsTable(Document):
+    """What ``latfix backends`` found.
+
+    :param entry: the adapter, or the model file.
+    :param requests: how many were served in each round.
+    :param answers: what answers are compared as, and whether the model answers a request otherwise in a batch.
+    :param inputs: what a model file takes, as it was found out.
+    """
+
+    SCHEMA: ClassVar[str] = "latfix.backends/1"
+
+    workload: str
+    entry: str
+    device: str
+    threads: int
+    versions: Mapping[str, str]
+    requests: int
+    batch_size: int
+    answers: AnswerCheck | None = field(default=None, metadata=_WHERE_RUN)
+    inputs: tuple[Any, ...] = ()
+    backends: tuple[BackendRow, ...]

@@ -1,0 +1,263 @@
+"""How far apart two outputs of one kind are, and how much of the one says the same as the other.
+
+A distance is 0 for equal outputs and has one bound for each kind, beyond which they do not agree:
+
+scores, steps
+    total variation of the two distributions, and for logits, too, the root of their mean squared difference as a
+    share of their own spread (at least half of what is usual), whichever is larger.
+vectors
+    the chord of the angle between them (the root of 2 - 2 cosine), or how far the ratio of their norms is from 1.
+numbers
+    the difference as a share of the number; of one next to zero as a share of a tenth of what is usual there.
+images
+    root of the mean squared error as a share of the range (10^(-PSNR/20)).
+ids
+    they are the same or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.config.model_output_rules import Kind
+from latfix.runners.answers.named_outputs import Array
+from latfix.runners.answers.output_kinds import sum_to_one
+
+Floats = npt.NDArray[np.float64]
+
+#: The largest distance at which outputs agree. Images: 30 dB. Vectors: a cosine of 0.989.
+BOUNDS: Mapping[Kind, float] = {
+    "scores": 0.2,
+    "steps": 0.2,
+    "vectors": 0.15,
+    "numbers": 0.02,
+    "images": 10 ** (-30 / 20),
+    "ids": 0.0,
+}
+#: Another order of summation in float32 explains so much.
+ROUNDING = 1e-3
+#: The farthest of a few answers is not the farthest of all.
+_VARIES_MORE = 2.0
+#: A number counts as at least this share of what is usual in its place.
+_NEXT_TO_ZERO = 0.1
+#: Logits count as spread at least this share of what is usual: where none stands out, noise is as large as they are.
+_UNDECIDED = 0.5
+#: Sequences longer than this are compared place by place.
+_LONGEST_EDITED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What two outputs differ in.
+
+    :param agreement: the share of the one that says the same as the other: 1 or 0 for a single decision.
+    :param distance: the largest one; ``None`` where there are no numbers to tell them apart by.
+    :param broken: there is NaN or infinity where the first has numbers.
+    :param same: they differ by no more than the original does from itself.
+    """
+
+    agreement: float
+    distance: float | None
+    broken: bool = False
+    same: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How an output is judged.
+
+    :param scale: what is usual: the root mean square of numbers, the spread of logits, the norm of vectors, the range
+        of images.
+    :param form: of scores and steps: ``distributions``, ``shares`` (each between 0 and 1) or ``logits``.
+    :param varies: the largest distance at which the original's own answers lie, in a batch or on other threads.
+    """
+
+    kind: Kind
+    scale: float = 1.0
+    form: str = "logits"
+    varies: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        """The largest distance at which outputs agree."""
+        return max(BOUNDS[self.kind], _VARIES_MORE * self.varies)
+
+    @property
+    def noise(self) -> float:
+        """Outputs this near are the same, whatever they say."""
+        return min(max(ROUNDING, _VARIES_MORE * self.varies), BOUNDS[self.kind])
+
+
+def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
+    """What is usual of an output, from answers of the original."""
+    floats = [_finite(array) for array in values if array.dtype.kind in "fiub" and array.size]
+    if not floats or kind == "ids":
+        return Measure(kind=kind)
+    if kind == "images":
+        low, high = min(each.min() for each in floats), max(each.max() for each in floats)
+        return Measure(kind=kind, scale=float(high - low) or 1.0)
+    if kind in ("scores", "steps"):
+        spreads = [float(each.std(-1).mean()) for each in floats if each.ndim]
+        return Measure(kind=kind, scale=float(np.median(spreads or [1.0])) or 1.0, form=_form(values))
+    if kind == "vectors":
+        norms = np.concatenate([np.linalg.norm(_rows(each), axis=-1) for each in floats])
+        return Measure(kind=kind, scale=float(np.median(norms)) or 1.0)
+    squares = sum(float((each**2).sum()) for each in floats)
+    return Measure(kind=kind, scale=float(np.sqrt(squares / sum(each.size for each in floats))) or 1.0)
+
+
+def apart(measure: Measure, a: Array, b: Array) -> Apart:
+    """What ``b`` differs in from ``a``, which is the reference."""
+    if "f" not in (a.dtype.kind, b.dtype.kind) and measure.kind != "images":
+        return _labels_apart(measure.kind, a, b)
+    if "f" in (a.dtype.kind, b.dtype.kind) and not {a.dtype.kind, b.dtype.kind} <= set("fiub"):
+        return Apart(0.0, None)
+    broken = a.shape == b.shape and bool((np.isfinite(a) & ~np.isfinite(b)).any())
+    if broken or (a.shape == b.shape and bool((np.isnan(a) & ~np.isnan(b)).any())):
+        return Apart(0.0, None, broken)
+    if measure.kind == "steps" and a.ndim == b.ndim == 2 and len(a) != len(b):
+        return Apart(similarity(a.argmax(-1), b.argmax(-1)), None)
+    if a.shape != b.shape:
+        return Apart(0.0, None)
+    if not a.size:
+        return Apart(1.0, 0.0, same=True)
+    agrees, distance = _DISTANCES[measure.kind](measure, a.astype(np.float64), b.astype(np.float64))
+    same = distance <= measure.noise
+    agrees = same | (agrees & (distance <= measure.bound))
+    return Apart(float(agrees.mean()), float(distance.max()), same=bool(same.all()))
+
+
+def _labels_apart(kind: Kind, a: Array, b: Array) -> Apart:
+    if kind == "steps" and a.ndim == b.ndim == 0:
+        a, b = (np.array(list(str(text)), dtype=str) for text in (a, b))
+    if kind == "steps" and a.ndim == b.ndim == 1:
+        agreement = similarity(a, b)
+    elif a.shape != b.shape:
+        agreement = 0.0
+    else:
+        agreement = float(np.mean(a == b)) if a.size else 1.0
+    return Apart(agreement, None, same=agreement == 1.0)
+
+
+def similarity(a: Array, b: Array) -> float:
+    """1 less the edit distance (Levenshtein, 1966) of two sequences over the length of the longer one."""
+    longest = max(len(a), len(b))
+    if not longest:
+        return 1.0
+    if longest > _LONGEST_EDITED:
+        shared = min(len(a), len(b))
+        return float(np.sum(a[:shared] == b[:shared])) / longest
+    return 1.0 - edits(a, b) / longest
+
+
+def edits(a: Array, b: Array) -> int:
+    """The least number of insertions, deletions and substitutions that lead from one sequence to the other."""
+    places = np.arange(len(b) + 1)
+    row = places.copy()
+    for item in a:
+        ahead = np.empty_like(row)
+        ahead[0] = row[0] + 1
+        ahead[1:] = np.minimum(row[1:] + 1, row[:-1] + (b != item))
+        # What insertions make of it, from left to right at once.
+        row = np.minimum.accumulate(ahead - places) + places
+    return int(row[-1])
+
+
+def _form(values: Sequence[Array]) -> str:
+    if all(map(sum_to_one, values)):
+        return "distributions"
+    within = all(bool(((array >= 0) & (array <= 1)).all()) for array in values)
+    return "shares" if within else "logits"
+
+
+def _scores(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
+    """By row: the same entry is the largest, and the distance of the distributions."""
+    if a.ndim == 0 or a.shape[-1] == 1:  # one class against none
+        one = np.atleast_1d(a), np.atleast_1d(b)
+        p, q = one if measure.form != "logits" else (1 / (1 + np.exp(-one[0])), 1 / (1 + np.exp(-one[1])))
+        return (p >= 0.5)[..., 0] == (q >= 0.5)[..., 0], np.abs(p - q)[..., 0]
+    same = _filled(a).argmax(-1) == _filled(b).argmax(-1)
+    if measure.form == "distributions":
+        return np.atleast_1d(same), np.atleast_1d(0.5 * np.abs(a - b).sum(-1))
+    if measure.form == "shares":
+        return np.atleast_1d(same), np.atleast_1d(np.abs(a - b).max(-1))
+    variation = 0.5 * np.abs(_softmax(a) - _softmax(b)).sum(-1)
+    usable = np.isfinite(a)
+    difference = np.where(usable, np.subtract(b, a, where=usable, out=np.zeros_like(a)), 0.0)
+    count = np.maximum(usable.sum(-1, keepdims=True), 1)
+    # A constant added to all logits changes no distribution.
+    difference = np.where(usable, difference - difference.sum(-1, keepdims=True) / count, 0.0)
+    centered = np.where(usable, a, 0.0)
+    centered = np.where(usable, centered - centered.sum(-1, keepdims=True) / count, 0.0)
+    spread = np.sqrt((centered**2).sum(-1) / count[..., 0])
+    apart = np.sqrt((difference**2).sum(-1) / count[..., 0]) / np.maximum(spread, _UNDECIDED * measure.scale)
+    return np.atleast_1d(same), np.atleast_1d(np.maximum(variation, apart))
+
+
+def _vectors(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
+    a, b = _rows(a), _rows(b)
+    least = _NEXT_TO_ZERO * measure.scale
+    first, second = (np.linalg.norm(each, axis=-1) for each in (a, b))
+    cosine = (a * b).sum(-1) / np.maximum(first * second, np.finfo(np.float64).tiny)
+    # Next to nothing there is no direction; the difference itself is what is left to look at.
+    chord = np.where(
+        np.minimum(first, second) >= least,
+        np.sqrt(np.clip(2.0 - 2.0 * cosine, 0.0, None)),
+        np.linalg.norm(a - b, axis=-1) / max(least, np.finfo(np.float64).tiny),
+    )
+    distance = np.maximum(chord, np.abs(second - first) / np.maximum(first, least))
+    return np.ones_like(distance, dtype=bool), distance
+
+
+def _numbers(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
+    usable = np.isfinite(a)
+    difference = np.abs(np.subtract(b, a, where=usable, out=np.zeros_like(a)))
+    distance = difference / np.maximum(np.abs(np.where(usable, a, 0.0)), _NEXT_TO_ZERO * measure.scale)
+    same = usable | (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.atleast_1d(same), np.atleast_1d(np.where(same, distance, np.inf))
+
+
+def _images(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
+    distance = np.array([float(np.sqrt(np.mean((a - b) ** 2))) / measure.scale])
+    return np.ones(1, dtype=bool), distance
+
+
+def _same(_: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
+    same = np.atleast_1d(a == b)
+    return same, np.where(same, 0.0, 1.0)
+
+
+_DISTANCES: Mapping[Kind, Callable[[Measure, Floats, Floats], tuple[Array, Array]]] = {
+    "scores": _scores,
+    "steps": _scores,
+    "vectors": _vectors,
+    "numbers": _numbers,
+    "images": _images,
+    "ids": _same,
+}
+
+
+def _finite(array: Array) -> Floats:
+    return np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _filled(array: Floats) -> Floats:
+    """Without what is no number, which is never the largest."""
+    return np.where(np.isfinite(array), array, -np.inf)
+
+
+def _rows(array: Floats) -> Floats:
+    """Vectors along the last axis; what has more than two dimensions is one vector."""
+    return array.reshape(1, -1) if array.ndim != 2 else array
+
+
+def _softmax(array: Floats) -> Floats:
+    usable = _filled(array)
+    highest = usable.max(-1, keepdims=True)
+    raised = np.exp(usable - np.where(np.isfinite(highest), highest, 0.0))
+    total = raised.sum(-1, keepdims=True)
+    return np.asarray(raised / np.where(total > 0, total, 1.0), dtype=np.float64)

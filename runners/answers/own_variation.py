@@ -1,0 +1,117 @@
+"""How far a service's own answers vary: alone, in the service's batches, on another number of threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latfix.config.model_output_rules import OutputRule
+from latfix.results.answer_check import AnswerCheck, JudgedOutput, OddAnswer
+from latfix.runners.answers.agreement import Compared, Shapes, Yardstick, compare, yardstick_of
+from latfix.runners.answers.named_outputs import Answers
+from latfix.runners.answers.output_distance import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnAnswers:
+    """A service's own answers, judged.
+
+    :param agreements: ``(n,)`` of the answers in its batches with those alone, request by request; a request that
+        failed alone counts 1.
+    """
+
+    yardstick: Yardstick
+    check: AnswerCheck
+    agreements: Floats
+
+
+def own_variation(
+    ids: Sequence[str],
+    alone: Answers,
+    batched: Answers,
+    threaded: Answers,
+    rules: Mapping[str, OutputRule],
+    shapes: Sequence[Shapes | None] = (),
+) -> OwnAnswers:
+    """Judge a service's answers in batches, and on another number of threads, by those to each request alone.
+
+    :param ids: of the requests.
+    :param batched: answers to the first requests in the service's own batches; empty where it has none.
+    :param threaded: answers to the first requests alone, on another number of threads.
+    :param rules: what ``[outputs]`` declares.
+    :param shapes: of the inputs of the first requests.
+    :raises InputError: a rule is of an output that no answer has.
+    """
+    first = yardstick_of(alone, rules, shapes)
+    shared, apart = _compared(first, alone, batched), _compared(first, alone, threaded)
+    yardstick = _with_variation(first, shared.values(), apart.values())
+    shared = _compared(yardstick, alone, batched)
+    odd = {k: each for k, each in shared.items() if each.agreement < 1.0}
+    agreements = np.ones(len(alone))
+    agreements[list(shared)] = [each.agreement for each in shared.values()]
+    known = {tuple(map(tuple, each)) for each in shapes if each is not None}
+    return OwnAnswers(
+        yardstick=yardstick,
+        agreements=agreements,
+        check=AnswerCheck(
+            outputs=_outputs(yardstick),
+            compared=len(shared),
+            differing=len(odd),
+            padded=len(known) > 1,
+            example=_example(ids, odd),
+        ),
+    )
+
+
+def _compared(yardstick: Yardstick, alone: Answers, other: Answers) -> dict[int, Compared]:
+    """By the request's place; requests that failed alone are left out."""
+    pairs = enumerate(zip(alone, other, strict=False))
+    return {k: compare(yardstick, one, two) for k, (one, two) in pairs if one is not None}
+
+
+def _with_variation(yardstick: Yardstick, shared: Iterable[Compared], apart: Iterable[Compared]) -> Yardstick:
+    """With what each output varies by. Where batches change what an answer says, that is a fault and no noise."""
+    shared, apart = list(shared), list(apart)
+    measures = {}
+    for name, measure in yardstick.measures.items():
+        batches = [each.apart[name] for each in shared if name in each.apart]
+        threads = [each.apart[name] for each in apart if name in each.apart]
+        faulty = any(each.agreement < 1.0 for each in batches)
+        noise = [
+            each.distance
+            for each in (threads if faulty else [*batches, *threads])
+            if each.distance is not None and math.isfinite(each.distance) and each.distance <= measure.bound
+        ]
+        measures[name] = replace(measure, varies=max(noise, default=0.0))
+    return replace(yardstick, measures=measures)
+
+
+def _outputs(yardstick: Yardstick) -> tuple[JudgedOutput, ...]:
+    return tuple(
+        JudgedOutput(
+            name=name,
+            kind=measure.kind,
+            told=yardstick.told[name],
+            bound=measure.bound,
+            varies=measure.varies,
+            follows=yardstick.follows.get(name, ()),
+        )
+        for name, measure in yardstick.measures.items()
+    )
+
+
+def _example(ids: Sequence[str], odd: Mapping[int, Compared]) -> OddAnswer | None:
+    if not odd:
+        return None
+    place = min(odd, key=lambda k: (odd[k].agreement, -(odd[k].distance or 0.0), k))
+    worst = odd[place]
+    here = worst.apart.get(worst.output)
+    return OddAnswer(
+        request=ids[place],
+        output=worst.output,
+        agreement=worst.agreement,
+        deviation=None if here is None else here.distance,
+    )

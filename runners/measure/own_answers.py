@@ -1,0 +1,85 @@
+"""Asking a loaded service for its answers: each request alone, in its own batches, on another number of threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from latfix.config.workload_toml import declared_outputs
+from latfix.request import Request
+from latfix.runners.answers.agreement import Shapes
+from latfix.runners.answers.named_outputs import Answer, outputs_of
+from latfix.runners.answers.own_variation import OwnAnswers, own_variation
+from latfix.runners.calls.model_call import USER_ERRORS
+from latfix.runners.calls.tensor_tree import tensors_of
+from latfix.runners.service.loaded_service import Service
+from latfix.stages import Status
+
+#: One request after another takes longer than batches: from this time on it ends, but not before so many requests.
+_ALONE_S, _FEWEST_ALONE = 20.0, 64
+_AT_ONCE = 32
+#: Requests whose inputs' sizes are looked at.
+_SIZED = 64
+#: Requests that are answered once more on another number of threads.
+_THREADED = 16
+_ALONE: Mapping[str, Any] = {"max_batch_size": 1, "batching": "fixed", "batch_window_ms": 0.0}
+
+
+def answers_in_batches(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
+    """Answers as the service gives them; ``None`` for a request that failed."""
+    return _answers(service, requests, {})
+
+
+def answers_alone(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
+    """Answers to each request in a batch of one."""
+    return _answers(service, requests, _ALONE)
+
+
+def look_at_own(service: Service, requests: Sequence[Request]) -> tuple[list[Answer | None], OwnAnswers]:
+    """A service's answers to requests alone, as many as there is time for, and how far its others vary from them.
+
+    :raises InputError: ``[outputs]`` declares what no answer has.
+    """
+    started, alone = time.monotonic(), list[Answer | None]()
+    while len(alone) < len(requests):
+        if len(alone) >= _FEWEST_ALONE and time.monotonic() - started > _ALONE_S:
+            break
+        alone += answers_alone(service, requests[len(alone) : len(alone) + _AT_ONCE])
+    asked = requests[: len(alone)]
+    shares = service.settings.max_batch_size > 1
+    own = own_variation(
+        [request.id for request in asked],
+        alone,
+        answers_in_batches(service, asked) if shares else [],
+        _on_other_threads(service, asked[:_THREADED]),
+        declared_outputs(service.folder, service.entry),
+        [_shapes(service, request) for request in asked[:_SIZED]] if shares else [],
+    )
+    return alone, own
+
+
+def _answers(service: Service, requests: Sequence[Request], settings: Mapping[str, Any]) -> list[Answer | None]:
+    outcomes = service.predict(requests, settings=settings)
+    names = getattr(service.models.adapter, "output_names", ())
+    return [outputs_of(outcome.output, names) if outcome.status == Status.OK else None for outcome in outcomes]
+
+
+def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
+    """Answers of operators on one thread more, or on one where there are several; none on a device."""
+    if service.models.device != "cpu":
+        return []
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        return _answers(service, requests, {**_ALONE, "intra_op_threads": 1 if before > 1 else 2})
+    finally:
+        torch.set_num_threads(before)
+
+
+def _shapes(service: Service, request: Request) -> Shapes | None:
+    try:
+        return [tuple(tensor.shape) for tensor in tensors_of(service.models.adapter.prepare(request))]
+    except USER_ERRORS:  # a request that fails has no answer either
+        return None

@@ -1,0 +1,87 @@
+"""How long a request's own part of an output is, by ``[outputs]``: what padding added to it is cut."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from latfix.config.model_input_rules import is_batch
+from latfix.config.model_output_rules import ALL, OutputRule
+from latfix.errors import InputError
+from latfix.request import FeatureValue
+from latfix.runners.model_files.opened_model import OpenedModel
+from latfix.traffic.feature_expressions import Expression
+
+#: The name of a file's only output where the file gives it none.
+ONLY = "output"
+#: What gives the size of each dimension of a request's output, the batch's left out; ``None`` where it never varies.
+Cut = Sequence[Expression | None]
+
+
+def output_names(model: OpenedModel) -> tuple[str, ...]:
+    """Names of a file's outputs; :data:`ONLY` where it does not say."""
+    return model.outputs or (ONLY,)
+
+
+def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str, Cut]:
+    """What ``[outputs]`` gives the sizes of, by output.
+
+    :raises InputError: the file has no such output, or the batch's dimension is not the first.
+    """
+    cuts: dict[str, Cut] = {}
+    for name, rule in rules.items():
+        if model.outputs and name not in (*model.outputs, ALL):
+            near = difflib.get_close_matches(name, model.outputs, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else "remove it"
+            expected = f"one of {model.file.name}'s: {', '.join(model.outputs)}"
+            raise InputError(f"{rule.where}: found output {name!r}; expected {expected}; {advice}")
+        if rule.shape is None:
+            continue
+        if not rule.shape or not is_batch(rule.shape[0]):
+            raise InputError(
+                f'{rule.where}: found {name} without "batch" as its first dimension; expected it there: outputs are '
+                "split along it"
+            )
+        cuts[name] = [size if isinstance(size, Expression) else None for size in rule.shape[1:]]
+    return cuts
+
+
+def check_names(cuts: Mapping[str, Cut], known: Collection[str], where: str) -> None:
+    """See that expressions read only what there is.
+
+    :param known: numeric features, and variable dimensions of the inputs.
+    :raises InputError: one reads something else.
+    """
+    for name, cut in cuts.items():
+        for expression in cut:
+            unknown = [read for read in expression.names if read not in known] if expression is not None else []
+            if expression is not None and unknown:
+                raise InputError(
+                    f"{where}: found {expression.source!r} for output {name} in [outputs], but neither a numeric "
+                    f"feature nor a variable dimension {unknown[0]!r}; expected one of "
+                    f"{', '.join(sorted(known)) or 'none'}"
+                )
+
+
+def own_part(output: Any, names: Sequence[str], cuts: Mapping[str, Cut], known: Mapping[str, FeatureValue]) -> Any:
+    """A request's output without what padding added at the ends of its dimensions.
+
+    :param known: the request's features, and the sizes of its inputs' variable dimensions. Sizes are rounded down.
+    :raises ValueError: a size is not finite, or a feature is text.
+    :raises KeyError: the request lacks a feature.
+    """
+    if isinstance(output, dict):
+        return {name: _cut(item, cuts.get(str(name)), known) for name, item in output.items()}
+    if isinstance(output, tuple | list):
+        places = names if len(names) == len(output) else [str(k) for k in range(len(output))]
+        return tuple(_cut(item, cuts.get(name), known) for name, item in zip(places, output, strict=True))
+    return _cut(output, cuts.get(names[0]), known)
+
+
+def _cut(output: Any, cut: Cut | None, known: Mapping[str, FeatureValue]) -> Any:
+    if cut is None or not hasattr(output, "dim"):
+        return output
+    if output.dim() != len(cut):
+        raise ValueError(f"the output has {output.dim()} dimensions; [outputs] gives {len(cut)}, without the batch's")
+    return output[tuple(slice(None) if size is None else slice(max(int(size.evaluate(known)), 0)) for size in cut)]

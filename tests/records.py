@@ -1,0 +1,59 @@
+"""Records made by hand: columns that a test does not give are empty, and so is what it does not tell of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.run_record.run_meta import RunMeta
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.traffic.schedule import Traffic
+
+_TEXTS = ("kind", "detail", "series")
+
+
+def zeros(dtype: np.dtype[Any], n: int) -> dict[str, npt.NDArray[np.int64]]:
+    """All columns of requests or batches, ``n`` rows of zeros."""
+    return {name: np.zeros(n, dtype=np.int64) for name in dtype.names or ()}
+
+
+def build_record(
+    requests: Mapping[str, Any] | None = None,
+    batches: Mapping[str, Any] | None = None,
+    *,
+    events: Columns | None = None,
+    samples: Columns | None = None,
+    traffic: Traffic | None = None,
+    folder: Path = Path("run"),
+    errors: Mapping[int, str] | None = None,
+    partial: bool = False,
+    **meta: Any,
+) -> RunRecord:
+    """A record.
+
+    :param traffic: the schedule; by default one of the requests that are no warm-up.
+    :param meta: keys of ``run.json``.
+    """
+    rows = dict(zeros(REQUEST_DTYPE, 0) if requests is None else requests)
+    if traffic is None:
+        traffic = Traffic.plain(np.sort(rows["arrival_ns"][rows["warmup"] == 0]))
+    return RunRecord(
+        folder=folder,
+        meta=RunMeta().updated(**meta),
+        requests=rows,
+        batches=dict(zeros(BATCH_DTYPE, 0) if batches is None else batches),
+        events=_nothing(EVENT_FIELDS) if events is None else events,
+        samples=_nothing(SAMPLE_FIELDS) if samples is None else samples,
+        traffic=traffic,
+        errors=errors or {},
+        partial=partial,
+    )
+
+
+def _nothing(names: tuple[str, ...]) -> Columns:
+    return {name: np.zeros(0, object if name in _TEXTS else float if name == "value" else np.int64) for name in names}

@@ -1,0 +1,159 @@
+"""Answers beside those of the original: in what order, how much says the same, and whose fault a difference is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from latfix.config.model_output_rules import ALL, OutputRule
+from latfix.errors import InputError
+from latfix.runners.answers.agreement import Yardstick, compare, difference, following_axes, yardstick_of
+from latfix.runners.answers.named_outputs import outputs_of
+from latfix.runners.answers.own_variation import own_variation
+
+
+def _agree(a: Any, b: Any) -> float:
+    expected = outputs_of(a)
+    return compare(yardstick_of([expected], {}), expected, outputs_of(b)).agreement
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.8]), True),
+        (torch.tensor([0.1, 0.9]), torch.tensor([0.9, 0.1]), False),
+        (torch.tensor(1.0), torch.tensor(1.015), True),
+        (torch.tensor(1.0), torch.tensor(1.05), False),
+        (torch.tensor([2.0]), torch.tensor([2.5]), False),
+        (1.0, 1.0, True),
+        (3, 3, True),
+        (3, 4, False),
+        ("cat", "cat", True),
+        ("cat", "dog", False),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
+        (torch.tensor([1, 2]), torch.tensor([2, 1]), False),
+        (torch.ones(2), torch.ones(3), False),
+        ({"label": "a", "score": 0.5}, {"score": 0.501, "label": "a"}, True),
+        ({"label": "a", "score": 0.5}, {"score": 0.501, "label": "b"}, False),
+        ([1, 2], [1], False),
+        ((1, torch.ones(2)), (1,), False),
+        (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
+        (torch.tensor(float("nan")), torch.tensor(1.0), False),
+        (torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0], dtype=torch.bfloat16), True),
+    ],
+)
+def test_agreement(a: Any, b: Any, same: bool) -> None:
+    assert (_agree(a, b) == 1.0) is same
+    assert (_agree(b, a) == 1.0) is same
+
+
+def test_outputs_are_named_by_what_leads_to_them() -> None:
+    found = outputs_of({"b": (1, torch.tensor([2.0])), "a": "x", "c": [{"box": [1.0, 2.0]}, {"box": [3.0]}]})
+    assert [(name, values.tolist()) for name, values in found] == [
+        ("a", "x"),
+        ("b.0", 1),
+        ("b.1", [2.0]),
+        ("c.*.box", [1.0, 2.0]),
+        ("c.*.box", [3.0]),
+    ]
+    assert [name for name, _ in outputs_of(torch.ones(1), ["logits"])] == ["logits"]
+    assert [name for name, _ in outputs_of((1, 2.5, torch.ones(1)), ["a", "b", "c"])] == ["a", "b", "c"]
+
+
+def test_an_answer_agrees_as_much_as_its_worst_output() -> None:
+    expected = outputs_of({"tokens": torch.arange(10), "score": 1.0})
+    yardstick = yardstick_of([expected], {})
+    changed = torch.arange(10)
+    changed[3] = 0
+    found = compare(yardstick, expected, outputs_of({"tokens": changed, "score": 1.01}))
+    assert (found.agreement, found.output) == (0.9, "tokens") and found.distance == pytest.approx(0.01)
+    assert yardstick.kinds == "numbers, steps"
+
+
+def test_a_yardstick_is_read_as_it_was_written() -> None:
+    answers = [outputs_of({"y": torch.randn(5 + k, 9), "label": k}) for k in range(4)]
+    whole = yardstick_of(answers, {}, [[(5 + k,)] for k in range(4)])
+    assert whole.follows == {"y": (0,)}
+    assert Yardstick.from_json(whole.to_json()) == whole
+
+
+def test_what_is_declared_goes_before_what_is_seen() -> None:
+    answers = [outputs_of({"a": torch.randn(5), "b": torch.randn(5)})]
+    rules = {ALL: OutputRule(kind="vectors"), "b": OutputRule(kind="numbers")}
+    found = yardstick_of(answers, rules)
+    assert {name: measure.kind for name, measure in found.measures.items()} == {"a": "vectors", "b": "numbers"}
+    assert set(found.told.values()) == {"declared"}
+    with pytest.raises(InputError, match=r"w.toml: line 3: found output 'c'; the service answers 'a', 'b'"):
+        yardstick_of(answers, {"c": OutputRule(kind="ids", where="w.toml: line 3")})
+
+
+def test_answers_that_failed_or_broke_are_counted() -> None:
+    first = [outputs_of(torch.tensor([1.0, -4.0])), outputs_of(torch.tensor([2.0, 0.0])), None]
+    lost = outputs_of(torch.tensor([float("nan"), 0.0]))
+    for answer in (None, lost):
+        found = difference(yardstick_of(first, {}), first, [first[0], answer, first[1]])
+        assert found.agreements.tolist() == [1.0, 0.0], "what the original fails says nothing"
+        assert (found.broken, found.same) == (1, False)
+
+
+def test_dimensions_that_follow_an_input_are_found_by_two_lengths() -> None:
+    def answer(steps: int, boxes: int) -> Any:
+        return outputs_of({"steps": torch.randn(steps, 7), "boxes": torch.randn(boxes, 4)})
+
+    widths = [40, 64, 40, 100]
+    answers = [answer(width // 4, boxes) for width, boxes in zip(widths, (3, 1, 2, 5), strict=True)]
+    shapes = [[(3, 32, width)] for width in widths]
+    assert following_axes(answers, shapes) == {"steps": (0,)}, "boxes differ for one width"
+    assert following_axes(answers[:1], shapes[:1]) == {}
+    falling = [answer(100 - width // 4, 1) for width in widths]
+    assert following_axes(falling, shapes) == {}
+
+
+def _service(leaks: float, *, noise: float = 1e-6, n: int = 40) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Answers alone, in batches of eight padded to the longest, and on other threads; and the inputs' shapes."""
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(4, 40, n)
+    alone, batched, threaded = [], [], []
+    for k, length in enumerate(lengths):
+        longest = int(lengths[k - k % 8 : k - k % 8 + 8].max())
+        steps = rng.normal(size=(longest, 6)) * 3
+        seen = steps.copy()
+        size = noise + leaks * (longest > length)
+        seen[:length] += size * rng.normal(size=(length, 6))
+        alone.append(outputs_of(torch.tensor(steps[:length]), ["y"]))
+        batched.append(outputs_of(torch.tensor(seen), ["y"]))
+        threaded.append(outputs_of(torch.tensor(steps[:length] * (1 + noise)), ["y"]))
+    return alone, batched, threaded, [[(int(length), 3)] for length in lengths]
+
+
+def test_a_service_whose_padding_leaks_is_told() -> None:
+    alone, batched, threaded, shapes = _service(leaks=2.0)
+    ids = [f"r{k}" for k in range(len(alone))]
+    own = own_variation(ids, alone, batched, threaded, {}, shapes)
+    check = own.check
+    assert check.padded and 25 < check.differing < check.compared == 40 and check.example is not None
+    assert check.differing == int((own.agreements < 1.0).sum()) and own.agreements.mean() < 0.9
+    fault, cut = check.faults()
+    assert f"request {check.example.request!r}" in fault and f"{check.differing} of 40 requests" in fault
+    assert fault.startswith("This service answers a padded request differently than the request alone")
+    assert "dimension 0" in cut
+    assert own.yardstick.measures["y"].varies < 1e-4, "a leak is no noise that others might hide in"
+
+
+def test_a_service_that_is_right_has_no_fault_and_its_noise_is_known() -> None:
+    alone, batched, threaded, shapes = _service(leaks=0.0, noise=1e-3)
+    own = own_variation([str(k) for k in range(40)], alone, batched, threaded, {}, shapes)
+    assert (own.check.differing, own.check.example, own.agreements.min()) == (0, None, 1.0)
+    assert 1e-4 < own.yardstick.measures["y"].varies < 1e-2
+    again = difference(own.yardstick, alone, batched)
+    assert again.agreement == 1.0 and again.same
+
+
+def test_a_finding_is_read_as_it_was_written() -> None:
+    alone, batched, threaded, shapes = _service(leaks=2.0)
+    check = own_variation([str(k) for k in range(40)], alone, batched, threaded, {}, shapes).check
+    assert type(check).from_json(check.to_json()) == check
+    assert check.judged().startswith("Answers are compared as steps ('y', by the shape (")
