@@ -62,7 +62,7 @@ def replay_rounds(
 
 def _drift(arms: tuple[Arm, Arm], records: tuple[RunRecord, RunRecord]) -> float:
     """:attr:`Round.drift`; both processes are loaded still."""
-    if any(str(record.meta.get("device", "cpu")) != "cpu" for record in records):
+    if any(record.meta.device != "cpu" for record in records):
         return math.nan
     batches = typical_batches(records[0])
     chosen = [batches[k] for k in _TURNS_OF if k < len(batches)] or batches

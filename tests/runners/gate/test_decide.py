@@ -12,6 +12,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.gates.syntax import parse_gate
 from latfix.results.comparison import Comparison
+from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.gate.decide import Decision, check, decide
@@ -33,7 +34,7 @@ def record(latency_ms: np.ndarray, late_ms: float = 0.0) -> RunRecord:
     rows["dispatch_ns"] = np.full(n, int(late_ms * 1e6))
     return RunRecord(
         folder=Path("run"),
-        meta={"traffic_sha256": "same", "workload": "w", "scheduled": n, "objective": {"percentile": 99}},
+        meta=RunMeta(traffic_sha256="same", workload="w", scheduled=n),
         requests=rows,
         batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
         events={name: np.zeros(0) for name in EVENT_FIELDS},
