@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
+from latfix.formatting import visible
 from latfix.profilers.allocator_lab.compare_policies import policy_of
 from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory
@@ -78,6 +81,14 @@ _BESIDE_OTHERS = (
     "traffic",
 )
 
+#: Tests that look at charts, or hand odd records to what draws them: nine tenths of a page's time are Matplotlib's.
+_DRAWN = (
+    "tests/reports/",
+    "tests/cli/commands/reading/test_report.py::test_any",
+    "tests/cli/test_hostile_records.py::test_any",
+    "tests/e2e/test_diagnose.py",
+)
+
 PLAIN_ADAPTER = """
 import torch
 from latfix import Request, Workload
@@ -103,6 +114,23 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.alone)
         if any(item.iter_markers("alone")) or any(item.iter_markers("slow")):
             item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def charts_as_titles() -> Iterator[None]:
+    """A chart is its title alone, but in the tests of :data:`_DRAWN`."""
+    from latfix.reports.charts import inline_svg, run_charts, sweep_charts
+
+    def draw(name: str, label: str, *drawing: Any, **layout: Any) -> Markup:
+        if os.environ.get("PYTEST_CURRENT_TEST", "").startswith(_DRAWN):
+            return inline_svg.draw(name, label, *drawing, **layout)
+        title = Markup('<title id="{}-title">{}</title>').format(name, visible(label, limit=600))
+        return Markup('<svg viewBox="0 0 1 1" role="img" aria-labelledby="{}-title">{}</svg>').format(name, title)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (run_charts, sweep_charts):
+            patch.setattr(module, "draw", draw)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -183,7 +183,7 @@ def test_its_records_can_be_read_again(swept: Swept) -> None:
         record = RunRecord.load(swept.folder / run["folder"])
         assert record.meta.settings.max_batch_size == 1
         assert len(record.latencies_ns()) > 0
-    assert (swept.folder / "report.html").stat().st_size > 10_000
+    assert (swept.folder / "report.html").stat().st_size > 5_000
 
 
 @pytest.mark.slow

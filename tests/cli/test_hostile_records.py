@@ -128,7 +128,7 @@ def _change(file: Path, name: str, values: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 10], ids=["small", "large"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_column_of_any_file(
     originals: dict[bool, Path],

@@ -168,7 +168,7 @@ def test_a_run_file_that_latfix_did_not_write(
     assert code == 0 or (err.startswith("latfix: ") and err.count("\n") == 1)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli: Cli, data: st.DataObject) -> None:
     folder = tmp_path / "run"
