@@ -39,7 +39,7 @@ def render_backends(document: Mapping[str, Any]) -> RenderableType:
     ]
     if document.get("answers"):
         answers = AnswerCheck.from_json(document["answers"])
-        parts += [safe(f"\n{line}", "bold yellow", limit=600) for line in answers.faults()]
+        parts += [Text.assemble("\n", safe(line, "bold yellow", limit=600)) for line in answers.faults()]
         parts += [safe(answers.judged(), "dim", limit=600)]
     parts += [Text(f"\n{_how(document)}", style="dim")]
     parts += [Text.assemble("  input ", safe(line)) for line in document["inputs"]]

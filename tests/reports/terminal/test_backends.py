@@ -90,3 +90,15 @@ def test_one_reason_is_told_once() -> None:
     gone = {"convert_s": None, "load_s": None, "missing": "no way there"}
     text = shown({"backend": "TorchScript", **gone}, {"backend": "OpenVINO", **gone})
     assert "TorchScript, OpenVINO: no way there" in text and text.count("no way there") == 1
+
+
+def test_a_model_that_answers_otherwise_in_a_batch_is_told_of() -> None:
+    odd = {"request": "r[bold]7", "output": "y", "agreement": 0.25, "deviation": 0.5}
+    output = {"name": "y", "kind": "steps", "told": "declared", "bound": 0.2, "varies": 0.0, "follows": [0]}
+    answers = {"outputs": [output], "compared": 24, "differing": 19, "padded": True, "example": odd}
+    text = " ".join(shown(answers=answers).split())
+    assert (
+        "This service answers a padded request differently than the request alone: request 'r[bold]7', output 'y': "
+        "deviation 0.50, bound 0.20, 25% agree; 19 of 24 requests."
+    ) in text
+    assert "\\n" not in text and "Answers are compared as steps ('y', declared)." in text

@@ -75,13 +75,6 @@ def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_process_finds_the_file(padded: Path, backend: str) -> None:
-    loaded(padded, backend=backend)
-    again = loaded(padded, backend=backend).evidence(traffic())["conversions"][0]
-    assert again["cached"]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_size_that_traffic_never_had_runs_as_the_original_and_is_not_counted(padded: Path, backend: str) -> None:
     service = loaded(padded, n=1, backend=backend, max_batch_size=1)
     outcomes = service.predict([traffic().request(k) for k in (0, 5)])
@@ -158,35 +151,38 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
         seen.append(exported.cached)
         return 2.0 if exported.cached else 1.0
 
-    changed(monkeypatch, stale)
-    assert not loaded(padded, backend=backend).evidence(traffic())["conversions"][0]["cached"]
+    with monkeypatch.context() as patch:
+        changed(patch, stale)
+        assert not loaded(padded, backend=backend).evidence(traffic())["conversions"][0]["cached"]
     assert seen == [True, False]
+    assert loaded(padded, backend=backend).evidence(traffic())["conversions"][0]["cached"], "the new one is"
 
 
 @pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
-def test_what_cannot_be_exported_says_why_in_one_line(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    looping = PADDED.replace(
-        "        x = torch", "        for _ in range(int(tokens.sum())):\n            pass\n        x = torch"
-    )
-    folder = write_workload(tmp_path / "looping", adapter=looping)
-    with pytest.raises(RunnerError, match=r"cannot be exported to ONNX: \w+: ") as raised:
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "        x = torch",
+            "        for _ in range(int(tokens.sum())):\n            pass\n        x = torch",
+            r"\w+: ",
+        ),
+        (
+            "    def prepare",
+            "    def collate(self, inputs):\n        return {**super().collate(inputs), 'count': len(inputs)}\n\n"
+            "    def prepare",
+            "among its inputs, found a int where tensors",
+        ),
+    ],
+    ids=["a loop over data", "no tensor"],
+)
+def test_what_cannot_be_exported_says_why_in_one_line(
+    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, says: str
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=PADDED.replace(old, new))
+    with pytest.raises(RunnerError, match=f"cannot be exported to ONNX: {says}") as raised:
         loaded(folder, backend="onnxruntime")
     assert "\n" not in raised.value.message and len(raised.value.message) < 400
-
-
-@pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
-def test_inputs_that_are_no_tensors_are_refused_in_one_line(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    counted = (
-        PADDED
-        + """
-    def collate(self, inputs):
-        from latfix.adapter_api import default_collate
-        return {**default_collate(inputs), "count": len(inputs)}
-"""
-    )
-    folder = write_workload(tmp_path / "counted", adapter=counted)
-    with pytest.raises(RunnerError, match="cannot be exported to ONNX: among its inputs, found a int where tensors"):
-        loaded(folder, backend="onnxruntime")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

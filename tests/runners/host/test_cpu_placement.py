@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -81,10 +80,17 @@ def test_a_worker_lies_within_one_cache_where_it_fits() -> None:
     assert sorted(found.workers) == [(1, 2), (4, 5)]
 
 
-@pytest.mark.parametrize(("workers", "cores"), [(3, (0, 1)), (1, (0,))])
-def test_too_few_cores_are_an_obstacle_with_figures(workers: int, cores: tuple[int, ...]) -> None:
-    found = place(topology(cores), "workers", workers=workers, prepare=1, threads=1)
-    assert f"{workers} worker(s) on {len(cores)} core(s)" in found.obstacle
+@pytest.mark.parametrize(
+    ("workers", "cores", "says"),
+    [
+        (3, (0, 1), "3 worker(s) on 2 core(s)"),
+        (1, (0,), "1 worker(s) on 1 core(s)"),
+        (1, None, "this system has no processor affinity"),
+    ],
+)
+def test_too_few_cores_are_an_obstacle_with_figures(workers: int, cores: tuple[int, ...] | None, says: str) -> None:
+    machine = topology() if cores is None else topology(cores)
+    assert says in place(machine, "workers", workers=workers, prepare=1, threads=1).obstacle
 
 
 def test_locality_spreads_workers_and_takes_their_prepare_threads_along() -> None:
@@ -99,11 +105,6 @@ def test_locality_on_one_domain_is_told() -> None:
     found = place(topology((0, 1, 2)), "locality", workers=2, prepare=1, threads=0)
     assert "cores 0-2 share one memory node" in found.obstacle
     assert found.workers == ((), ())
-
-
-def test_a_system_without_affinity_is_told() -> None:
-    found = place(topology(), "workers", workers=1, prepare=1, threads=0)
-    assert found.obstacle == "this system has no processor affinity"
 
 
 def test_the_domain_of_cores() -> None:
@@ -121,12 +122,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
     return calls
 
 
-def settings(**values: object) -> RunnerSettings:
-    return RunnerSettings(**values)  # type: ignore[arg-type]
-
-
 def test_each_thread_takes_its_own_place(asked: list[tuple[str, object]]) -> None:
-    places = Places(settings(pin="workers", nice=-5), topology((0, 1, 2)))
+    places = Places(RunnerSettings(pin="workers", nice=-5), topology((0, 1, 2)))
     assert places.worker(0) == 2
     assert places.prepare(0) == 1
     assert asked == [("cores", (1, 2)), ("nice", -5), ("cores", (0,)), ("nice", -5)]
@@ -134,14 +131,14 @@ def test_each_thread_takes_its_own_place(asked: list[tuple[str, object]]) -> Non
 
 
 def test_operators_get_no_more_threads_than_cores_or_settings(asked: list[tuple[str, object]]) -> None:
-    assert Places(settings(pin="workers", intra_op_threads=1), topology((0, 1, 2))).worker(0) == 1
-    assert Places(settings(pin="workers"), topology((0, 1, 2))).worker(0) == 2
-    assert Places(settings(), topology((0, 1, 2))).worker(0) == 0, "as many as the framework likes"
+    assert Places(RunnerSettings(pin="workers", intra_op_threads=1), topology((0, 1, 2))).worker(0) == 1
+    assert Places(RunnerSettings(pin="workers"), topology((0, 1, 2))).worker(0) == 2
+    assert Places(RunnerSettings(), topology((0, 1, 2))).worker(0) == 0, "as many as the framework likes"
     assert ("nice", 0) not in asked
 
 
 def test_off_changes_nothing(asked: list[tuple[str, object]]) -> None:
-    places = Places(settings())
+    places = Places(RunnerSettings())
     places.worker(0), places.prepare(0)
     with places.aside():
         pass
@@ -149,7 +146,7 @@ def test_off_changes_nothing(asked: list[tuple[str, object]]) -> None:
 
 
 def test_what_cannot_be_placed_is_noted_once(asked: list[tuple[str, object]]) -> None:
-    places = Places(settings(pin="workers", workers=3), topology((0, 1)))
+    places = Places(RunnerSettings(pin="workers", workers=3), topology((0, 1)))
     places.worker(0), places.worker(1)
     assert asked == []
     assert places.notes == ["pin = workers: 3 worker(s) on 2 core(s): a worker cannot have a core to itself"]
@@ -161,7 +158,7 @@ def test_what_the_system_refuses_is_noted_and_the_thread_goes_on(monkeypatch: py
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     monkeypatch.setattr(os, "setpriority", refuse)
-    places = Places(settings(pin="workers", nice=-20), topology((0, 1)))
+    places = Places(RunnerSettings(pin="workers", nice=-20), topology((0, 1)))
     places.worker(0), places.worker(0)
     assert places.notes == [
         "cores 1 were refused (Operation not permitted)",
@@ -179,15 +176,15 @@ def test_coming_back_to_cores_that_are_gone_is_no_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "sched_setaffinity", only_once, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    with Places(settings(pin="workers"), topology((0, 1))).aside():
+    with Places(RunnerSettings(pin="workers"), topology((0, 1))).aside():
         assert taken == [{0}]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no processor affinity")
-def test_a_thread_really_moves_and_comes_back(in_thread: Callable[[Callable[[], None]], None]) -> None:
+def test_a_thread_really_moves_and_comes_back() -> None:
     """On the last core that there is: it works with one, too."""
     usable = sorted(os.sched_getaffinity(0))
-    places = Places(settings(), None)
+    places = Places(RunnerSettings(), None)
 
     def run() -> None:
         object.__setattr__(places.placement, "workers", ((usable[-1],),))
@@ -198,27 +195,6 @@ def test_a_thread_really_moves_and_comes_back(in_thread: Callable[[Callable[[], 
         assert places.worker(0) == 1
         assert os.sched_getaffinity(0) == {usable[-1]}
 
-    in_thread(run)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
     assert sorted(os.sched_getaffinity(0)) == usable, "only the thread itself moved"
-
-
-@pytest.fixture
-def in_thread() -> Callable[[Callable[[], None]], None]:
-    """Runs something in a thread of its own and raises what it raised."""
-
-    def run(work: Callable[[], None]) -> None:
-        failures: list[BaseException] = []
-
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001
-                failures.append(error)
-
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
-
-    return run

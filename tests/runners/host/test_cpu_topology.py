@@ -78,11 +78,9 @@ def test_nonsense_in_a_file_counts_as_nothing(sysfs: WriteSysfs) -> None:
 
 def test_the_cache_of_the_highest_level_counts(sysfs: WriteSysfs) -> None:
     assert last_level_cache_bytes(0, sysfs(nodes={}, siblings={}, caches={0: "0"}, size="32768K")) == 32 << 20
-    assert last_level_cache_bytes(3, sysfs(nodes={}, siblings={}, caches={3: "3"}, size="8M")) == 8 << 20
-
-
-def test_a_cache_that_is_not_told_has_no_size(tmp_path: Path) -> None:
-    assert last_level_cache_bytes(0, tmp_path) == 0
+    root = sysfs(nodes={}, siblings={}, caches={3: "3"}, size="8M")
+    assert last_level_cache_bytes(3, root) == 8 << 20
+    assert last_level_cache_bytes(7, root) == 0, "it is not told"
 
 
 def test_this_machine_has_the_cores_that_it_has() -> None:

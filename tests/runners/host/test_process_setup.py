@@ -37,39 +37,38 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linu
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc only")
 
 
-def settings(**values: Any) -> RunnerSettings:
-    return RunnerSettings(**values)
-
-
-def test_without_settings_the_environment_is_the_inherited_one() -> None:
-    assert process_environment(settings(), {"PATH": "/bin", "A": "1"}) == {"PATH": "/bin", "A": "1"}
-
-
-def test_the_settings_own_variables_come_first() -> None:
-    assert process_environment(settings(env={"A": "2", "B": "3"}), {"A": "1"}) == {"A": "2", "B": "3"}
+@pytest.mark.parametrize(
+    ("settings", "inherited", "found"),
+    [
+        ({}, {"PATH": "/bin", "A": "1"}, {"PATH": "/bin", "A": "1"}),
+        ({"env": {"A": "2", "B": "3"}}, {"A": "1"}, {"A": "2", "B": "3"}),
+        (
+            {"huge_pages": "always"},
+            {"THP_MEM_ALLOC_ENABLE": "0"},
+            {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "THP_MEM_ALLOC_ENABLE": "1"},
+        ),
+        ({"huge_pages": "never"}, {}, {}),
+        (
+            {"env": {"LD_PRELOAD": "libjemalloc.so.2"}},
+            {"LD_PRELOAD": "/opt/a.so libjemalloc.so.2"},
+            {"LD_PRELOAD": "libjemalloc.so.2:/opt/a.so"},
+        ),
+    ],
+)
+def test_the_settings_own_variables_come_before_those_that_are_there(
+    settings: dict[str, Any], inherited: dict[str, str], found: dict[str, str]
+) -> None:
+    assert process_environment(RunnerSettings(**settings), inherited) == found
 
 
 def test_tunables_are_merged_one_by_one() -> None:
     inherited = {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.arena_max=8:glibc.malloc.mmap_max=9"}
-    wanted = settings(prefault_mb=64, env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"})
+    wanted = RunnerSettings(prefault_mb=64, env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"})
     found = read_tunables(process_environment(wanted, inherited)["GLIBC_TUNABLES"])
     assert found["glibc.malloc.check"] == "1", "what nobody else sets is kept"
     assert found["glibc.malloc.arena_max"] == "1", "what prefaulting rests on goes before what was inherited"
     assert found["glibc.malloc.mmap_max"] == "7", "and the settings' own word before all"
     assert found["glibc.malloc.trim_threshold"] == "8589934592"
-
-
-def test_huge_pages_are_asked_of_the_heap_and_of_the_framework() -> None:
-    found = process_environment(settings(huge_pages="always"), {"THP_MEM_ALLOC_ENABLE": "0"})
-    assert found == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "THP_MEM_ALLOC_ENABLE": "1"}
-    assert process_environment(settings(huge_pages="never"), {}) == {}
-
-
-def test_preloads_are_added_to_those_that_are_there() -> None:
-    wanted = settings(env={"LD_PRELOAD": "libjemalloc.so.2"})
-    assert process_environment(wanted, {"LD_PRELOAD": "/opt/a.so libjemalloc.so.2"})["LD_PRELOAD"] == (
-        "libjemalloc.so.2:/opt/a.so"
-    )
 
 
 Run = Callable[..., dict[str, Any]]
@@ -95,7 +94,7 @@ def run() -> Run:
     """Sets a process of its own up by the settings and returns what it says."""
 
     def start(body: str = "", after: str = "", **values: Any) -> dict[str, Any]:
-        wanted = settings(**values)
+        wanted = RunnerSettings(**values)
         code = CHILD.replace("BODY", body).replace("AFTER", after)
         ended = subprocess.run(
             [sys.executable, "-c", code, json.dumps(values)],
@@ -150,21 +149,13 @@ def test_other_threads_use_what_was_prefaulted(run: Run) -> None:
     assert found["faults"] < 1000
 
 
-def test_more_than_there_is_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_there_is_is_not_taken_and_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_setup, "available_bytes", lambda: 100 << 20)
-    setup = ProcessSetup(settings(prefault_mb=90))
+    setup = ProcessSetup(RunnerSettings(prefault_mb=90))
+    setup.before_requests()
     setup.before_requests()
     assert setup.prefaulted_bytes == setup.kept_bytes == 0
     assert setup.notes == ["prefault_mb: 90 MiB asked for and 100 MiB available; nothing was touched"]
-
-
-def test_it_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    setup = ProcessSetup(settings(prefault_mb=7))
-    monkeypatch.setattr(ProcessSetup, "_prefault", lambda _, size: asked.append(size))
-    setup.before_requests()
-    setup.before_requests()
-    assert asked == [7 << 20]
 
 
 @linux
@@ -196,7 +187,7 @@ def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypat
     """Beyond it every later allocation would fail, the model's among them."""
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: 1 << 20)
     monkeypatch.setattr(ProcessSetup, "_call", lambda *_, **__: pytest.fail("locked"))
-    setup = ProcessSetup(settings(lock_memory=True))
+    setup = ProcessSetup(RunnerSettings(lock_memory=True))
     setup.before_requests()
     assert not setup.locked and "RLIMIT_MEMLOCK is 1.0 MiB" in setup.notes[0]
 
@@ -209,7 +200,7 @@ def test_a_refusal_of_the_system_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Refusing())
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: None)
-    setup = ProcessSetup(settings(lock_memory=True, huge_pages="never"))
+    setup = ProcessSetup(RunnerSettings(lock_memory=True, huge_pages="never"))
     setup.before_load()
     setup.before_requests()
     assert not setup.locked
@@ -234,7 +225,7 @@ def test_the_session_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch, tm
     file.write_text("/autogroup-1 nice 0\n")
     monkeypatch.setattr(process_setup, "_AUTOGROUP", file)
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid() + 1)
-    setup = ProcessSetup(settings(nice=-5))
+    setup = ProcessSetup(RunnerSettings(nice=-5))
     setup.before_load()
     assert file.read_text() == "/autogroup-1 nice 0\n"
     assert "does not lead its session" in setup.notes[0]
@@ -243,7 +234,7 @@ def test_the_session_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch, tm
 def test_elsewhere_it_says_that_there_is_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: None)
-    setup = ProcessSetup(settings(lock_memory=True, huge_pages="always"))
+    setup = ProcessSetup(RunnerSettings(lock_memory=True, huge_pages="always"))
     setup.before_load()
     setup.before_requests()
     assert setup.notes == [

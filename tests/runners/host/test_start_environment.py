@@ -121,42 +121,41 @@ def test_the_warning_comes_once_and_has_the_line_to_start_with(
         warn_unless_in_effect(_settings(A="2"))
 
 
+GUNICORN = ["/bin/python", "/bin/gunicorn", "-c", "conf.py", "service:app"]
+FORKED = ["python", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork"]
+
+
 @pytest.mark.parametrize(
-    ("argv", "orig"),
+    ("argv", "orig", "command"),
     [
-        (["-c"], ["python", "-c", "import x"]),
-        ([""], ["python"]),
-        (["service.py"], ["python", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork"]),
+        (["-c"], ["python", "-c", "import x"], ["COMMAND"]),  # which no shell could start again
+        ([""], ["python"], ["COMMAND"]),
+        (["service.py"], FORKED, ["COMMAND"]),
+        (GUNICORN[1:], GUNICORN, GUNICORN),  # an option of the program is none of Python's
     ],
 )
-def test_a_program_that_no_shell_could_start_again_has_a_placeholder(
-    argv: list[str], orig: list[str], monkeypatch: pytest.MonkeyPatch
+def test_the_command_that_started_this_program(
+    argv: list[str], orig: list[str], command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", orig)
-    assert own_command() == ["COMMAND"]
-
-
-def test_options_of_the_program_are_not_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["/bin/python", "/bin/gunicorn", "-c", "conf.py", "service:app"]
-    monkeypatch.setattr(sys, "argv", command[1:])
-    monkeypatch.setattr(sys, "orig_argv", command)
     assert own_command() == command
 
 
-def test_the_environment_at_the_start_is_not_what_was_set_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_at_the_start_is_not_what_was_set_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LATFIX_TEST_LATE", "1")
     found = environment_at_start()
     assert "LATFIX_TEST_LATE" not in found and found["PATH"]
-
-
-def test_where_a_title_was_written_over_it_the_present_one_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    title = tmp_path / "environ"
-    title.write_bytes(b"gunicorn: worker [service=app]\0\0\0")
-    monkeypatch.setattr(environment, "_AT_START", title)
-    assert environment_at_start() is os.environ
+    monkeypatch.setattr(environment, "_AT_START", tmp_path / "environ")
+    (tmp_path / "environ").write_bytes(b"gunicorn: worker [service=app]\0\0\0")
+    assert environment_at_start() is os.environ, "a title was written over it: the present one counts"
+    path = f"PATH={os.environ['PATH']}"
+    apart = "GLIBC_TUNABLES=glibc.malloc.mmap_max=0\0glibc.malloc.top_pad=6"  # as the C library takes them
+    (tmp_path / "environ").write_text(f"{path}\0{apart}\0B=glibc.x=1\0")
+    together = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=6", "B": "glibc.x=1"}
+    assert environment_at_start() == {"PATH": os.environ["PATH"], **together}
 
 
 def _launch(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -215,17 +214,3 @@ def test_what_cannot_be_launched_is_one_line(plan: Path, arguments: list[str], s
     done = _launch(*(plan if argument == "PLAN" else argument for argument in arguments))
     assert done.returncode == EXIT_INPUT
     assert done.stderr.startswith(says) and len(done.stderr.splitlines()) == 1
-
-
-def test_tunables_that_the_c_library_took_apart_are_put_together(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "environ"
-    path = os.environ["PATH"]
-    file.write_text(f"PATH={path}\0GLIBC_TUNABLES=glibc.malloc.mmap_max=0\0glibc.malloc.top_pad=6\0B=glibc.x=1\0")
-    monkeypatch.setattr(environment, "_AT_START", file)
-    assert environment_at_start() == {
-        "PATH": path,
-        "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=6",
-        "B": "glibc.x=1",
-    }

@@ -15,46 +15,13 @@ from latfix.stages import STAGES
 
 MakeRunner = Callable[..., Runner]
 
-#: Works in steps, one for each unit of ``value``; answers how many it took.
+#: Works in steps, one for each unit of ``steps``; answers the request's number so many times.
 STEPPED = """
-import torch
-from latfix import Request, Workload
+from tests.runners.scheduling.counting_model import Counter, Stepping
 
-class Counting(torch.nn.Module):
-    def forward(self, x):
-        state = self.start(x)
-        while not all(self.done(state)):
-            self.step(state)
-        return self.leave(state, range(len(x)))[0]
-
-    def start(self, x):
-        return [[float(row), 0.0] for row in x[:, 0]]
-
-    def done(self, state):
-        return [taken >= wanted for wanted, taken in state]
-
-    def step(self, state):
-        for row in state:
-            if row[1] < row[0]:
-                row[1] += 1
-
-    def join(self, state, other):
-        return [*state, *other]
-
-    def leave(self, state, rows):
-        rows = list(rows)
-        left = [row for k, row in enumerate(state) if k not in rows]
-        return [torch.tensor(2 * state[k][1]) for k in rows], left or None
-
-class Stepped(Workload):
+class Stepped(Stepping):
     def load(self, device):
-        return Counting()
-
-    def prepare(self, request):
-        return torch.tensor([float(request.features["value"])])
-
-    def finish(self, output, request):
-        return float(output)
+        return Counter()
 """
 EVERY: list[dict[str, Any]] = [
     {"batching": "adaptive", "target_ms": 50.0, "window_least_ms": 0.0, "window_most_ms": 5.0},
@@ -103,11 +70,10 @@ def test_every_kind_of_setting_serves(
 
 def test_a_model_that_works_in_steps(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "WINDOW", 16)
-    traffic = [{"arrival_s": 0.01 * k, "value": k % 7} for k in range(10)]
+    traffic = [{"arrival_s": 0.01 * k, "id": f"{k}", "steps": k % 7} for k in range(10)]
     load = {"slots": 8, "settings": {"batching": "continuous"}}
     runner = make_runner(adapter=STEPPED, traffic=traffic, max_batch_size=4, load=load)
-
     with ThreadPoolExecutor(4) as callers:
-        answers = list(callers.map(lambda k: runner.infer_sync({"value": k % 7}), range(200)))
-    assert answers == [2.0 * (k % 7) for k in range(200)]
+        answers = list(callers.map(lambda k: runner.infer_sync({"id": f"{k}", "steps": k % 7}), range(200)))
+    assert answers == [float(k * (k % 7)) for k in range(200)]
     assert len(set(runner._recorder._free_batches)) == 2 * runner._recorder.slots + 16

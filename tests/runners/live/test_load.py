@@ -49,11 +49,8 @@ TRAFFIC = [{"arrival_s": 0.01 * k, "id": f"t{k}", "half": k % 7} for k in range(
 
 
 def _plan(path: Path, workload: str = "w", **settings: Any) -> Path:
-    fixes = (
-        PlannedFix(id="batch.size", settings={"max_batch_size": 2}),
-        PlannedFix(id="batch.other", settings=settings),
-    )
-    write_plan(Plan(workload=workload, fixes=fixes), path)
+    size = PlannedFix(id="batch.size", settings={"max_batch_size": 2})
+    write_plan(Plan(workload=workload, fixes=(size, PlannedFix(id="batch.other", settings=settings))), path)
     return path
 
 
@@ -102,9 +99,6 @@ def test_wrong_arguments_are_one_clear_line(make_runner: MakeRunner, load: dict[
     with pytest.raises(InputError, match=re.escape(says)) as caught:
         make_runner(load=load)
     assert "\n" not in caught.value.message
-
-
-def test_there_is_no_such_workload() -> None:
     with pytest.raises(InputError, match="found no such folder or sample"):
         load_runner("no-such-workload")
 
@@ -121,18 +115,13 @@ def test_a_model_that_does_not_load_is_one_line(make_runner: MakeRunner) -> None
         make_runner(adapter=source)
 
 
-def _prepared(folder: Path) -> list[str]:
-    file = folder / "prepared.txt"
-    return file.read_text().split() if file.exists() else []
-
-
 def test_warming_up_runs_shapes_and_first_requests_of_the_traffic(write_hooked: WriteHooked) -> None:
     folder = write_hooked(adapter=NOTING, traffic=TRAFFIC, warmup_requests=32, warmup_shapes=2, max_batch_size=4)
     with load_runner(folder) as runner:
         evidence = runner.evidence()
         assert evidence["warmup_shapes"] >= 1 and evidence["warmup_batches"] >= 3
         expected = [f"t{k % 30}" for k in range(32)]
-        assert "\n".join(expected) in "\n".join(_prepared(folder)), "one after the other, round and round"
+        assert "\n".join(expected) in (folder / "prepared.txt").read_text(), "one after the other, round and round"
         assert runner.stats().requests["ok"] == 0, "warming up is no request of anybody's"
         assert runner._service.models.instances[0].seen
 
@@ -157,21 +146,12 @@ def test_warming_up_is_done_by_the_threads_that_serve(write_hooked: WriteHooked)
         assert runner._engine.in_flight == 0
 
 
-def test_what_warming_up_fails_with_leaves_nothing_behind(write_hooked: WriteHooked) -> None:
-    folder = write_hooked(
-        adapter=NOTING, traffic=[{**row, "bad": 1} for row in TRAFFIC], warmup_requests=1, gc="freeze"
-    )
-    with pytest.raises(RunnerError, match="none of 1 requests succeeded"):
-        load_runner(folder)
-    assert gc.isenabled() and gc.get_freeze_count() == 0
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
-
-
 def test_without_warming_up_the_traffic_is_not_looked_at(write_hooked: WriteHooked) -> None:
     folder = write_hooked(adapter=NOTING, traffic=TRAFFIC, warmup_requests=4, warmup_shapes=2)
     (folder / "traffic.jsonl").write_text("no traffic at all\n")
-    with load_runner(folder, warm=False) as runner:
-        assert _prepared(folder) == []
+    with load_runner(str(folder), warm=False) as runner:
+        assert runner.workload == "w"
+        assert not (folder / "prepared.txt").exists()
         assert runner.evidence()["warmup_batches"] == 0
         assert len(runner.infer_sync({"half": 1})) == 2
     with pytest.raises(InputError, match=r"traffic\.jsonl"):
@@ -179,9 +159,12 @@ def test_without_warming_up_the_traffic_is_not_looked_at(write_hooked: WriteHook
 
 
 def test_a_service_that_answers_nothing_at_warm_up_does_not_start(write_hooked: WriteHooked) -> None:
-    folder = write_hooked(adapter=NOTING, traffic=[{**row, "bad": 1} for row in TRAFFIC], warmup_requests=3)
+    bad = [{**row, "bad": 1} for row in TRAFFIC]
+    folder = write_hooked(adapter=NOTING, traffic=bad, warmup_requests=3, gc="freeze")
     with pytest.raises(RunnerError, match="none of 3 requests succeeded; request t0: prepare raised ValueError: bad"):
         load_runner(folder)
+    assert gc.isenabled() and gc.get_freeze_count() == 0, "nothing is left behind"
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
     partly = write_hooked(adapter=NOTING, traffic=[{**TRAFFIC[0], "bad": 1}, *TRAFFIC[1:]], warmup_requests=3)
     load_runner(partly).close()
 
@@ -223,7 +206,9 @@ def test_environment_that_is_not_in_effect_is_warned_of_and_in_the_evidence(
     make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "_warned", set())
-    path = _plan(tmp_path / "plan.toml", env={"LATFIX_TEST_SET": "1", "PATH": environment_path()})
+    path = _plan(
+        tmp_path / "plan.toml", env={"LATFIX_TEST_SET": "1", "PATH": environment.environment_at_start()["PATH"]}
+    )
     with pytest.warns(EnvironmentWarning, match="LATFIX_TEST_SET: the process started without it") as caught:
         runner = make_runner(load={"plan": path})
     assert caught[0].filename == __file__.replace("test_load", "conftest"), "it points to who called load_runner"
@@ -231,10 +216,6 @@ def test_environment_that_is_not_in_effect_is_warned_of_and_in_the_evidence(
     said = runner.evidence()["environment"]
     assert {name: entry["in_effect"] for name, entry in said.items()} == {"LATFIX_TEST_SET": False, "PATH": True}
     assert runner.infer_sync({"value": 1}) == 2.0
-
-
-def environment_path() -> str:
-    return environment.environment_at_start()["PATH"]
 
 
 def _run(source: str, *arguments: object) -> subprocess.CompletedProcess[str]:

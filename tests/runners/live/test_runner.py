@@ -12,7 +12,6 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,23 +43,8 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")}
 
 
-def ask_in_thread(runner: Runner, request: Any) -> concurrent.futures.Future[Any]:
-    """What ``infer_sync`` returns or raises in a thread of its own."""
-    found: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def ask() -> None:
-        try:
-            found.set_result(runner.infer_sync(request))
-        except latfix.RequestError as error:
-            found.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    return found
-
-
 def test_answers_come_back_to_whoever_asked(make_runner: MakeRunner) -> None:
     runner = make_runner(max_batch_size=4)
-
     assert runner.infer_sync({"value": 4}) == 8.0
     assert runner.infer_sync({"features": {"value": 5}}) == 10.0
     assert runner.infer_sync(Request(id="x", arrival_s=0.0, features={"value": 6})) == 12.0
@@ -127,30 +111,20 @@ def test_many_more_requests_than_rows_from_threads_and_event_loops_at_once(
     runner = make_runner(load={"slots": 8, "when_full": "wait"}, max_batch_size=4, workers=2, prepare_threads=2)
     recorder = runner._recorder
     columns = {name: id(column) for name, column in recorder._columns.items()}
-    wrong: list[Any] = []
 
-    def thread(start: int) -> None:
-        for k in range(start, start + 150):
-            if (answer := runner.infer_sync({"value": k})) != 2.0 * k:
-                wrong.append((k, answer))
+    def thread(start: int) -> list[Any]:
+        return [runner.infer_sync({"value": k}) for k in range(start, start + 150)]
 
-    def loop(start: int) -> None:
-        async def all_of_them() -> None:
-            asked = (runner.infer({"value": k}) for k in range(start, start + 200))
-            for k, answer in enumerate(await asyncio.gather(*asked), start=start):
-                if answer != 2.0 * k:
-                    wrong.append((k, answer))
+    def loop(start: int) -> list[Any]:
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*(runner.infer({"value": k}) for k in range(start, start + 200)))
 
-        asyncio.run(all_of_them())
+        return asyncio.run(all_of_them())
 
-    asking = [threading.Thread(target=thread, args=(1000 * k,)) for k in range(3)]
-    asking += [threading.Thread(target=loop, args=(1000 * k,)) for k in (5, 6)]
-    for each in asking:
-        each.start()
-    for each in asking:
-        each.join(60)
-
-    assert not wrong
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        asked = {1000 * k: pool.submit(thread if k < 3 else loop, 1000 * k) for k in range(5)}
+    for start, answers in asked.items():
+        assert answers.result() == [2.0 * (start + k) for k in range(len(answers.result()))]
     stats = runner.stats()
     assert stats.requests["ok"] == 3 * 150 + 2 * 200 == sum(stats.requests.values())
     assert (stats.in_flight, stats.queued, stats.waiting) == (0, 0, 0)
@@ -369,12 +343,13 @@ def test_closing_lets_those_inside_finish_and_nobody_in(make_runner: MakeRunner,
 def test_closing_does_not_wait_forever(make_runner: MakeRunner, hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_THREADS_S", 0.05)
     runner = make_runner()
-    stuck, behind = runner.submit({"payload": {"finish": hold}}), ask_in_thread(runner, {"value": 1})
-    settle(lambda: runner.stats().in_flight == 2)
-    runner.close(timeout_s=0.05)
-
-    assert isinstance(stuck.exception(0), latfix.RunnerClosed)
-    assert isinstance(behind.exception(10), latfix.RunnerClosed)
+    stuck = runner.submit({"payload": {"finish": hold}})
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        behind = pool.submit(runner.infer_sync, {"value": 1})
+        settle(lambda: runner.stats().in_flight == 2)
+        runner.close(timeout_s=0.05)
+        assert isinstance(stuck.exception(0), latfix.RunnerClosed)
+        assert isinstance(behind.exception(10), latfix.RunnerClosed)
     hold.let_go()
     settle(lambda: not threads())
 
@@ -463,13 +438,12 @@ def test_a_frozen_collector_still_collects_while_nobody_asks_and_is_given_back(m
         assert not gc.isenabled() and runner.evidence()["gc_frozen"] > 0
 
         class Node:
-            pass
+            def __init__(self) -> None:
+                self.me = self
 
         nodes = [Node() for _ in range(3000)]
-        for node in nodes:
-            node.__dict__["self"] = node
         last = weakref.ref(nodes[-1])
-        del node, nodes
+        del nodes
         settle(lambda: last() is None)
     finally:
         runner.close()
@@ -492,10 +466,3 @@ def test_a_caller_in_a_loop_that_has_ended_hurts_nobody(make_runner: MakeRunner,
 def test_a_name_that_does_not_exist_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'load_runer'"):
         _ = latfix.load_runer  # type: ignore[attr-defined]
-
-
-def test_the_folder_of_a_workload_may_be_a_path(write_hooked: Callable[..., Path]) -> None:
-    folder = write_hooked()
-    with latfix.load_runner(folder) as one, latfix.load_runner(str(folder)) as two:
-        assert one.infer_sync({"value": 1}) == two.infer_sync({"value": 1}) == 2.0
-        assert one.workload == "w"

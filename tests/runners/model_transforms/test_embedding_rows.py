@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from latfix.adapter_api import Workload
-from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms import embedding_rows as hot_rows
 from latfix.runners.model_transforms.embedding_rows import HotRows, attach_hot_rows, embedding_tables, table_bytes
 from latfix.settings import RunnerSettings
+from tests.runners.engine.served import instance_of
 
 
 class Model(torch.nn.Module):
@@ -31,33 +30,35 @@ def look_up(model: Any, times: int = 1) -> None:
             model(torch.tensor([7, 7, 9]), torch.tensor([[1, 1, 1, 1], [1, 2, 3, 1], [1, 1, 1, 1]]))
 
 
-def test_the_most_used_rows_of_all_tables_are_chosen() -> None:
-    model = Model()
-    hot = HotRows(model, 3)
+def learned(model: Any, rows: int) -> HotRows:
+    """Rows of what a first batch looks up."""
+    hot = HotRows(model, rows)
     with hot.learning():
         look_up(model)
+    return hot
+
+
+def test_the_most_used_rows_of_all_tables_are_chosen_once() -> None:
+    model = Model()
+    hot = learned(model, 3)
     assert (hot.tables, hot.lookups, hot.rows) == (2, 15, 3)
     chosen = {len(part.weight): sorted(part.rows.tolist()) for part in hot._parts}
     # Row 1 of the items was looked up ten times, row 7 of the users twice, all others once.
     assert chosen[40][0] == 1 and 7 in chosen[100]
     assert hot.share == pytest.approx(13 / 15)
+    hot.watch()
+    look_up(model)
+    assert hot.lookups == 15
+    by_name = HotRows(model, 10)
+    with by_name.learning(), torch.no_grad():
+        model.users(input=torch.tensor([4, 4, 2]))
+    assert (by_name.rows, by_name.lookups) == (2, 3)
 
 
 def test_rows_that_nobody_looked_up_are_not_hot() -> None:
-    model = Model()
-    hot = HotRows(model, 1000)
-    with hot.learning():
-        look_up(model)
+    hot = learned(Model(), 1000)
     assert hot.rows == 5 and hot.share == 1.0
     assert hot.touch_all() == 5
-
-
-def test_a_table_that_is_called_by_name_is_seen_too() -> None:
-    model = Model()
-    hot = HotRows(model, 10)
-    with hot.learning(), torch.no_grad():
-        model.users(input=torch.tensor([4, 4, 2]))
-    assert (hot.rows, hot.lookups) == (2, 3)
 
 
 def test_looking_takes_memory_for_what_was_looked_up_and_not_for_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,10 +76,7 @@ def test_looking_takes_memory_for_what_was_looked_up_and_not_for_every_row(monke
 
 def test_reading_goes_round_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_rows, "_AT_ONCE", 32)  # one row of the users, two of the items
-    model = Model()
-    hot = HotRows(model, 1000)
-    with hot.learning():
-        look_up(model)
+    hot = learned(Model(), 1000)
     touched = [hot.touch_some() for _ in range(4)]
     assert sorted(touched) == [1, 1, 1, 2]
     assert hot.touch_some() == touched[0], "and begins again"
@@ -105,17 +103,6 @@ def test_a_table_that_is_never_called_does_not_keep_the_others_waiting() -> None
             model.users(torch.tensor([4]))
     assert hot.rows == 1
     assert not model.users._forward_pre_hooks
-
-
-def test_learning_is_done_once() -> None:
-    model = Model()
-    hot = HotRows(model, 2)
-    with hot.learning():
-        look_up(model)
-    counted = hot.lookups
-    hot.watch()
-    look_up(model)
-    assert hot.lookups == counted
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -153,11 +140,6 @@ def test_tables_are_found_once_and_measured() -> None:
     assert embedding_tables("no module") == []
 
 
-def instance_of(model: Any) -> ModelInstance:
-    adapter = Workload()
-    return ModelInstance(adapter, model, "cpu", None, adapter.collate, set())
-
-
 def test_instances_that_share_a_model_share_its_rows() -> None:
     model = Model()
     instances = [instance_of(model), instance_of(model), instance_of(Model()), instance_of(torch.nn.Identity())]
@@ -182,12 +164,8 @@ def test_rows_that_are_not_used_or_cannot_be_seen_are_not_kept(settings: RunnerS
 
 
 def test_of_a_compiled_model_the_original_is_looked_at() -> None:
-    class Compiled(torch.nn.Module):
-        def __init__(self, original: torch.nn.Module) -> None:
-            super().__init__()
-            self._orig_mod = original
-
-    original = Model()
-    instance = instance_of(Compiled(original))
+    original, compiled = Model(), torch.nn.Module()
+    compiled._orig_mod = original
+    instance = instance_of(compiled)
     attach_hot_rows([instance], RunnerSettings(hot_rows=5, compile="dynamic"))
     assert instance.hot is not None and instance.hot.model is original

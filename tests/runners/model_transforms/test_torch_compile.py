@@ -81,9 +81,9 @@ def served(service: Service, values: list[int]) -> dict[str, Any]:
     return service.evidence(traffic(WARM))
 
 
-def verified(service: Service, evidence: dict[str, Any], in_run: int = 0) -> Any:
+def verified(service: Service, evidence: dict[str, Any], in_run: int = 0, fix: Any = fuse_compile.FIX) -> Any:
     record = build_record(traffic=traffic(WARM), settings=service.settings, compilations_in_run=in_run)
-    return fuse_compile.FIX.verify(Applied(evidence=evidence, record=record, without=record))
+    return fix.verify(Applied(evidence=evidence, record=record, without=record))
 
 
 @pytest.fixture
@@ -121,22 +121,16 @@ def test_shapes_that_run_uncompiled_are_told(small: Path) -> None:
     assert not found.effective and "1 of 4 batches" in found.evidence
 
 
-def test_without_a_number_of_shapes_it_is_warmed_up_all_the_same(small: Path) -> None:
-    assert loaded(small, warmup_shapes=0).warmup.batches > 0
-
-
 def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
-    seen = {name: served(loaded(small, precision=name), [2]) for name in ("bf16", "default")}
-    record = build_record(traffic=traffic(WARM))
-    found = {
-        name: quantize_bf16.FIX.verify(Applied(evidence=evidence, record=record, without=record)).effective
-        for name, evidence in seen.items()
-    }
-    assert found == {"bf16": True, "default": False}
+    for precision, effective in (("bf16", True), ("default", False)):
+        service = loaded(small, precision=precision)
+        assert verified(service, served(service, [2]), fix=quantize_bf16.FIX).effective is effective
 
 
 def test_the_cache_is_the_users(small: Path, tmp_path: Path) -> None:
-    seen = served(loaded(small), [2])
+    service = loaded(small, warmup_shapes=0)
+    assert service.warmup.batches > 0, "without a number of shapes, too"
+    seen = served(service, [2])
     assert seen["compile_cache"] == str(tmp_path / "latfix" / "inductor")
     assert Path(seen["compile_cache"]).is_dir()
 

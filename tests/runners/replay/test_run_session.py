@@ -74,10 +74,7 @@ def test_nothing_of_a_claim_is_left_when_the_command_ends(tmp_path: Path) -> Non
     claims.release_all()
     assert not any(folder.iterdir())
     assert open_folder(folder) == folder
-
-
-def test_releasing_ends_no_claim_of_another_process(tmp_path: Path) -> None:
-    (tmp_path / claims.CLAIM).write_bytes(b"")
+    (tmp_path / claims.CLAIM).write_bytes(b"")  # of another process
     assert not claims.claim(tmp_path)
     claims.release_all()
     assert (tmp_path / claims.CLAIM).exists()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,18 +24,6 @@ from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.settings import RunnerSettings
 
 WriteWorkload = Callable[..., Path]
-Pipe = tuple[int, int]
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        try:
-            os.close(end)
-        except OSError:  # the test closed it
-            continue
 
 
 _JSON = st.recursive(
@@ -51,31 +39,27 @@ _JSON = st.recursive(
 def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, object]], chunk: int) -> None:
     read, write = os.pipe()
     whole_read, whole_write = os.pipe()
-    try:
-        writer, reader = LineWriter(whole_write), LineReader(read)
-        for message in messages:
-            writer.send(message)
-        os.close(whole_write)
-        data = b""
-        while part := os.read(whole_read, 1 << 16):
-            data += part
-        got = []
-        for start in range(0, len(data), chunk):
-            os.write(write, data[start : start + chunk])
-            got += reader.read()
-        assert got == messages
-        assert not reader.ended
-    finally:
-        os.close(write)
-        os.close(whole_read)
+    writer, reader = LineWriter(whole_write), LineReader(read)
+    for message in messages:
+        writer.send(message)
+    os.close(whole_write)
+    with open(whole_read, "rb") as whole:  # noqa: PTH123
+        data = whole.read()
+    got = []
+    for start in range(0, len(data), chunk):
+        os.write(write, data[start : start + chunk])
+        got += reader.read()
+    assert got == messages and not reader.ended
+    os.close(write)
     assert reader.read() == [] and reader.ended
     os.close(read)
 
 
-def test_a_writer_without_a_reader_is_silent(pipe: Pipe) -> None:
-    read, write = pipe
+def test_a_writer_without_a_reader_is_silent() -> None:
+    read, write = os.pipe()
     os.close(read)
     LineWriter(write).send({"event": "status"})
+    os.close(write)
 
 
 def _process(workload: Path, log: Path, **settings: object) -> RunnerProcess:
@@ -131,7 +115,6 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
         assert (record.requests["prepare_process_cpu_ns"] > 0).all()
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_what_user_code_left_behind_ends_with_it(tmp_path: Path, write_workload: WriteWorkload) -> None:
     """It would take its time from the service that is measured next."""
@@ -199,22 +182,16 @@ def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, wri
             assert process.wait_for_end(timeout_s=60)["state"] == "interrupted"
 
 
-def test_an_interpreter_that_does_not_start(
-    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("python", "log", "says"),
+    [("no such python", "log", "could not be started"), ("", "no folder/log", "No such file or directory")],
+)
+def test_a_process_that_cannot_be_started(
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch, python: str, log: str, says: str
 ) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no such python"))
-    with (
-        _process(write_workload(tmp_path / "w"), tmp_path / "log") as process,
-        pytest.raises(RunnerError, match="could not be started"),
-    ):
-        process.start()
-
-
-def test_a_log_that_cannot_be_written(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    with (
-        _process(write_workload(tmp_path / "w"), tmp_path / "no folder" / "log") as process,
-        pytest.raises(RunnerError, match="No such file or directory"),
-    ):
+    if python:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / python))
+    with _process(write_workload(tmp_path / "w"), tmp_path / log) as process, pytest.raises(RunnerError, match=says):
         process.start()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.selftest.faults.fault_log import Fault
 from latfix.runners.selftest.fixed_queue import fixed_queue
 from latfix.runners.selftest.ground_truth import STEPS, Truth, find_truth
@@ -27,16 +26,13 @@ def _part(truth: Truth, cause: str) -> tuple[list[float], list[float]]:
     return (truth.own[k] / MS).tolist(), (truth.propagated[k] / MS).tolist()
 
 
-def _zeros(record: RunRecord) -> tuple[Any, Any, Any]:
-    queue = fixed_queue(record)
-    return np.zeros(len(queue.rows), np.int64), np.zeros(len(queue.rows), np.int64), np.zeros_like(queue.service)
-
-
 def test_the_recorded_waits_come_back(simulate: Simulate) -> None:
     rng = np.random.default_rng(3)
     run = simulate(np.cumsum(rng.exponential(6, 200)).tolist(), model_faults={20: ("a", 40), 90: ("b", 25)})
     rows = run.record.requests
-    waits = fixed_queue(run.record).waits(*_zeros(run.record))
+    queue = fixed_queue(run.record)
+    nothing = np.zeros(len(queue.rows), np.int64)
+    waits = queue.waits(nothing, nothing, np.zeros_like(queue.service))
     assert (waits == rows["prepare_wait_ns"] + rows["queue_ns"] + rows["batch_ns"]).all()
     assert waits.max() > 30 * MS
 
@@ -135,8 +131,5 @@ def test_the_tail_is_that_of_the_run(simulate: Simulate) -> None:
     truth = _truth(run)
     assert truth.tail.sum() == 1 and truth.tail_ms("python.gc") == pytest.approx(12)
     assert truth.tail_ms("host.contention") == 0
-
-
-def test_a_run_without_faults_has_no_causes(simulate: Simulate) -> None:
-    truth = _truth(simulate([0, 10, 20]))
-    assert truth.causes == () and truth.own.shape == (0, 3) and truth.faults == {}
+    without = _truth(simulate([0, 10, 20]))
+    assert without.causes == () and without.own.shape == (0, 3) and without.faults == {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,13 @@ def no_replay(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 def _score(kept: Kept) -> CaseScore:
+    nothing: dict[str, Any] = dict.fromkeys(("injected", "right_tops", "named", "present", "wrong"), ())
     return CaseScore(
         id=kept.case.id,
         recipes=kept.case.recipes,
         group="quiet",
         intensity="small",
         seed=1,
-        injected=(),
         requests=100,
         p50_ms=5.0,
         excess_ms=1.0,
@@ -121,16 +122,13 @@ def _score(kept: Kept) -> CaseScore:
         counted=True,
         verdict="steady",
         top="",
-        right_tops=(),
         top_right=None,
-        named=(),
-        present=(),
-        wrong=(),
+        **nothing,
     )
 
 
+QUICK: dict[str, Any] = {"seed": 1, "quick": True}
 CASES = [make_case(("quiet_low",), "small", seed, 1.0) for seed in (1, 2, 3)]
-Fail = Callable[..., Any]
 
 
 def test_every_case_is_replayed_once_and_told(no_replay: list[Case], tmp_path: Path) -> None:
@@ -139,14 +137,13 @@ def test_every_case_is_replayed_once_and_told(no_replay: list[Case], tmp_path: P
         CASES,
         tmp_path,
         keep=False,
-        seed=1,
-        quick=True,
+        **QUICK,
         on_case=lambda k, _n, _c, score: told.append((k, bool(score))),
     )
     assert no_replay == CASES and len(board.cases) == 3 and not board.interrupted
     assert told == [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)]
     assert not list(tmp_path.iterdir())
-    run_selftest(CASES, tmp_path, keep=True, seed=1, quick=True, on_case=lambda *_: None)
+    run_selftest(CASES, tmp_path, keep=True, **QUICK, on_case=lambda *_: None)
     assert {path.name for path in tmp_path.iterdir()} == {case.id for case in CASES}
 
 
@@ -156,7 +153,7 @@ def test_an_interrupt_keeps_what_was_scored(tmp_path: Path) -> None:
         if place == 1 and score is None:
             raise KeyboardInterrupt
 
-    board = run_selftest(CASES, tmp_path, keep=False, seed=1, quick=True, on_case=stop_at_second)
+    board = run_selftest(CASES, tmp_path, keep=False, **QUICK, on_case=stop_at_second)
     assert board.interrupted and [case.id for case in board.cases] == [CASES[0].id] and board.planned == 3
 
 
@@ -168,15 +165,12 @@ def test_a_runner_that_fails_is_an_error(
 
     monkeypatch.setattr(module, "run_case", fail)
     with pytest.raises(RunnerError, match="died"):
-        run_selftest(CASES, tmp_path, keep=False, seed=1, quick=True, on_case=lambda *_: None)
+        run_selftest(CASES, tmp_path, keep=False, **QUICK, on_case=lambda *_: None)
     assert no_replay == []
 
 
 @pytest.mark.slow
 def test_a_run_cut_short_cannot_be_scored(kept: Kept, tmp_path: Path) -> None:
-    import json
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(kept.folder, copy)
     meta = json.loads((copy / "record" / "run.json").read_text())

@@ -18,14 +18,13 @@ import torch
 
 from latfix.adapter_api import Workload
 from latfix.request import Request
-from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.service.graph_capture import capture_graphs, shapes_to_capture
 from latfix.runners.service.load import LoadedModels
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.runners.engine.served import serve
+from tests.runners.engine.served import instance_of, serve
 from tests.runners.gpu.test_cuda_graphs import FakeCapturer, Scorer
 
 
@@ -109,13 +108,10 @@ def _traffic(lengths: list[int]) -> Traffic:
 
 
 def _models(settings: RunnerSettings) -> LoadedModels:
-    models = LoadedModels(Adapter(), [], "plain:0")
-    for _ in range(settings.workers):
-        adapter = Adapter()
-        instance = ModelInstance(adapter, Scorer().eval(), "plain:0", None, adapter.collate, set())
+    instances = [instance_of(Scorer().eval(), "plain:0", Adapter()) for _ in range(settings.workers)]
+    for instance in instances:
         instance.place_on(PlainAccelerator())
-        models.instances.append(instance)
-    return models
+    return LoadedModels(Adapter(), instances, "plain:0")
 
 
 def test_graphs_are_captured_in_the_stream_that_serves() -> None:

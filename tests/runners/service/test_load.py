@@ -103,20 +103,9 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.ones(2 + int(request.features["value"]), 8)
 """
-BY_ID: dict[str, Fix] = {
-    module.FIX.id: module.FIX
-    for module in (
-        dispatch_inference_mode,
-        fuse_attention,
-        fuse_channels_last,
-        fuse_compile,
-        quantize_bf16,
-        quantize_int8_dynamic,
-        quantize_int8_excluded,
-        quantize_int8_weight_only,
-        warmup_shapes,
-    )
-}
+FIXES = (dispatch_inference_mode, fuse_attention, fuse_channels_last, fuse_compile, quantize_bf16, warmup_shapes)
+INT8_FIXES = (quantize_int8_dynamic, quantize_int8_excluded, quantize_int8_weight_only)
+BY_ID: dict[str, Fix] = {module.FIX.id: module.FIX for module in (*FIXES, *INT8_FIXES)}
 
 
 @pytest.fixture(autouse=True)
@@ -160,28 +149,18 @@ def effective(fix: str, service: Service) -> tuple[bool, str]:
     return found.effective, found.evidence
 
 
-def test_int8_layers_are_made_and_run(linear: Path) -> None:
+def test_int8_layers_are_made_and_run_where_there_are_linear_ones(linear: Path, no_linear: Path) -> None:
     service = loaded(linear, precision="int8_dynamic")
     kinds = [type(module).__module__ for module in service.models.instances[0].model.modules()]
     assert sum("quantized.dynamic" in kind for kind in kinds) == 2
     found, evidence = effective("quantize.int8_dynamic", service)
     assert found, evidence
     assert evidence.startswith("2 of 3 ")
-
-
-def test_without_the_setting_nothing_is_int8(linear: Path) -> None:
-    service = loaded(linear)
-    assert service.evidence(traffic())["modules"] == {
-        "torch.nn.modules.linear.Linear": 2,
-        "torch.nn.modules.activation.ReLU": 1,
-    }
-    assert not effective("quantize.int8_dynamic", service)[0]
-
-
-def test_int8_on_a_model_without_linear_layers_took_no_effect(no_linear: Path) -> None:
+    plain = loaded(linear)
+    modules = {"torch.nn.modules.linear.Linear": 2, "torch.nn.modules.activation.ReLU": 1}
+    assert plain.evidence(traffic())["modules"] == modules and not effective("quantize.int8_dynamic", plain)[0]
     found, evidence = effective("quantize.int8_dynamic", loaded(no_linear, precision="int8_dynamic"))
-    assert not found
-    assert evidence.startswith("0 of 1 ")
+    assert not found and evidence.startswith("0 of 1 ")
 
 
 def test_bf16_reaches_weights_inputs_and_answers(linear: Path) -> None:
@@ -259,18 +238,23 @@ def test_warm_up_runs_every_size_up_to_the_largest_batch(linear: Path) -> None:
     assert not effective("warmup.shapes", loaded(linear))[0]
 
 
-def test_a_change_that_a_model_cannot_take_is_told(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    refusing = "    def to(self, *a):\n        raise RuntimeError('fixed\\nweights')\n\n    def forward(self, x):"
-    stubborn = NO_LINEAR.replace("    def forward(self, x):", refusing)
-    folder = write_workload(tmp_path / "stubborn", adapter=stubborn)
-    with pytest.raises(RunnerError, match=r"precision = 'bf16'.*RuntimeError: fixed weights"):
-        load_models(folder, "adapter:Plain", settings(precision="bf16"))
+REFUSING = "    def to(self, *a):\n        raise RuntimeError('fixed\\nweights')\n\n    def forward(self, x):"
 
 
-def test_what_is_no_module_is_refused(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    folder = write_workload(tmp_path / "w", adapter=NO_LINEAR.replace("return Matrix()", "return 3"))
-    with pytest.raises(RunnerError, match=r"Plain.load returned int; expected a torch.nn.Module"):
-        load_models(folder, "adapter:Plain", settings())
+@pytest.mark.parametrize(
+    ("old", "new", "precision", "says"),
+    [
+        ("    def forward(self, x):", REFUSING, "bf16", r"precision = 'bf16'.*RuntimeError: fixed weights"),
+        ("return Matrix()", "return 3", "default", r"Plain.load returned int; expected a torch.nn.Module"),
+    ],
+    ids=["a change that it cannot take", "no module"],
+)
+def test_a_model_that_cannot_be_used_is_told(
+    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, precision: str, says: str
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=NO_LINEAR.replace(old, new))
+    with pytest.raises(RunnerError, match=says):
+        load_models(folder, "adapter:Plain", settings(precision=precision))
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,9 +331,6 @@ def test_layers_that_are_kept_stay_as_they_are(linear: Path) -> None:
     assert evidence.startswith("1 of 3 ") and evidence.endswith("1 ran as they were: 2")
     assert not effective("quantize.int8_excluded", loaded(linear, precision="int8_dynamic"))[0]
     assert not effective("quantize.int8_excluded", loaded(linear, keep_precision=["2"]))[0]
-
-
-def test_a_kept_module_that_is_not_there_is_refused(linear: Path) -> None:
     with pytest.raises(InputError, match=r"keep_precision: found '02', which is no module of Sequential"):
         loaded(linear, precision="int8_dynamic", keep_precision=["02"])
 
@@ -405,13 +386,8 @@ def test_images_lie_with_channels_last(tmp_path: Path, write_workload: WriteWork
     requests = [traffic().request(k) for k in range(3)]
     for a, b in zip(before.predict(requests), after.predict(requests), strict=True):
         assert torch.allclose(a.output, b.output, atol=1e-5), (a.error, b.error)
-
-
-def test_images_that_lay_so_before_are_no_effect(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    own = IMAGES.replace(
-        "torch.nn.Conv2d(8, 4, 3))", "torch.nn.Conv2d(8, 4, 3)).to(memory_format=torch.channels_last)"
-    )
-    folder = write_workload(tmp_path / "images", adapter=own)
+    laid_out = IMAGES.replace("Conv2d(8, 4, 3))", "Conv2d(8, 4, 3)).to(memory_format=torch.channels_last)")
+    folder = write_workload(tmp_path / "laid out" / "images", adapter=laid_out)
     found, evidence = effective("fuse.channels_last", loaded(folder, memory_format="channels_last"))
     assert not found and evidence.startswith("0 weights "), evidence
 
@@ -432,17 +408,11 @@ def test_the_kernel_of_attention_is_chosen_and_seen(tmp_path: Path, write_worklo
 def restored_attention() -> Iterator[None]:
     """The choice holds for the whole process; put it back."""
     cuda: Any = torch.backends.cuda
-    before = (
-        cuda.math_sdp_enabled(),
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )
+    kernels = ("math_sdp", "flash_sdp", "mem_efficient_sdp", "cudnn_sdp")
+    before = [getattr(cuda, f"{kernel}_enabled")() for kernel in kernels]
     yield
-    cuda.enable_math_sdp(before[0])
-    cuda.enable_flash_sdp(before[1])
-    cuda.enable_mem_efficient_sdp(before[2])
-    cuda.enable_cudnn_sdp(before[3])
+    for kernel, enabled in zip(kernels, before, strict=True):
+        getattr(cuda, f"enable_{kernel}")(enabled)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,6 @@ def test_an_engine_serves_its_traffic(engine_package: Any, write_engine: WriteEn
     assert len(threads) == len(set(threads)) >= 1, "an execution context for each worker that served"
 
 
-def test_what_an_engine_says_of_its_inputs(engine_package: Any, write_engine: WriteEngine) -> None:
-    model = open_model(write_engine())
-    (given,) = model.inputs
-    assert (model.backend, given.name, given.dtype) == ("TensorRT", "x", "float32")
-    assert given.axes is not None
-    assert [(axis.least, axis.most) for axis in given.axes] == [(1, 4), (1, 6)]
-    assert engine_package.engines
-
-
 def test_sizes_beyond_the_profile_are_refused_before_the_replay(
     engine_package: Any, write_engine: WriteEngine
 ) -> None:
@@ -80,44 +72,37 @@ def test_a_batch_smaller_than_the_least_is_filled_up(engine_package: Any, write_
 
 def test_the_profile_that_fits_is_chosen(engine_package: Any, write_engine: WriteEngine) -> None:
     file = write_engine(profiles=[{"x": [[1, 1], [1, 2], [1, 2]]}, {"x": [[1, 3], [4, 4], [4, 6]]}])
-    module = open_model(file).load("cpu")
+    model = open_model(file)
+    (given,) = model.inputs
+    assert (model.backend, given.name, given.dtype) == ("TensorRT", "x", "float32")
+    assert given.axes is not None and [(axis.least, axis.most) for axis in given.axes] == [(1, 4), (1, 6)]
+    module = model.load("cpu")
     for size, length, number in ((1, 2, 0), (4, 6, 1), (1, 1, 0)):
         x = torch.rand(size, length)
         y, total = module(x)
         assert torch.allclose(y, x * 2 + 1) and total.shape == (size,)
         (context,) = engine_package.engines[-1].contexts
         assert context.active_optimization_profile == number
+    x = torch.rand(3, 4).t()  # no block of memory
+    assert torch.allclose(module(x)[0], x * 2 + 1)
     with pytest.raises(ValueError, match=r"found x \(4, 2\); expected .* x \(1, 1\.\.2\) or x \(1\.\.4, 3\.\.6\)"):
         module(torch.rand(4, 2))
     with pytest.raises(ValueError, match=r"found x of torch\.int64; expected torch\.float32"):
         module(torch.ones(1, 2, dtype=torch.int64))
 
 
-def test_inputs_that_are_no_block_of_memory(engine_package: Any, write_engine: WriteEngine) -> None:
-    module = open_model(write_engine()).load("cpu")
-    x = torch.rand(6, 4).t()
-    assert torch.allclose(module(x)[0], x * 2 + 1)
-    assert engine_package.engines
-
-
 def test_each_thread_has_a_context(engine_package: Any, write_engine: WriteEngine) -> None:
     module = open_model(write_engine()).load("cpu")
-    failures: list[BaseException] = []
+    meeting = threading.Barrier(4)
 
-    def work(k: int) -> None:
-        try:
-            for _ in range(20):
-                x = torch.full((2, 1 + k % 6), float(k))
-                assert torch.equal(module(x)[0], x * 2 + 1)
-        except AssertionError as error:
-            failures.append(error)
+    def work(k: int) -> bool:
+        meeting.wait(20)  # four threads, not one that is quick
+        given = [torch.full((2, 1 + (k + n) % 6), float(k)) for n in range(20)]
+        return all(torch.equal(module(x)[0], x * 2 + 1) for x in given)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and len(engine_package.engines[-1].contexts) == 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [True] * 4
+    assert len(engine_package.engines[-1].contexts) == 4
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import operator
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,11 +113,9 @@ def test_turns_are_taken_one_by_one_and_given_back_after_a_failure() -> None:
             time.sleep(0.002)
             inside[0] -= 1
 
-    threads = [threading.Thread(target=enter) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for entered in [pool.submit(enter) for _ in range(8)]:
+            entered.result()
     assert most == [1]
     with pytest.raises(ValueError, match="broken"), turn:
         raise ValueError("broken")
@@ -123,27 +123,17 @@ def test_turns_are_taken_one_by_one_and_given_back_after_a_failure() -> None:
         pass
 
 
-class Stream:
-    """A CUDA stream that writes down what it is told."""
-
-    def __init__(self, log: list[str], name: str) -> None:
-        self._log, self._name = log, name
-
-    def wait_event(self, event: str) -> None:
-        self._log.append(f"{self._name} waits for {event}")
-
-    def record_event(self) -> str:
-        return f"the end of {self._name}"
-
-
 def test_another_stream_waits_on_the_device_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    a, b = Stream(log, "a"), Stream(log, "b")
-    current = [a]
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[0])
+
+    def stream(name: str) -> SimpleNamespace:
+        waits: Callable[[str], None] = lambda event: log.append(f"{name} waits for {event}")  # noqa: E731
+        return SimpleNamespace(wait_event=waits, record_event=lambda: f"the end of {name}")
+
+    a, b = stream("a"), stream("b")
     turn = StreamTurn("cuda:0")
-    for stream in (a, a, b, b, a):
-        current[0] = stream
+    for current in (a, a, b, b, a):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, current=current: current)
         with turn:
             pass
     assert log == ["b waits for the end of a", "a waits for the end of b"]
@@ -151,16 +141,8 @@ def test_another_stream_waits_on_the_device_for_the_one_before(monkeypatch: pyte
 
 def test_what_lies_outside_is_counted_by_every_thread() -> None:
     outside = Outside()
-
-    def work() -> None:
-        for k in range(50):
-            outside.add(f"({k},)")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda k: outside.add(f"({k % 50},)"), range(200)))
     assert outside.to_json()["batches"] == 200 and len(outside.to_json()["shapes"]) == 6
     outside.reset()
     assert outside.note() == "" and outside.to_json() == {"batches": 0, "shapes": []}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -75,20 +77,16 @@ def test_a_quota_is_on_in_phases_and_leaves_nothing_behind(tmp_path: Path) -> No
 
 @pytest.mark.skipif(bool(unavailable()), reason="no control group can be made here")
 def test_a_quota_throttles_who_is_in_it(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     group = Group.make(f"latfix-test-{tmp_path.name}")
     try:
-        spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            (group.path / "cgroup.procs").write_text(str(spinner.pid))
-            group.limit(0.2)
-            time.sleep(0.3)
-            assert group.throttled_ns() > 0
-        finally:
-            spinner.kill()
-            spinner.wait()
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
+            try:
+                (group.path / "cgroup.procs").write_text(str(spinner.pid))
+                group.limit(0.2)
+                time.sleep(0.3)
+                assert group.throttled_ns() > 0
+            finally:
+                spinner.kill()
     finally:
         group.remove()
     assert not group.path.exists()

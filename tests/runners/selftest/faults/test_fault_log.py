@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,49 +12,30 @@ from latfix.runners.selftest.faults.fault_log import LOG_VARIABLE, Fault, FaultL
 
 
 def _fault(number: int, start: int) -> Fault:
-    return Fault(
-        cause="python.gc",
-        kind="gc",
-        where="model",
-        request=f"r{number:06d}",
-        start_ns=start,
-        end_ns=start + 7,
-        ns=1_234_567,
-    )
+    name, end = f"r{number:06d}", start + 7
+    return Fault(cause="python.gc", kind="gc", where="model", request=name, start_ns=start, end_ns=end, ns=1_234_567)
 
 
-def test_what_is_written_is_read_in_order_of_time(tmp_path: Path) -> None:
-    log = FaultLog(tmp_path / "f.jsonl")
-    log.add(_fault(2, 200))
-    log.add(_fault(1, 100))
+def test_what_is_written_is_read_in_order_of_time_but_for_a_line_cut_by_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    log = FaultLog(file)
+    for fault in (_fault(2, 200), _fault(1, 100), _fault(3, 300)):
+        log.add(fault)
     log.close()
-    assert read_faults(tmp_path / "f.jsonl") == [_fault(1, 100), _fault(2, 200)]
+    assert read_faults(file) == [_fault(1, 100), _fault(2, 200), _fault(3, 300)]
+    file.write_text(file.read_text()[:-20])
+    assert read_faults(file) == [_fault(1, 100), _fault(2, 200)]
 
 
 def test_lines_of_many_threads_do_not_mix(tmp_path: Path) -> None:
     logs = [FaultLog(tmp_path / "f.jsonl") for _ in range(4)]
-    threads = [
-        threading.Thread(target=lambda log=log, k=k: [log.add(_fault(k, n)) for n in range(200)])
-        for k, log in enumerate(logs)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for k, log in enumerate(logs):
+            pool.submit(lambda k=k, log=log: list(map(log.add, (_fault(k, n) for n in range(200)))))  # type: ignore[misc]
     found = read_faults(tmp_path / "f.jsonl")
     assert len(found) == 800 and set(found) == {_fault(k, n) for k in range(4) for n in range(200)}
     for log in logs:
         log.close()
-
-
-def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "f.jsonl"
-    log = FaultLog(file)
-    log.add(_fault(1, 100))
-    log.add(_fault(2, 200))
-    log.close()
-    file.write_text(file.read_text()[:-20])
-    assert read_faults(file) == [_fault(1, 100)]
 
 
 @pytest.mark.parametrize("line", ['{"cause": "x"}\n', "nonsense\n", "[1]\n", '{"cause":"a","ms":"no"}\n'])

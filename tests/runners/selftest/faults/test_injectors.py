@@ -7,9 +7,9 @@ import gc
 import resource
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,9 +165,6 @@ print(free_before, grown, 160 * Fragments._SIZE)
 @glibc
 def test_a_fragmented_heap_grows_although_enough_is_free() -> None:
     """In a process of its own: a heap cannot be mended."""
-    import subprocess
-    import sys
-
     done = subprocess.run([sys.executable, "-c", _FRAGMENTS], capture_output=True, text=True, check=True)
     free, grown, asked = map(int, done.stdout.split())
     assert free > 1.5 * asked and grown > 0.7 * asked
@@ -229,18 +226,10 @@ def test_growth_slows_later_requests_down(kind: str) -> None:
 
 def test_touching_is_outside_the_interpreter_lock() -> None:
     """While one thread touches many pages, another runs bytecode."""
-    size = 64 << 20
+    size, ticks = 64 << 20, 0
     buffer = ctypes.create_string_buffer(size)
-    ticks, ended = [0], threading.Event()
-
-    def touch() -> None:
-        for _ in range(4):
-            memory.touch(ctypes.addressof(buffer), size)
-        ended.set()
-
-    thread = threading.Thread(target=touch)
-    thread.start()
-    while not ended.is_set():
-        ticks[0] += 1
-    thread.join()
-    assert ticks[0] > 0
+    with ThreadPoolExecutor(1) as pool:
+        touched = pool.submit(lambda: [memory.touch(ctypes.addressof(buffer), size) for _ in range(4)])
+        while not touched.done():
+            ticks += 1
+    assert ticks > 0
