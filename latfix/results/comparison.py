@@ -13,8 +13,8 @@ import numpy.typing as npt
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
+from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
-from latfix.results.latency_change import LatencyChange
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.stages import STATUS_NAMES, Status

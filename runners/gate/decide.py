@@ -11,9 +11,9 @@ import numpy as np
 
 from latfix.errors import InputError
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
+from latfix.gates.latency_change import latency_change
 from latfix.gates.syntax import Gate
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
-from latfix.results.latency_change import latency_change
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.runners.gate.paired_rounds import Round
 from latfix.runners.replay.run_session import Interrupted
