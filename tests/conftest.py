@@ -58,7 +58,6 @@ _BESIDE_OTHERS = (
     "runners/fixes/test_device_memory.py",
     "runners/fixes/test_effects.py",
     "runners/fixes/on_this_machine/test_refusals.py",
-    "runners/gpu/test_async_batches.py",
     "runners/gpu/test_captured_evidence.py",
     "runners/gpu/test_cuda_graphs.py",
     "runners/gpu/test_device_clock.py",
