@@ -62,7 +62,6 @@ _BESIDE_OTHERS = (
     "runners/gpu/test_cuda_graphs.py",
     "runners/gpu/test_device_clock.py",
     "runners/gpu/test_device_selection.py",
-    "runners/gpu/test_record_columns.py",
     "runners/gpu/test_rehearsal.py",
     "runners/host/test_cpu_quota.py",
     "runners/host/test_cpu_topology.py",

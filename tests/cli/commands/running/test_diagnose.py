@@ -279,7 +279,11 @@ def _accepted_or_refused(bench: Bench, *arguments: object) -> None:
 
 
 _SOUND = RUNNER + 'max_batch_size = 8\nbatch_window_ms = 5.0\ndevice = "cpu"\n[objective]\npercentile = 99\n'
-_ANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_ANY = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @_ANY
