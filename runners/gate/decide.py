@@ -127,12 +127,14 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
 
 def _notes(decision: Decision, most: int) -> Iterator[str]:
     count = len(decision.rounds)
-    yield f"{count} rounds of both on fresh processes, of at most {max(most, count)} in the budget"
+    rounds = "1 round" if count == 1 else f"{count} rounds"
+    yield f"{rounds} of both on fresh processes, of at most {max(most, count)} in the budget"
     if decision.late:
-        yield f"{decision.late} rounds more are left out: something outside held up the replayer"
+        left_out = "1 round more is" if decision.late == 1 else f"{decision.late} rounds more are"
+        yield f"{left_out} left out: something outside held up the replayer"
     known = [found.drift for found in decision.rounds if math.isfinite(found.drift)]
-    if known:
+    if len(known) > 1:
         yield (
             f"the machine slowed one replay of a round more than the other by {100 * float(np.std(known)):.2g} % "
-            "(compute of the same batches in turns); what of it shows in the ratios is taken out of them"
+            "(compute of the same batches in turns); from six rounds on, what of it shows in the ratios is taken out"
         )
