@@ -123,11 +123,8 @@ def compare_rounds(
     smallest: float = 0.05,
     accuracy: tuple[float | None, float | None] | None = None,
     rule: Rule = FINAL,
-<<<<<<< HEAD
     judged: str | None = None,
-=======
     control: npt.ArrayLike | None = None,
->>>>>>> main
 ) -> Comparison:
     """Compare rounds of two arms, replayed in turns.
 
