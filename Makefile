@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/latfix optimize recommender --duration 30 --budget 330s
+	$(BIN)/latfix optimize recommender --duration 30 --budget 180s
 
 # Tests that measure no time share the cores; those that do ("alone") come after them, one by one.
 test: setup

@@ -20,7 +20,7 @@ from latfix.errors import InputError, RunnerError
 
 Cli = Callable[..., tuple[int, str, str]]
 
-_FIRST = ("diagnose", "optimize", "compare", "sweep", "report", "selftest", "doctor", "fragmentation", "init")
+_FIRST = ("diagnose", "optimize", "compare", "gate", "sweep", "report", "selftest", "doctor", "fragmentation", "init")
 COMMANDS = (*_FIRST, "backends", "history", "schema", "export-plan", "traffic")
 HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 

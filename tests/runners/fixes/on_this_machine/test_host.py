@@ -72,7 +72,9 @@ def test_workers_that_crowd_each_other_out_share_the_cores(make_record: Make, ma
     assert "on 2 threads" in THREADS.obstacle(settled)
 
 
-@pytest.mark.parametrize(("cores", "workers", "counts"), [(8, 1, [8, 4, 2]), (8, 4, [8]), (6, 1, [6, 3]), (2, 1, [2])])
+@pytest.mark.parametrize(
+    ("cores", "workers", "counts"), [(8, 1, [8, 4, 2]), (8, 4, [8]), (6, 1, [6, 3]), (2, 1, [2])]
+)
 def test_workers_may_share_the_cores_in_several_ways(
     make_record: Make, make_context: Make, cores: int, workers: int, counts: list[int]
 ) -> None:
