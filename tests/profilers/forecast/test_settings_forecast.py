@@ -138,3 +138,33 @@ def test_a_run_without_requests_foretells_nothing(simulate: Simulate) -> None:
     forecast = Forecast(simulate(n=0))
     assert len(forecast.latencies(forecast.serving)) == 0
     assert forecast.predicted_ms(forecast.serving)["p99"] == 0.0
+
+
+def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: Simulate) -> None:
+    forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
+    length = lengths()
+    some, many = forecast.probes([2, 4, 8], 0.05), forecast.probes([2, 4, 8, 16], 60.0)
+    singles = [int(length[position]) for (position,) in some[:6]]
+    assert singles == sorted(singles) and singles[0] < np.percentile(length, 5) < np.percentile(length, 95) < singles[-1]
+    assert [len(batch) for batch in some] == [1] * 6 + [2, 2], "two are computed in any case"
+    assert [len(batch) for batch in many] == [1] * 6 + [2, 2, 4, 4, 8, 8, 16, 16]
+    assert forecast.probes([2], 60.0) == many[:8], "the same every time"
+    assert forecast.seconds(some) < forecast.seconds(many)
+
+
+def test_the_cost_of_probes_is_the_change_of_compute(simulate: Simulate) -> None:
+    """Half of it, but for what every batch takes: short inputs gain less."""
+    forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
+    batches, length = forecast.probes([2, 4], 60.0), lengths()
+    before = [6.0 + 0.05 * len(batch) * max(length[batch]) for batch in batches]
+    after = [6.0 + 0.025 * len(batch) * max(length[batch]) for batch in batches]
+    cost = forecast.cost([*batches, [10**6]], [*before, 1.0], [*after, 1.0])
+    assert cost is not None and 0.5 < cost.least < cost.typical < cost.most < 1.0
+    assert forecast.cost([[10**6]], [1.0], [1.0]) is None, "a request that was not served"
+
+
+def test_alone_is_the_least_there_is(simulate: Simulate) -> None:
+    forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
+    alone, half = forecast.alone(None), forecast.alone(BatchCost(typical=0.5))
+    assert half["mean"] < alone["mean"] < forecast.simulated["mean"] and alone["p99"] < forecast.simulated["p99"]
+    assert forecast.alone(None, [(2e9, 4e9)])["mean"] == pytest.approx(alone["mean"], rel=0.2)

@@ -1,0 +1,55 @@
+"""How the time of a batch changes, fitted to the same batches computed both ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
+
+NAN = float("nan")
+LENGTHS = [10, 40, 80, 160, 320, 640]
+SINGLES = [columns(1, length, length, ()) for length in LENGTHS]
+BEFORE = [5e6 + 2e5 * length for length in LENGTHS]
+
+
+def test_the_ratio_goes_by_what_is_in_a_batch() -> None:
+    """Dear for a short input, cheap for a long one."""
+    cost = fit_cost(SINGLES, BEFORE, [8e6 + 1e5 * length for length in LENGTHS])
+    assert cost is not None
+    for length in (20, 100, 500):
+        wanted = (8e6 + 1e5 * length) / (5e6 + 2e5 * length)
+        assert cost.ratio(columns(1, length, length, ())) == pytest.approx(wanted, rel=0.02)
+    assert cost.least < cost.typical < 1.0 < cost.most
+
+
+def test_never_beyond_what_was_seen_by_more_than_a_tenth() -> None:
+    cost = fit_cost(SINGLES, BEFORE, [1e5 * length for length in LENGTHS])
+    assert cost is not None
+    assert cost.ratio(columns(1, 0.0, 0.0, ())) == pytest.approx(cost.least / 1.1)
+    worse = fit_cost(SINGLES, BEFORE, [5e6 + 2e5 * length + 1e3 * length**2 for length in LENGTHS])
+    assert worse is not None and worse.ratio(columns(1, 1e4, 1e4, ())) == pytest.approx(worse.most * 1.1)
+
+
+def test_few_batches_give_one_ratio_for_all() -> None:
+    cost = fit_cost(SINGLES[:3], [10.0, 20.0, 40.0], [5.0, 14.0, 32.0])
+    assert cost == BatchCost(least=0.5, most=0.8, typical=0.7)
+    assert cost.ratio(SINGLES[0]) == cost.ratio(columns(16, 1e6, 1e5, ())) == 0.7
+
+
+def test_batches_that_failed_are_left_out() -> None:
+    after = [NAN, *(0.5 * each for each in BEFORE[1:])]
+    cost = fit_cost(SINGLES, [*BEFORE[:-1], NAN], after)
+    assert cost is not None and (cost.least, cost.most) == (0.5, 0.5) and not cost.before
+    assert fit_cost(SINGLES[:2], [NAN, 1.0], [1.0, NAN]) is None
+    assert fit_cost([], [], []) is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_all_ratios_times_a_factor_and_back_from_the_journal(factor: float) -> None:
+    cost = fit_cost(SINGLES, BEFORE, [8e6 + 1e5 * length for length in LENGTHS])
+    assert cost is not None
+    for what in (*SINGLES, columns(4, 1e5, 1e4, ())):
+        assert cost.scaled(factor).ratio(what) == pytest.approx(factor * cost.ratio(what))
+        assert BatchCost.from_json(cost.to_json()).ratio(what) == cost.ratio(what)
+    assert np.isfinite(cost.typical)

@@ -1,0 +1,147 @@
+"""Whole configurations on a simulated service: which go together, and which is foretold to be best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.forecast.batch_cost import BatchCost
+from latfix.profilers.forecast.settings_forecast import Forecast
+from latfix.runners.fixes import Fix, Verified
+from latfix.runners.optimize.configuration import Choice, Configuration, compose
+from latfix.runners.optimize.planner import Goal, Planner
+from latfix.settings import RunnerSettings
+
+#: Inputs of very different length, so that whoever shares a batch with a long one pays for it.
+LENGTHS = (40 * np.random.default_rng(3).lognormal(0, 1.0, 1000)).astype(np.int64) + 1
+PLAN: dict[str, Any] = {"n": 1000, "seed": 5, "lengths": LENGTHS, "base": 2.0, "per_item": 0.05}
+
+
+def fix(name: str, *, compute: float = 1.0, needs: Callable[[RunnerSettings], str] = lambda _: "", **sets: Any) -> Fix:
+    return Fix(
+        id=name,
+        title=name,
+        risk="none",
+        treats=("x",),
+        relief=0.5,
+        compute=compute,
+        needs=(lambda context: needs(context.settings),),
+        sets=sets,
+        verify=lambda _: Verified(True, ""),
+    )
+
+
+def choose(name: str, *, compute: float = 1.0, **sets: Any) -> Choice:
+    return Choice(fix(name, compute=compute, **sets), sets)
+
+
+def obstacle(of: Fix, settings: RunnerSettings) -> str:
+    return of.obstacle(type("Context", (), {"settings": settings})())  # type: ignore[arg-type]
+
+
+def limits(*sizes: int) -> list[Choice]:
+    return [Choice(replace(fix("size"), options=lambda _: []), {"max_batch_size": size}) for size in sizes]
+
+
+def windows(*ms: float) -> list[Choice]:
+    return [Choice(replace(fix("window"), options=lambda _: []), {"batch_window_ms": value}) for value in ms]
+
+
+FAST = choose("fast", compute=0.5, env={"FAST": "1"})
+
+
+@pytest.fixture(scope="module")
+def plan(simulate: Callable[..., Any]) -> Callable[..., Planner]:
+    """A planner for a simulated run; FAST halves its compute."""
+
+    def make(**more: Any) -> Planner:
+        with_ = {**PLAN, "rate": 40.0, **more}
+        first = RunnerSettings(max_batch_size=with_["max_batch"], batch_window_ms=with_.get("window", 0.0))
+        planner = Planner(Forecast(simulate(**with_)), Goal("p99"), first, obstacle)
+        planner.costs["fast",] = BatchCost(least=0.5, most=0.5, typical=0.5)
+        return planner
+
+    return make
+
+
+def test_batches_of_one_and_no_window_where_padding_costs(plan: Callable[..., Planner]) -> None:
+    planner = plan(max_batch=8, window=20.0)
+    best = planner.best((), [limits(1, 2, 4, 16), windows(0.0, 5.0)])
+    assert best.settings.max_batch_size == 1 and planner.score(best) < -0.2
+    assert best.fixes == ("size",), "a window of batches of one is no business of anybody's"
+
+
+def test_a_window_that_nobody_needs_goes(plan: Callable[..., Planner]) -> None:
+    planner = plan(max_batch=4, window=20.0)
+    best = planner.best((), [windows(0.0, 1.0, 10.0)])
+    assert best.settings.batch_window_ms == 0.0 and planner.predict(best).ratio["mean"] < 0.8
+
+
+def test_larger_batches_where_they_pay(plan: Callable[..., Planner]) -> None:
+    alike = np.full(1000, 50)
+    planner = plan(max_batch=2, rate=150.0, base=10.0, per_item=0.005, lengths=alike)
+    assert planner.best((), [limits(1, 4, 8)]).settings.max_batch_size > 2
+
+
+def test_what_gains_nothing_is_left_out(plan: Callable[..., Planner]) -> None:
+    planner = plan(max_batch=1, rate=5.0)
+    assert planner.best((), [limits(2, 4)]).choices == ()
+    assert planner.best([FAST], [limits(2, 4)]).fixes == ("fast",)
+
+
+def test_shares_add_up_to_the_whole(plan: Callable[..., Planner]) -> None:
+    planner = plan(max_batch=8, window=20.0)
+    unknown = choose("heap", gc="freeze")
+    both = Configuration(planner.first, (FAST, *limits(1), unknown))
+    shares, whole = planner.shares(both), planner.predict(both).ratio
+    assert set(shares) == {"fast", "size"}, "of the heap the forecast knows nothing"
+    for key in ("mean", "p99"):
+        assert sum(share[key][0] for share in shares.values()) == pytest.approx(np.log(whole[key]))
+        assert all(least <= mean <= most for mean, least, most in (share[key] for share in shares.values()))
+
+
+def test_shares_are_over_all_orders_of_ways_that_were_measured(plan: Callable[..., Planner]) -> None:
+    planner = plan(max_batch=1)
+    cores = choose("cores", workers=2, intra_op_threads=1)
+    planner.costs |= {("cores",): BatchCost(typical=1.1), ("fast", "cores"): BatchCost(typical=0.6)}
+    shares = planner.shares(Configuration(planner.first, (FAST, cores)))
+    assert all(share["mean"][1] < share["mean"][2] for share in shares.values()), "each is added first, and last"
+
+
+def test_a_replay_moves_all_that_runs_the_model_that_way(plan: Callable[..., Planner]) -> None:
+    planner = plan(max_batch=1)
+    fast, slow = Configuration(planner.first, (FAST,)), Configuration(planner.first)
+    told = planner.score(fast)
+    assert told < planner.score(slow)
+    foretold = planner.predict(fast).ratio
+    planner.correct(fast, foretold, {key: 1.2 for key in foretold})
+    assert planner.score(fast) == pytest.approx(np.log(1.2)) and planner.score(fast) > planner.score(slow) == 0.0
+    other = Configuration(planner.first, (FAST, *limits(2)))
+    assert planner.score(other) - planner.goal.score(planner.predict(other).ratio) == pytest.approx(np.log(1.2) - told)
+
+
+@pytest.mark.parametrize(("key", "weight"), [("mean", 1.0), ("p99", 2 / 3)])
+def test_a_percentile_counts_twice_as_much_as_the_mean_beside_it(key: str, weight: float) -> None:
+    ratio = {"mean": 1.0, "p99": 1.0, key: 0.5}
+    assert Goal(key).score(ratio) == pytest.approx(weight * np.log(0.5))
+
+
+def test_what_does_not_go_together_is_left_out() -> None:
+    first = RunnerSettings(max_batch_size=4, batch_window_ms=10.0)
+    one, two = limits(1, 2)
+    company = Choice(
+        fix("window", needs=lambda settings: "alone" if settings.max_batch_size == 1 else ""),
+        {"batch_window_ms": 0.0},
+    )
+    heap, pool = choose("heap", env={"A": "1"}), choose("pool", env={"B": "2"})
+    assert compose(first, [one, two], obstacle).choices == (one,), "two of one setting"
+    assert compose(first, [two, company], obstacle).fixes == ("size", "window")
+    assert compose(first, [one, company], obstacle).fixes == ("size",), "asked at the settings that are there then"
+    made = compose(first, [heap, pool], obstacle)
+    assert dict(made.settings.env) == {"A": "1", "B": "2"}
+    assert made.without("heap").fixes == ("pool",) and made.words == "heap, pool"
+    assert Configuration(first).words == "as it is" and one.words == "size (max_batch_size = 1)"
