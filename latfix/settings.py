@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -107,8 +107,8 @@ ENVIRONMENT = Rule('a table of texts by variable name, as in { OMP_WAIT_POLICY =
 @cache
 def rules_of(kind: type) -> Mapping[str, Rule]:
     """The rule of each field of a dataclass of settings: the annotated one, or the one of its type."""
-    rules = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    rules, hints = {}, get_type_hints(kind, include_extras=True)
+    for name, hint in ((one.name, hints[one.name]) for one in fields(kind)):
         if get_origin(hint) is Annotated:
             rules[name] = next(each for each in hint.__metadata__ if isinstance(each, Rule))
         else:
