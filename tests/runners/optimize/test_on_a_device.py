@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Applied, Fix, Verified
 from latfix.runners.fixes.quantize import int8_excluded
 from latfix.runners.optimize.co_residency import DeviceRoom
