@@ -105,8 +105,8 @@ class Planner:
         """By fix and statistic, its share of the logarithm of the foretold ratio: mean, least and most over orders.
 
         What a fix gives depends on which others are there when it is added; the mean over all orders (Shapley, 1953)
-        adds up to the whole. With many fixes the orders that begin with each are taken. What the forecast knows nothing
-        of, it gives no share.
+        adds up to the whole. With many fixes the orders that begin with each are taken. What the forecast knows
+        nothing of, it gives no share.
         """
         choices = configuration.choices
         places = range(len(choices))

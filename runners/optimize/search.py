@@ -357,13 +357,12 @@ class Search:
 
     def _replay(self, made: Configuration, planner: Planner | None) -> None:
         """Replay a configuration beside the one that stands, and take it where it is better."""
-        fixes = [choice.fix for choice in made.choices]
         bench, standing = self._bench, self.arm
         self._make_room(self._base)
         self._say(f"replaying {made.words}")
-        added = [fix for fix in made.fixes if fix not in self.best.fixes]
-        label = added[0] if len(added) == 1 else f"trial-{len(self.trials) + 1}"
-        candidate = bench.arm(label, made.settings, made.fixes, alone=bench.room.alone_with(fixes))
+        added = [choice.fix for choice in made.choices if choice.fix.id not in self.best.fixes]
+        label = added[0].id if len(added) == 1 else f"trial-{len(self.trials) + 1}"
+        candidate = bench.arm(label, made.settings, made.fixes, alone=bench.room.alone_with(added))
         try:
             trial = bench.apart_if_need_be(candidate, lambda: self._measured(made, candidate, planner))
         except LatfixError as error:

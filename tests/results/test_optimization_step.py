@@ -13,7 +13,7 @@ import pytest
 from latfix.formatting import LATENCY_KEYS
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.optimization import Prediction
-from latfix.results.optimization_step import Step
+from latfix.results.optimization_step import Step, ablation
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners.optimize.screening_decision import compare_windows, decide, decide_cold
@@ -123,6 +123,26 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
     untried = json.loads(json.dumps(Step(fix="gc.freeze", status="skipped", reason="no pauses").tried().to_json()))
     assert set(untried) >= KEYS and untried["ratio"] == {}
     assert untried["p99_ms"] is untried["accuracy"] is untried["predicted_p99_ms"] is None
+
+
+def test_the_final_ratio_is_shared_out_as_foretold() -> None:
+    final = replace(comparison(SAME, (0.5, 0.4, 0.6)), after=replace(summary(), latency_ms={"mean": 5.0, "p99": 5.0}))
+    final = replace(final, ratio={**final.ratio, "p99": final.ratio["mean"]})
+    kept = [Step(fix=name, status="kept", reason="") for name in ("small", "large", "unknown")]
+    parts = {"small": math.log(0.9), "large": math.log(0.6)}
+    shares = {fix: dict.fromkeys(("mean", "p99"), (part, 1.1 * part, 0.9 * part)) for fix, part in parts.items()}
+    # Where the forecast knows of all: the largest first, and together what was measured.
+    large, small = ablation(kept[:2], final, shares)
+    assert (large.fixes, small.fixes) == (("large",), ("small",)) and small.before_ms == large.after_ms
+    assert large.before_ms["p99"] == 10.0 and small.after_ms["p99"] == pytest.approx(5.0)
+    assert large.predicted["p99"] == pytest.approx(0.6)
+    assert large.ratio["p99"].lo < large.ratio["p99"].value < large.ratio["p99"].hi
+    # What it knows nothing of is what is left, one entry; so is all without a forecast.
+    *told, rest = ablation(kept, final, shares)
+    assert [each.ratio["p99"].value for each in told] == pytest.approx([0.6, 0.9])
+    assert rest.fixes == ("unknown",) and (rest.before_ms["p99"], rest.after_ms["p99"]) == pytest.approx((5.4, 5.0))
+    assert [each.fixes for each in ablation(kept, final, {})] == [("small", "large", "unknown")]
+    assert ablation(kept, None, shares) == ablation([], final, shares) == ()
 
 
 def _record(latency_ms: Any, digest: str) -> RunRecord:

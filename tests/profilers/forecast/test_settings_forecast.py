@@ -145,7 +145,9 @@ def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: 
     length = lengths()
     some, many = forecast.probes([2, 4, 8], 0.05), forecast.probes([2, 4, 8, 16], 60.0)
     singles = [int(length[position]) for (position,) in some[:6]]
-    assert singles == sorted(singles) and singles[0] < np.percentile(length, 5) < np.percentile(length, 95) < singles[-1]
+    assert (
+        singles == sorted(singles) and singles[0] < np.percentile(length, 5) < np.percentile(length, 95) < singles[-1]
+    )
     assert [len(batch) for batch in some] == [1] * 6 + [2, 2], "two are computed in any case"
     assert [len(batch) for batch in many] == [1] * 6 + [2, 2, 4, 4, 8, 8, 16, 16]
     assert forecast.probes([2], 60.0) == many[:8], "the same every time"

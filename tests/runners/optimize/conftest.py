@@ -28,7 +28,7 @@ from latfix.runners.replay.run_session import schedule_digest
 from latfix.settings import Objective, RunnerSettings
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
-from tests.profilers.conftest import simulate as simulate
+from tests.profilers.conftest import simulate  # noqa: F401  a fixture
 from tests.records import build_record
 
 LOAD_S = 2.0

@@ -21,7 +21,9 @@ LENGTHS = (40 * np.random.default_rng(3).lognormal(0, 1.0, 1000)).astype(np.int6
 PLAN: dict[str, Any] = {"n": 1000, "seed": 5, "lengths": LENGTHS, "base": 2.0, "per_item": 0.05}
 
 
-def fix(name: str, *, compute: float = 1.0, needs: Callable[[RunnerSettings], str] = lambda _: "", **sets: Any) -> Fix:
+def fix(
+    name: str, *, compute: float = 1.0, needs: Callable[[RunnerSettings], str] = lambda _: "", **sets: Any
+) -> Fix:
     return Fix(
         id=name,
         title=name,
@@ -40,7 +42,7 @@ def choose(name: str, *, compute: float = 1.0, **sets: Any) -> Choice:
 
 
 def obstacle(of: Fix, settings: RunnerSettings) -> str:
-    return of.obstacle(type("Context", (), {"settings": settings})())  # type: ignore[arg-type]
+    return of.obstacle(type("Context", (), {"settings": settings})())
 
 
 def limits(*sizes: int) -> list[Choice]:
@@ -118,10 +120,11 @@ def test_a_replay_moves_all_that_runs_the_model_that_way(plan: Callable[..., Pla
     told = planner.score(fast)
     assert told < planner.score(slow)
     foretold = planner.predict(fast).ratio
-    planner.correct(fast, foretold, {key: 1.2 for key in foretold})
+    planner.correct(fast, foretold, dict.fromkeys(foretold, 1.2))
     assert planner.score(fast) == pytest.approx(np.log(1.2)) and planner.score(fast) > planner.score(slow) == 0.0
     other = Configuration(planner.first, (FAST, *limits(2)))
-    assert planner.score(other) - planner.goal.score(planner.predict(other).ratio) == pytest.approx(np.log(1.2) - told)
+    moved = planner.score(other) - planner.goal.score(planner.predict(other).ratio)
+    assert moved == pytest.approx(np.log(1.2) - told)
 
 
 @pytest.mark.parametrize(("key", "weight"), [("mean", 1.0), ("p99", 2 / 3)])

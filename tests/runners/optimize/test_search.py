@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("forecast")
 def limits(world: Any, *sizes: int) -> Fix:
     """Batch limits to choose from."""
     changes = [{"max_batch_size": size} for size in sizes]
-    return replace(
-        world.fix("LIMIT"), sets=changes[0], options=lambda _: changes, verify=lambda _: Verified(True, "seen")
-    )
+    fix: Fix = world.fix("LIMIT")
+    return replace(fix, sets=changes[0], options=lambda _: changes, verify=lambda _: Verified(True, "seen"))
 
 
 def workers(world: Any, count: int) -> Fix:
-    return replace(world.fix("WORKERS"), sets={"workers": count}, verify=lambda _: Verified(True, "seen"))
+    fix: Fix = world.fix("WORKERS")
+    return replace(fix, sets={"workers": count}, verify=lambda _: Verified(True, "seen"))
 
 
 def model(world: Any, name: str, factor: float, **more: Any) -> Fix:
