@@ -140,7 +140,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
         case Optimization():
             return diagnosis.render_optimization(result, folder=folder)
         case Sweep():
-            return sweep.render_sweep(document, folder=folder)
+            return sweep.render_sweep(result, folder=folder)
         case Scoreboard():
             return selftest.render_scoreboard(result)
         case Doctor():
@@ -168,7 +168,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
     from latfix.results.sweep import Sweep
 
     if isinstance(result, Sweep):
-        write_sweep_report(page, result.to_json())
+        write_sweep_report(page, result)
         return True
     if isinstance(result, Comparison):
         base, new = (_record(result, name, folder) for name in ("base", "new"))

@@ -26,6 +26,7 @@ from latfix.formatting import did_you_mean
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
     from latfix.results.sweep import Outcome, Setting
+    from latfix.results.sweep import Sweep as Swept
     from latfix.settings import RunnerSettings
 
 DEFAULT_LOADS = "0.25,0.5,0.75,1,1.25,1.5"
@@ -129,34 +130,33 @@ def sweep(
         fixes=tuple(fix.id for fix in fixes),
     )
     outcome = runner.run()
-    document = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
-    return _conclude(folder, document, outcome, json_target)
+    found = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
+    return _conclude(folder, found, outcome, json_target)
 
 
-def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: options.Target) -> int:
+def _conclude(folder: Path, found: Swept, outcome: Outcome, target: options.Target) -> int:
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.reports.terminal.sweep import render_sweep
 
-    _write(folder, document)
-    write_sweep_report(folder / "report.html", document)
-    target.report(document, lambda: render_sweep(document, folder=folder))
+    _write(folder, found)
+    write_sweep_report(folder / "report.html", found)
+    target.report(found.to_json(), lambda: render_sweep(found, folder=folder))
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     if outcome.measured and not any(one.point.requests["ok"] for one in outcome.measured):
         first = next((one.point.error for one in outcome.measured if one.point.error), "none ended in time")
-        raise RunnerError(f"{document['workload']}: no request ended ok at any load; the first failure: {first}")
-    gate = document["gate"]
-    if gate is None or gate["passed"]:
+        raise RunnerError(f"{found.workload}: no request ended ok at any load; the first failure: {first}")
+    if found.gate is None or found.gate.passed:
         return EXIT_OK
-    return EXIT_INCONCLUSIVE if gate["passed"] is None else EXIT_GATE_FAILED
+    return EXIT_INCONCLUSIVE if found.gate.passed is None else EXIT_GATE_FAILED
 
 
-def _write(folder: Path, document: dict[str, Any]) -> None:
+def _write(folder: Path, found: Swept) -> None:
     from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
 
     with writing_into(folder):
-        write_json(folder / "sweep.json", document)
+        write_json(folder / "sweep.json", found.to_json())
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
