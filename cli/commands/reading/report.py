@@ -119,7 +119,6 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
 
     :param folder: where its page was written.
     """
-    from latfix.cli.commands.reading.history import trends_of
     from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
     from latfix.results.answer_check import BackendsTable
     from latfix.results.comparison import Comparison
@@ -150,7 +149,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
         case Fragmentation():
             return fragmentation.render_fragmentation(result)
         case HistoryTrends():
-            return history.render_history(trends_of(result), file=Path(result.file), workload=None)
+            return history.render_history(result, workload=None)
     raise InputError("found run.json; expected the folder that it is in, whose rows a report needs")
 
 
