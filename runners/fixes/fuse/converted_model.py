@@ -68,7 +68,7 @@ def converted(applied: Applied, backend: str) -> Verified:
         return Verified(False, f"no model was converted; {ran.evidence}")
     one = conversions[0]
     came = "found in the cache" if one["cached"] else "exported"
-    came = f"{one['file']} itself, compared" if one["file"] else f"{came} and loaded"
+    came = f"{one['file']} itself, compared" if one.get("file") else f"{came} and loaded"
     said = (
         f"{one['backend']} on {one['threads']} thread(s), {came} in {one['seconds']:.3g} s, at most"
         f" {one['deviation']:.2g} from the original over {one['batches']} batches; {ran.evidence}"

@@ -42,7 +42,7 @@ SHED = [int(Status.OK)] * 9 + [int(Status.SHED)]
 
 
 def converted(backend: str, precision: str = "FP32") -> dict[str, Any]:
-    known = {"threads": 1, "cached": False, "seconds": 3.0, "deviation": 1e-6, "batches": 12, "file": ""}
+    known = {"threads": 1, "cached": False, "seconds": 3.0, "deviation": 1e-6, "batches": 12}
     return {"conversions": [{"backend": f"{backend} 1.2", "precisions": {precision: 9}, **known}]}
 
 
