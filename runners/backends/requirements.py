@@ -24,7 +24,7 @@ _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
 _BRINGS: dict[str, str] = {
     "onnxruntime": "it took the mean latency of the sample recommender to x0.70",
     "openvino": "it took the mean latency of the sample vision to x0.63",
-    "tensorrt": "compute of about x0.7 is a first guess, not measured",
+    "tensorrt": "it may compute in 0.7 of the time, a guess that nobody has measured",
 }
 _CHECK_DRIVER = "check the NVIDIA driver (nvidia-smi), then "
 

@@ -28,7 +28,7 @@ def torchao_missing() -> str:
     """Why torchao cannot be used; empty where it is installed."""
     if importlib.util.find_spec("torchao") is not None:
         return ""
-    brings = "on a GPU compute of about x0.6 is a first guess, not measured"
+    brings = "it may compute in 0.6 of the time, a guess that nobody has measured"
     return f"needs torchao, which is not installed ({brings}); pip install 'latfix[quantization]'"
 
 
