@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from latfix.adapter_api import Workload
+from latfix.runners.model_files.file_module import SealedModule
 from latfix.runners.model_files.file_workload import FileWorkload
 
 Kind = Literal["modules", "TorchScript", "torch.export"]
@@ -53,11 +54,12 @@ def makeup(model: Any, adapter: Workload) -> Makeup:
     :param adapter: that loaded it.
     """
     parameters = sum(int(tensor.numel()) for tensor in (*model.parameters(), *model.buffers()))
-    file, runtime = "", ""
+    runtime = "" if parameters else _runtime(model)
+    file = ""
     if isinstance(adapter, FileWorkload):
         file = adapter.layout.file.name
-    if not parameters:
-        runtime = _runtime(model)
+        if any(isinstance(module, SealedModule) for module in model.modules()):
+            runtime = runtime or adapter.model.backend
     return Makeup(kind=_kind(model), parameters=parameters, runtime=runtime, file=file)
 
 
