@@ -23,6 +23,7 @@ COMMANDS = (
     *(
         "diagnose",
         "optimize",
+        "try",
         "compare",
         "sweep",
         "report",
