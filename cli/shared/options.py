@@ -66,6 +66,15 @@ GateOption = Annotated[
     list[str] | None,
     typer.Option("--gate", metavar="EXPR", help='Fail unless it holds: "p99<200ms", "p99<=baseline*1.05".'),
 ]
+PercentileOption = Annotated[
+    float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
+]
+BaselineOption = Annotated[
+    Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
+]
+StartingPlanOption = Annotated[
+    Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")
+]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, instead of the workload's.")
 ]

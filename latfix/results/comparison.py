@@ -13,6 +13,7 @@ import numpy.typing as npt
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
+from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord, throughput_rps
@@ -64,6 +65,7 @@ class Comparison(Document):
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
     :param gates: those that the comparison was held against.
+    :param why: where the difference of gated latencies lies, stage by stage.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param smallest: the smallest difference worth a name; not in the document.
     """
@@ -82,6 +84,7 @@ class Comparison(Document):
     only_after_ok: int = 0
     notes: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    why: tuple[LatencyChange, ...] = field(default=(), metadata=json_key(omit_empty=True))
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
 
@@ -198,6 +201,7 @@ def compare_rounds(
     smallest: float = 0.05,
     accuracy: tuple[float | None, float | None] | None = None,
     rule: Rule = FINAL,
+    control: npt.ArrayLike | None = None,
 ) -> Comparison:
     """Compare rounds of two arms, replayed in turns.
 
@@ -211,6 +215,7 @@ def compare_rounds(
     :param accuracy: of the two arms; what the records' ``run.json`` say where it is ``None``.
     :param rule: how sure the verdict must be; the level of a look where the comparison goes on
         (:func:`latfix.statistics.group_sequential.look_level`).
+    :param control: see :func:`latfix.statistics.bootstrap_ratio.arm_ratios`.
     :raises ValueError: no rounds, or not equally many.
     """
     pairs = [_Pair.of(first, second) for first, second in zip(base, new, strict=True)]
@@ -218,7 +223,7 @@ def compare_rounds(
         raise ValueError("no rounds to compare")
     paired = all(pair.same_traffic for pair in pairs)
     arms = ([pair.base.latency for pair in pairs], [pair.new.latency for pair in pairs])
-    ratio = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired)
+    ratio = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])

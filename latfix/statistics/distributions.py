@@ -6,11 +6,11 @@ import math
 from statistics import NormalDist
 
 
-def wilson_interval(hits: float, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a rate; ``(0, 1)`` where nothing was counted."""
+def wilson_interval(hits: float, total: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval (1927) of a rate; ``(0, 1)`` where nothing was counted."""
     if total <= 0:
         return (0.0, 1.0)
-    lo, hi = score_interval(hits / total, total, normal_quantile(confidence))
+    lo, hi = score_interval(hits / total, total, normal_quantile(0.95))
     return (0.0 if hits == 0 else lo, 1.0 if hits == total else hi)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.request import PRIORITIES
-from latfix.traffic.io.raw_table import keep
 
 FeatureColumn = list[Any]
 NORMAL = PRIORITIES.index("normal")
@@ -40,17 +39,10 @@ class Fields:
 
     def kept(self, rows: Sequence[int]) -> Fields:
         """The entries at positions ``rows`` only."""
-        return Fields(
-            arrival_ns=keep(self.arrival_ns, rows),
-            relative=self.relative,
-            ids=keep(self.ids, rows),
-            priority=keep(self.priority, rows),
-            sessions=keep(self.sessions, rows),
-            deadline_ms=keep(self.deadline_ms, rows),
-            features={name: keep(column, rows) for name, column in self.features.items()},
-            payloads=keep(self.payloads, rows),
-            notes=self.notes,
-        )
+        columns = ("arrival_ns", "ids", "priority", "sessions", "deadline_ms", "payloads")
+        taken: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in columns}
+        features = {name: [column[row] for row in rows] for name, column in self.features.items()}
+        return replace(self, **taken, features=features)
 
 
 def feature_array(values: Sequence[Any]) -> npt.NDArray[Any]:
@@ -69,14 +61,14 @@ def feature_array(values: Sequence[Any]) -> npt.NDArray[Any]:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def fill_ids(ids: Sequence[str | None], prefix: str = "r") -> list[str]:
+def fill_ids(ids: Sequence[str | None]) -> list[str]:
     """``ids`` with the missing ones made from their position, none of them twice."""
     taken = {name for name in ids if name is not None}
     if not taken:
-        return [f"{prefix}{index}" for index in range(len(ids))]
+        return [f"r{index}" for index in range(len(ids))]
     filled: list[str] = []
     for index, name in enumerate(ids):
-        candidate = name if name is not None else f"{prefix}{index}"
+        candidate = name if name is not None else f"r{index}"
         while name is None and candidate in taken:
             candidate += "'"
         taken.add(candidate)

@@ -201,8 +201,7 @@ def _rate_over_time(seconds: npt.NDArray[np.float64]) -> RateOverTime:
     windows = max(1, int(span / window + 1e-9))
     index = np.minimum((seconds / window).astype(np.int64), windows)
     counts = np.bincount(index, minlength=windows + 1)
-    widths = np.full(windows, window)
-    rates = counts[:windows] / widths
+    rates = counts[:windows] / window
     if span < window:
         rates = np.array([len(seconds) / span])
         window = span

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
-from latfix.traffic.derived_features import map_columns
-from latfix.traffic.parsed_fields import feature_array
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
@@ -166,22 +163,6 @@ def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffi
     denser = _take(traffic, indices[order])
     denser = replace(denser, arrival_ns=arrival[order], ids=_copied_ids(denser.ids, copies[order], "+", first=1))
     return _noted(denser, "resample_rate", rate_factor=rate_factor, seed=seed)
-
-
-def apply_mapping(traffic: Traffic, mapping: Mapping[str, str]) -> Traffic:
-    """The traffic with the features that ``mapping`` derives (see :mod:`latfix.traffic.derived_features`).
-
-    :raises InputError: an expression does not parse, or a request has no finite value for it.
-    """
-
-    def refuse(row: int, found: str, expected: str) -> None:
-        raise InputError(f"request {traffic.ids[row]}: found {found}; expected {expected}")
-
-    mapped = map_columns(traffic.feature_values(), len(traffic), mapping, refuse)
-    features = {
-        name: feature_array(column) if name in mapping else traffic.features[name] for name, column in mapped.items()
-    }
-    return _noted(replace(traffic, features=features), "apply_mapping", mapping=dict(mapping))
 
 
 def _take(traffic: Traffic, indices: npt.NDArray[np.int64]) -> Traffic:

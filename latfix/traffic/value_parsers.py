@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import Any
@@ -219,16 +218,24 @@ def is_not_finite(cell: str) -> bool:
     return cell.strip().lower() in _NOT_FINITE
 
 
+def is_utf8(text: str) -> bool:
+    """False for half of a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def clean_text(value: str) -> str:
     """``value`` where every output format can hold it.
 
     :raises Unreadable: it has half a surrogate pair or a NUL character.
     """
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise Unreadable(shown(value), "text that UTF-8 can hold") from error
+    if not is_utf8(value):
+        raise Unreadable(shown(value), "text that UTF-8 can hold")
     if "\x00" in value:
         raise Unreadable(shown(value), "text without NUL characters")
     return value
@@ -267,6 +274,3 @@ def deadline_ms(value: Any) -> float:
     if not (math.isfinite(number) and number > 0):
         raise Unreadable(shown(value), expected)
     return number
-
-
-Parser = Callable[[Any], Any]

@@ -45,10 +45,9 @@ class _PlainData(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot is plain data")
 
 
-def read_snapshot(path: Path, device: int | None = None) -> AllocationTrace:
-    """The history of one device as a trace.
+def read_snapshot(path: Path) -> AllocationTrace:
+    """The history of one device as a trace: of the one with the longest.
 
-    :param device: its number; by default the one with the longest history.
     :raises InputError: it is no snapshot, or has no history.
     """
     try:
@@ -61,8 +60,7 @@ def read_snapshot(path: Path, device: int | None = None) -> AllocationTrace:
     if not isinstance(traces, list) or not any(traces):
         raise InputError(f"{path}: found no history in it; {_WANTED}")
     try:
-        if device is None:
-            device = max(range(len(traces)), key=lambda k: len(traces[k]))
+        device = max(range(len(traces)), key=lambda k: len(traces[k]))
         segments = [each for each in document.get("segments", ()) if each.get("device", device) == device]
         events, recorded = _events(traces[device], _live(segments, device))
         recorded["peak_reserved"] = _peak_reserved(traces[device], segments)

@@ -62,14 +62,12 @@ def expandable(environment: str) -> bool:
     return "expandable_segments:true" in environment.replace(" ", "").lower()
 
 
-def measure_calls(
-    calls: DeviceCalls, clock: Callable[[], int] = time.perf_counter_ns, rounds: int = _ROUNDS
-) -> dict[str, UnitCost]:
+def measure_calls(calls: DeviceCalls, clock: Callable[[], int] = time.perf_counter_ns) -> dict[str, UnitCost]:
     """Prices by name; empty where the device has too little memory left, or refuses it."""
     if calls.free_bytes() < _ROOM * LARGE_BYTES:
         return {}
     calls.synchronize()
-    rows = [(_pair(calls, SMALL_BYTES, clock), _pair(calls, LARGE_BYTES, clock)) for _ in range(rounds + 1)]
+    rows = [(_pair(calls, SMALL_BYTES, clock), _pair(calls, LARGE_BYTES, clock)) for _ in range(_ROUNDS + 1)]
     found: dict[str, list[float]] = {name: [] for name in ("device_malloc", "device_free")}
     found |= {f"{name}_mib": [] for name in tuple(found)}
     for small, large in rows[1:]:  # the first meets what the driver sets up once
@@ -80,7 +78,7 @@ def measure_calls(
             found[f"{name}_mib"].append(each_mib)
             found[name].append(max(at_small - each_mib * SMALL_BYTES / _MIB, 0.0))
     waits = []
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         start = clock()
         calls.synchronize()
         waits.append(float(clock() - start))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.causes.cause import (
+    FASTER_MODEL,
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    own_and_behind,
+    typical_and_p99,
+)
 from latfix.profilers.evidence.device_idle import UNIT_OF, needed_ns
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.units import Evidence
@@ -39,19 +48,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="input.size",
-    fixes=(
-        "quantize.int8_dynamic",
-        "quantize.int8_weight_only",
-        "quantize.fp8_dynamic",
-        "quantize.bf16",
-        "quantize.fp16",
-        "fuse.compile",
-        "fuse.onnxruntime",
-        "fuse.openvino",
-        "fuse.tensorrt",
-        "fuse.channels_last",
-        "host.parallel",
-    ),
+    fixes=(*FASTER_MODEL, "fuse.channels_last", "host.parallel"),
     claim=_claim,
     sentence=_sentence,
 )

@@ -5,7 +5,7 @@ Everything in it is as the document has it; each report escapes for its own form
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from latfix.results.optimization import Optimization
 class Summary:
     """What a command found, or why it found nothing.
 
-    :param command: ``diagnose``, ``report``, ``optimize`` or ``compare``.
+    :param command: ``diagnose``, ``report``, ``optimize``, ``compare`` or ``gate``.
     :param run: figures of a single run; ``None`` where there are two.
     :param intervals_ms: 95 % intervals of the single run's latencies, by key.
     :param change: before and after; ``None`` for a single run.
@@ -67,16 +67,14 @@ class Summary:
         return f"gates: {', '.join(told)}" if told else ""
 
 
-def read_summary(
-    document: Mapping[str, Any], *, command: str, workload: str = "", failure: str = "", unjudged: Sequence[str] = ()
-) -> Summary:
+def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "", failure: str = "") -> Summary:
     """The summary of a document.
 
     :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline;
         of other results, what is known of every one.
     :param workload: its name where the document has none.
     """
-    common: dict[str, Any] = {"command": command, "failure": failure, "unjudged": tuple(unjudged)}
+    common: dict[str, Any] = {"command": command, "failure": failure}
     schema = document.get("schema")
     if schema not in (Diagnosis.SCHEMA, Comparison.SCHEMA, Optimization.SCHEMA):
         return Summary(

@@ -85,8 +85,8 @@ def _begins_link(shown: str, k: int) -> bool:
     return shown[max(k - 3, 0) : k].lower() == "www"
 
 
-def _code(value: object, *, limit: int = 200) -> str:
-    return f"<code>{text(value, limit=limit)}</code>"
+def _code(value: object) -> str:
+    return f"<code>{text(value, limit=200)}</code>"
 
 
 def _on(device: str) -> str:

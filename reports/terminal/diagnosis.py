@@ -39,14 +39,14 @@ from latfix.reports.diagnosis_rows import (
 from latfix.reports.next_commands import optimize_command
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
 from latfix.reports.terminal.widgets import (
-    OWN_STYLE,
-    QUEUE_STYLE,
     SEVERITY_STYLE,
     Bar,
     Portable,
     Sparkline,
     add_figures,
     heading,
+    own_and_queue,
+    pair_bar,
     plain_table,
     safe,
     title_line,
@@ -117,13 +117,7 @@ def _latency_table(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _tail_heading(diagnosis: Diagnosis) -> Text:
-    return Text.assemble(
-        heading("Where the tail comes from"),
-        "   ",
-        ("█", OWN_STYLE),
-        (" own path  ", "dim"),
-        ("▒", QUEUE_STYLE),
-        (" through the queue", "dim"),
+    return own_and_queue("Where the tail comes from").append(
         f"\nThe {tail_words(diagnosis.percentile)} of requests take {milliseconds(diagnosis.excess_ms)} more than a "
         f"quiet request ({milliseconds(diagnosis.reference_ms)}):",
     )
@@ -149,7 +143,7 @@ class _CauseTable:
             both = [significant(row.own_ms), significant(row.propagated_ms)] if wide else []
             table.add_row(
                 safe(row.label, style, limit=60),
-                Bar([(row.own_ms / scale, "█", OWN_STYLE), (row.propagated_ms / scale, "▒", QUEUE_STYLE)]),
+                pair_bar(row.own_ms, row.propagated_ms, scale),
                 significant(row.tail_ms),
                 interval(row.ci95_ms),
                 *both,
@@ -158,15 +152,8 @@ class _CauseTable:
             )
         table.add_section()
         total, whole = cause_total(rows, self.diagnosis)
-        sums: list[RenderableType] = [
-            "",
-            Text(significant(total), style="bold"),
-            "",
-            *(["", ""] if wide else []),
-            share(whole),
-            "",
-        ]
-        table.add_row("sum = excess", *sums)
+        blank = ["", ""] if wide else []
+        table.add_row("sum = excess", "", Text(significant(total), style="bold"), "", *blank, share(whole), "")
         table.expand = True
         yield table
 

@@ -22,12 +22,12 @@ from latfix.reports.request_rows import (
     wait_words,
 )
 from latfix.reports.terminal.widgets import (
-    OWN_STYLE,
-    QUEUE_STYLE,
     Bar,
     Portable,
     add_figures,
     heading,
+    own_and_queue,
+    pair_bar,
     plain_table,
     safe,
 )
@@ -139,14 +139,7 @@ class _HolderTable:
 
 
 def _ledger(story: Story) -> Iterator[RenderableType]:
-    yield Text.assemble(
-        heading("The ledger, ms"),
-        "   ",
-        ("█", OWN_STYLE),
-        (" own path  ", "dim"),
-        ("▒", QUEUE_STYLE),
-        (" through the queue", "dim"),
-    )
+    yield own_and_queue("The ledger, ms")
     rows = ledger_rows(story)
     table = plain_table()
     table.expand = True
@@ -161,7 +154,7 @@ def _ledger(story: Story) -> Iterator[RenderableType]:
             table.add_section()
         table.add_row(
             safe(row.entry, "dim" if row.is_sum else "", limit=60),
-            Bar([(row.own_ns / scale, "█", OWN_STYLE), (row.propagated_ns / scale, "▒", QUEUE_STYLE)]),
+            pair_bar(row.own_ns, row.propagated_ns, scale),
             Text(row.total, style="bold" if row is rows[-1] else ""),
             row.own,
             row.queue,

@@ -143,6 +143,17 @@ def title_line(workload: object, device: object, sentence: str, style: str, *, l
     )
 
 
+def own_and_queue(title: str) -> Text:
+    """A heading with what the two parts of bars below it are."""
+    own, queue = (" own path  ", "dim"), (" through the queue", "dim")
+    return Text.assemble(heading(title), "   ", ("█", OWN_STYLE), own, ("▒", QUEUE_STYLE), queue)
+
+
+def pair_bar(own: float, queue: float, scale: float) -> Bar:
+    """A bar of both parts, as shares of ``scale``."""
+    return Bar([(own / scale, "█", OWN_STYLE), (queue / scale, "▒", QUEUE_STYLE)])
+
+
 def gate_lines(gates: Iterable[GateRow], *, title: str = "Gates") -> Iterator[Text]:
     """Each gate with its outcome and the reason; nothing without gates."""
     for place, gate in enumerate(gates):

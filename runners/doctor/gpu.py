@@ -98,12 +98,8 @@ def _software(calls: NvmlCalls, torch: Mapping[str, Any], count: int) -> Iterato
 
 def _device(system: System, calls: NvmlCalls, device: int, cores: Cores, pid: int | None) -> Iterator[Finding]:
     name = f"GPU {device}, {_ask(calls, 'DeviceGetName', device) or 'of unknown name'}"
-    yield from _persistence(calls, device, name)
-    yield from _clocks(calls, device, name)
-    yield from _power(calls, device, name)
-    yield from _link(calls, device, name)
-    yield from _partition(calls, device, name)
-    yield from _ecc(calls, device, name)
+    for look in (_persistence, _clocks, _power, _link, _partition, _ecc):
+        yield from look(calls, device, name)
     yield from _others(calls, device, name, pid)
     yield from _node(system, calls, device, name, cores)
 

@@ -15,61 +15,32 @@ from latfix.runners.doctor.findings import costs, missing, note, ok
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """A package that latfix uses where it is there.
 
-    :param module: imported as; ``package``: installed as.
+    :param name: last part of the finding's id.
+    :param module: imported as; ``package``: installed as, with latfix's extra ``extra``.
     :param gives: what cannot be done without it.
     :param needs_gpu: it is of no use on a machine without one.
     """
 
-    id: str
+    name: str
     module: str
     package: str
+    extra: str
     gives: str
-    install: str
     needs_gpu: bool = False
 
 
+_CONVERSION = "conversion to ONNX, which fuse.onnxruntime and fuse.openvino start with"
+_REDUCED = "quantize.int8_dynamic and quantize.fp8_dynamic on a GPU"
 PARTS = (
-    Part(
-        id="software.onnxruntime",
-        module="onnxruntime",
-        package="onnxruntime",
-        gives="fuse.onnxruntime and .onnx model files",
-        install='pip install "latfix[onnx]"',
-    ),
-    Part(
-        id="software.onnx",
-        module="onnxscript",
-        package="onnxscript",
-        gives="conversion to ONNX, which fuse.onnxruntime and fuse.openvino start with",
-        install='pip install "latfix[onnx]"',
-    ),
-    Part(
-        id="software.openvino",
-        module="openvino",
-        package="openvino",
-        gives="fuse.openvino",
-        install='pip install "latfix[openvino]"',
-    ),
-    Part(
-        id="software.torchao",
-        module="torchao",
-        package="torchao",
-        gives="quantize.int8_dynamic and quantize.fp8_dynamic on a GPU",
-        install='pip install "latfix[quantization]"',
-        needs_gpu=True,
-    ),
-    Part(
-        id="software.tensorrt",
-        module="torch_tensorrt",
-        package="torch-tensorrt",
-        gives="fuse.tensorrt and .engine model files",
-        install='pip install "latfix[tensorrt]"',
-        needs_gpu=True,
-    ),
+    Part("onnxruntime", "onnxruntime", "onnxruntime", "onnx", "fuse.onnxruntime and .onnx model files"),
+    Part("onnx", "onnxscript", "onnxscript", "onnx", _CONVERSION),
+    Part("openvino", "openvino", "openvino", "openvino", "fuse.openvino"),
+    Part("torchao", "torchao", "torchao", "quantization", _REDUCED, needs_gpu=True),
+    Part("tensorrt", "torch_tensorrt", "torch-tensorrt", "tensorrt", "fuse.tensorrt and .engine model files", True),
 )
 
 
@@ -127,10 +98,12 @@ def _compiler() -> Finding:
 
 
 def _part(part: Part) -> Finding:
+    id = f"software.{part.name}"
     if importlib.util.find_spec(part.module) is not None:
         try:
             version = " " + metadata.version(part.package)
         except metadata.PackageNotFoundError:
             version = ""
-        return ok(part.id, f"{part.package}{version}")
-    return missing(part.id, f"{part.package} is not installed", f"without it: no {part.gives}", part.install)
+        return ok(id, f"{part.package}{version}")
+    lacking = f"without it: no {part.gives}"
+    return missing(id, f"{part.package} is not installed", lacking, f'pip install "latfix[{part.extra}]"')

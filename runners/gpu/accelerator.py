@@ -24,9 +24,6 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait, on the host, until the device has come to it."""
 
-    def query(self) -> bool:
-        """Whether the device has come to it."""
-
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event to a later one; both must have been reached."""
 

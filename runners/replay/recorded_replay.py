@@ -364,8 +364,9 @@ class _StatusLines:
             )
 
 
-def _stamp_cost_ns(rounds: int = 200) -> float:
+def _stamp_cost_ns() -> float:
     """Cost of the recorder's own writes for one request in a batch of one, in nanoseconds."""
+    rounds = 200
     recorder = StageRecorder(rounds)
     account = (0,) * len((*THREAD_ACCOUNT, *PROCESS_ACCOUNT))
     values = dict.fromkeys(("worker", "size", "warmup", "free_ns", "open_ns", "close_ns", "real_elements"), 1)

@@ -106,9 +106,9 @@ class RunnerProcess:
         if self._writer is not None:
             self._writer.send({"do": "interrupt"})
 
-    def wait_for_end(self, on_event: OnEvent | None = None, timeout_s: float = 15.0) -> Any:
+    def wait_for_end(self, timeout_s: float = 15.0) -> Any:
         """Wait for the end of the command that :meth:`interrupt` cut short."""
-        return self._await("done", None, on_event, timeout_s)
+        return self._await("done", None, None, timeout_s)
 
     def pause(self) -> None:
         """Stop the whole process, so that it takes nothing from the one that is being measured."""

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from latfix.run_record.run_record import RunRecord
 
 Ints = npt.NDArray[np.int64]
+#: So many operators of about equal length the model calls.
+_OPERATORS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +106,8 @@ def _series(there: list[int], server: list[int], service: list[int], hold: list[
     return ends, waits
 
 
-def fixed_queue(record: RunRecord, *, operators: int = 16) -> FixedQueue:
-    """Take a run's queues from its record, warm-up left out: it ends before the run begins.
-
-    :param operators: how many of about equal length the model calls.
-    """
+def fixed_queue(record: RunRecord) -> FixedQueue:
+    """Take a run's queues from its record, warm-up left out: it ends before the run begins."""
     rows, batches = record.requests, record.batches
     prepared = np.flatnonzero(record.measured & (rows["prepare_thread"] >= 0))
     handed = (rows["arrival_ns"] + rows["dispatch_ns"])[prepared]
@@ -134,7 +133,7 @@ def fixed_queue(record: RunRecord, *, operators: int = 16) -> FixedQueue:
         worker=batches["worker"][counted],
         compute_start=batches["h2d_end_ns"][counted],
         compute_end=batches["compute_end_ns"][counted],
-        operator_ns=int(np.median(rows["compute_ns"][prepared]) / operators / 2) if len(prepared) else 0,
+        operator_ns=int(np.median(rows["compute_ns"][prepared]) / _OPERATORS / 2) if len(prepared) else 0,
     )
     last = queue.last_enqueued(begun + prepare)
     last = np.where(last == np.iinfo(np.int64).min, closed, last)

@@ -240,13 +240,10 @@ RECIPES: Mapping[str, Recipe] = {
     "quiet_constant": Recipe(cause="", build=_constant, load=0.4),
 }
 
+_ON_DEVICES = ("gpu.clocks", "transfer.copy", "transfer.sync", "dispatch.launch", "gpu.contention")
 #: Causes of the catalogue that nothing here can bring about, and why.
 NOT_INJECTABLE: Mapping[str, str] = {
     "host.steal": "only a hypervisor can take the core",
-    "gpu.clocks": "the self-test's service computes on the CPU",
-    "transfer.copy": "the self-test's service computes on the CPU",
-    "transfer.sync": "the self-test's service computes on the CPU",
-    "dispatch.launch": "the self-test's service computes on the CPU",
-    "gpu.contention": "the self-test's service computes on the CPU",
+    **dict.fromkeys(_ON_DEVICES, "the self-test's service computes on the CPU"),
     "observer": "latfix does not slow itself down on purpose",
 }

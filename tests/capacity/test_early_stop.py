@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,17 +39,19 @@ def test_an_overloaded_service_is_not_drained(
         assert at is not None and at < 0.8 * traffic.duration_s
 
 
-def test_a_service_that_keeps_up_is_replayed_to_its_end(make_traffic: MakeTraffic, simulate: Simulate) -> None:
-    for seed in range(40):
-        traffic = make_traffic(600, 80.0, seed=seed)
-        record = simulate(traffic, each=0.01, noise=1.0, seed=seed + 1000)
-        assert ended_at(traffic, record, 0.05) is None, seed
-
-
-def test_bursts_are_worked_off(make_traffic: MakeTraffic, simulate: Simulate) -> None:
-    for seed in range(10):
-        traffic = make_traffic(1500, 50.0, bursts=3.0, seed=seed)
-        assert ended_at(traffic, simulate(traffic, each=0.012), 0.05) is None, seed
+@pytest.mark.parametrize(
+    ("seeds", "traffic", "service"),
+    [
+        (40, {"n": 600, "rate": 80.0}, {"each": 0.01, "noise": 1.0}),
+        (10, {"n": 1500, "rate": 50.0, "bursts": 3.0}, {"each": 0.012}),
+    ],
+)
+def test_a_service_that_keeps_up_or_works_bursts_off_is_replayed_to_its_end(
+    seeds: int, traffic: dict[str, Any], service: dict[str, Any], make_traffic: MakeTraffic, simulate: Simulate
+) -> None:
+    for seed in range(seeds):
+        made = make_traffic(**traffic, seed=seed)
+        assert ended_at(made, simulate(made, **service, seed=seed + 1000), 0.05) is None, seed
 
 
 def test_a_backlog_within_the_objective_is_of_interest(make_traffic: MakeTraffic, simulate: Simulate) -> None:
@@ -58,14 +61,10 @@ def test_a_backlog_within_the_objective_is_of_interest(make_traffic: MakeTraffic
     assert ended_at(traffic, record, 30.0) is None
 
 
-def test_nothing_is_concluded_before_the_schedule_begins() -> None:
-    watch = BacklogWatch(requests=100, scheduled_s=10.0, at_once=1, limit_s=0.1)
-    assert not watch.hopeless(-0.1, 0, 0)
-
-
 @pytest.mark.parametrize(("limit_s", "enough_s"), [(0.5, 12.0), (None, 20.0)])
 def test_a_drain_is_cut_once_all_that_is_inside_is_past_interest(limit_s: float | None, enough_s: float) -> None:
     watch = BacklogWatch(requests=100, scheduled_s=10.0, at_once=1, limit_s=limit_s)
+    assert not watch.hopeless(-0.1, 0, 0), "before the schedule begins"
     assert not watch.drained_enough(enough_s - 0.1, 50)
     assert watch.drained_enough(enough_s + 0.1, 50)
     assert not watch.drained_enough(enough_s + 60, 5), "so few are soon worked off"

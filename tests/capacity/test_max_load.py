@@ -12,6 +12,7 @@ from latfix.capacity.measured_load import Cell, Spread, run_spread, with_spread
 from latfix.capacity.objective import Decision, Percentile, Target
 
 LIMIT = Target(percentile=99.0, limit=0.1)
+LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def cell(
@@ -50,15 +51,14 @@ def test_found_between_what_meets_and_what_misses() -> None:
     assert answer.value == pytest.approx(math.sqrt(100 * 120), rel=1e-3)
 
 
-def test_undecided_where_noise_decides() -> None:
+def test_undecided_where_noise_decides_or_nothing_was_replayed_between() -> None:
     answer = found([cell(0.5, 0.05, True), cell(1.0, 0.1, None), cell(1.5, 0.2, False)])
     assert (answer.status, answer.lo, answer.hi) == ("undecided", 50.0, 150.0)
     assert "at 100/s the data cannot tell" in answer.reason
-
-
-def test_undecided_where_nothing_was_replayed_between() -> None:
     answer = found([cell(0.5, 0.05, True), cell(1.5, 0.2, False)])
     assert answer.status == "undecided" and "nothing was replayed between" in answer.reason
+    answer = found([cell(0.5, 0.09, None), cell(1.0, 0.11, None)])
+    assert (answer.status, answer.lo, answer.hi) == ("undecided", None, None)
 
 
 def test_above_and_below_what_was_replayed() -> None:
@@ -66,21 +66,13 @@ def test_above_and_below_what_was_replayed() -> None:
     assert (above.status, above.lo, above.hi) == ("above", 100.0, None)
     below = found([cell(0.5, 0.2, False), cell(1.0, 0.5, False)])
     assert (below.status, below.lo, below.hi, below.value) == ("below", None, 50.0, None)
+    assert largest_load([cell(1.0, 0.1)], Target(percentile=99.0)) is None, "no objective, no answer"
 
 
 def test_replays_that_contradict_each_other_are_undecided() -> None:
     answer = found([cell(0.5, 0.2, False), cell(1.0, 0.05, True)])
     assert answer.status == "undecided" and "contradict" in answer.reason
     assert answer.lo is None, "a load above one that surely misses is not borne"
-
-
-def test_only_undecided_loads() -> None:
-    answer = found([cell(0.5, 0.09, None), cell(1.0, 0.11, None)])
-    assert (answer.status, answer.lo, answer.hi) == ("undecided", None, None)
-
-
-def test_no_objective_no_answer() -> None:
-    assert largest_load([cell(1.0, 0.1)], Target(percentile=99.0)) is None
 
 
 def test_the_gate() -> None:
@@ -99,18 +91,12 @@ def mm1(load: float, width: float = 1.05) -> Cell:
     return cell(load, math.log(100) / (100 - 100 * load), width=width)
 
 
-def test_the_knee_of_mm1_is_at_half_load() -> None:
+def test_the_knee_of_mm1_is_at_half_load_and_its_interval_grows_with_the_noise() -> None:
     # Throughput over p99 is x (1 - x): largest at one half.
-    at = knee([mm1(load) for load in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)], seed=0)
-    assert at is not None
+    at, sharp, blunt = (knee([mm1(load, width) for load in LOADS], seed=0) for width in (1.05, 1.005, 1.5))
+    assert at is not None and sharp is not None and blunt is not None
     assert at.value == 50.0 and at.bracketed
     assert at.lo < 50.0 < at.hi and at.lo >= 30.0 and at.hi <= 75.0
-
-
-def test_the_interval_of_a_knee_grows_with_the_noise() -> None:
-    loads = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    sharp, blunt = (knee([mm1(load, width) for load in loads], seed=0) for width in (1.005, 1.5))
-    assert sharp is not None and blunt is not None
     assert blunt.hi / blunt.lo > 1.3 * sharp.hi / sharp.lo
 
 

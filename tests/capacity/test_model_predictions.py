@@ -155,34 +155,27 @@ def test_lost_requests_and_a_short_look_are_named(make_traffic: MakeTraffic, sim
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [RunnerSettings(), RunnerSettings(max_batch_size=4, batch_window_ms=15.0), RunnerSettings(workers=2)],
+    ("settings", "times"),
+    [
+        (RunnerSettings(), 1),
+        (RunnerSettings(max_batch_size=4, batch_window_ms=15.0), 1),
+        (RunnerSettings(workers=2), 1),
+        (RunnerSettings(max_batch_size=2), 3),
+    ],
 )
 def test_the_queue_replay_knows_the_policy(
-    settings: RunnerSettings, make_traffic: MakeTraffic, simulate: Simulate
+    settings: RunnerSettings, times: int, make_traffic: MakeTraffic, simulate: Simulate
 ) -> None:
+    """Also of a schedule that comes several times over."""
     traffic = make_traffic(800, 40.0, bursts=3.0)
     low = simulate(scale_time(traffic, 0.5), fixed=0.005, each=0.01, settings=settings)
-    fast = scale_time(traffic, 1.6)
+    fast = scale_time(repeat(traffic, times) if times > 1 else traffic, 1.6)
     high = load_point(simulate(fast, fixed=0.005, each=0.01, settings=settings))
     service = known([(0.5, load_point(low)), (1.6, high)], settings)
     wait, latency = replayed(measured_work(low, service.batch, settings), fast, settings)
     # Service is the same at both loads: then the replay is exact, request by request.
-    assert wait == pytest.approx(high.wait, abs=2e-4)
+    assert len(wait) == 800 * times and wait == pytest.approx(high.wait, abs=2e-4)
     assert latency == pytest.approx(high.latency, abs=2e-4)
-
-
-def test_the_queue_replay_of_a_schedule_that_comes_several_times_over(
-    make_traffic: MakeTraffic, simulate: Simulate
-) -> None:
-    settings = RunnerSettings(max_batch_size=2)
-    traffic = make_traffic(300, 40.0)
-    low = simulate(scale_time(traffic, 0.5), fixed=0.005, each=0.01, settings=settings)
-    fast = scale_time(repeat(traffic, 3), 1.6)
-    high = load_point(simulate(fast, fixed=0.005, each=0.01, settings=settings))
-    service = known([(0.5, load_point(low)), (1.6, high)], settings)
-    wait, _ = replayed(measured_work(low, service.batch, settings), fast, settings)
-    assert len(wait) == 900 and wait == pytest.approx(high.wait, abs=2e-4)
 
 
 def test_the_queue_replay_says_what_it_does_not_know() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,28 @@ def mean_of(wait: Wait | None) -> float:
     return wait.total_mean
 
 
-@pytest.mark.parametrize("busy", [0.1, 0.5, 0.9, 0.99])
-def test_mm1_waits_as_known(busy: float) -> None:
-    assert mean_of(ggc_wait(busy, EXPONENTIAL)) == pytest.approx(busy / (1 - busy))
+CONSTANT = Service(mean=1.0, scv=0.0)
+#: Half a second or two, with equal chances.
+UNEVEN = Service.of([0.5, 2.0] * 50)
+
+
+@pytest.mark.parametrize(
+    ("rate", "service", "more", "exact"),
+    [
+        *((busy, EXPONENTIAL, {}, busy / (1 - busy)) for busy in (0.1, 0.5, 0.9, 0.99)),
+        # M/M/2 at a load of 1 Erlang: C / (c mu - lambda) = (1/3) / (2 - 1)
+        (1.0, EXPONENTIAL, {"servers": 2}, 1 / 3),
+        # Pollaczek and Khinchine: lambda E[S^2] / 2 (1 - rho)
+        (0.8, CONSTANT, {}, 0.8 / (2 * 0.2)),
+        (0.6, UNEVEN, {}, 0.6 * 2.125 / (2 * (1 - 0.6 * 1.25))),
+        # Kingman: with independent arrivals the same; with metronomes nothing
+        (0.7, Service(mean=1.0, scv=3.0), {"arrival_scv": 1.0}, 0.7 * 4 / (2 * 0.3)),
+        (0.7, Service(mean=1.0, scv=3.0), {"arrival_scv": 5.0}, 0.7 * 8 / (2 * 0.3)),
+        (0.9, CONSTANT, {"arrival_scv": 0.0}, 0.0),
+    ],
+)
+def test_waits_as_known(rate: float, service: Service, more: dict[str, Any], exact: float) -> None:
+    assert mean_of(ggc_wait(rate, service, **more)) == pytest.approx(exact)
 
 
 @pytest.mark.parametrize(
@@ -34,34 +54,6 @@ def test_mm1_waits_as_known(busy: float) -> None:
 )
 def test_erlang_c_of_textbooks(servers: int, offered: float, chance: float) -> None:
     assert erlang_c(servers, offered) == pytest.approx(chance)
-
-
-def test_two_servers_wait_a_third() -> None:
-    # M/M/2 at a load of 1 Erlang: C / (c mu - lambda) = (1/3) / (2 - 1)
-    assert mean_of(ggc_wait(1.0, EXPONENTIAL, servers=2)) == pytest.approx(1 / 3)
-
-
-def test_constant_service_halves_the_wait() -> None:
-    constant = mean_of(ggc_wait(0.8, Service(mean=1.0, scv=0.0)))
-    assert constant == pytest.approx(mean_of(ggc_wait(0.8, EXPONENTIAL)) / 2)
-
-
-def test_pollaczek_and_khinchine() -> None:
-    # lambda E[S^2] / 2 (1 - rho), for a service of 0.5 or 2 with equal chances
-    samples = np.array([0.5, 2.0] * 50)
-    rate = 0.6
-    exact = rate * float((samples**2).mean()) / (2 * (1 - rate * float(samples.mean())))
-    assert mean_of(ggc_wait(rate, Service.of(samples))) == pytest.approx(exact)
-
-
-def test_kingman_with_independent_arrivals_is_pollaczek_and_khinchine() -> None:
-    service = Service(mean=1.0, scv=3.0)
-    assert mean_of(ggc_wait(0.7, service, arrival_scv=1.0)) == pytest.approx(mean_of(ggc_wait(0.7, service)))
-    assert mean_of(ggc_wait(0.7, service, arrival_scv=5.0)) == pytest.approx(2 * mean_of(ggc_wait(0.7, service)))
-
-
-def test_metronomes_do_not_wait() -> None:
-    assert mean_of(ggc_wait(0.9, Service(mean=1.0, scv=0.0), arrival_scv=0.0)) == 0.0
 
 
 @pytest.mark.parametrize(("rate", "servers"), [(1.0, 1), (1.2, 1), (3.0, 3), (2.0, 2)])
@@ -97,13 +89,3 @@ def test_latency_of_mm1_is_exponential(percentile: float) -> None:
     service = -np.log1p(-(np.arange(5000) + 0.5) / 5000)
     exact = -math.log(1 - percentile / 100) / (1 - 0.7)
     assert percentile_of_sum([wait], [service], percentile, seed=1) == pytest.approx(exact, rel=0.02)
-
-
-def test_a_simulated_queue_waits_as_predicted() -> None:
-    rng = np.random.default_rng(3)
-    n, rate, scv = 400_000, 0.7, 2.0
-    arrival = np.cumsum(rng.exponential(1 / rate, n))
-    service = rng.gamma(1 / scv, scv, n)
-    before = np.cumsum(service) - service
-    wait = np.maximum.accumulate(arrival - before) + before - arrival
-    assert float(wait.mean()) == pytest.approx(mean_of(ggc_wait(rate, Service.of(service))), rel=0.05)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,14 @@ import pytest
 
 from latfix.errors import LatfixError
 from latfix.profilers.diagnose import diagnose as attribute
-from latfix.run_record.run_meta import write_meta
+from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.replay.run_session import Interrupted, Replay, prepare_folder
+from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.stages import STAGES
+from latfix.traffic.io.stored_schedule import save_schedule
+from latfix.traffic.schedule import Traffic
 
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_bytes": 8 << 30, "os": "Linux", "gpu": None}
 
@@ -32,6 +36,82 @@ def batches_of(rows: Any) -> Any:
         batches[name] = ends[k]
     batches["finish_end_ns"] = ends[7]
     return batches
+
+
+def serve_one_by_one(work_ns: Sequence[int], prepare_ns: int = 0) -> tuple[Any, Any]:
+    """Rows and batches of one worker to which a request comes every 10 ms, and takes it for as long as it says."""
+    n = len(work_ns)
+    rows, batches, free = np.zeros(n, REQUEST_DTYPE), np.zeros(n, BATCH_DTYPE), 0
+    rows["arrival_ns"], rows["prepare_ns"] = np.arange(n) * 10_000_000, prepare_ns
+    rows["compute_ns"] = batches["compute_cpu_ns"] = work_ns
+    rows["index"] = rows["batch_id"] = batches["batch_id"] = np.arange(n)
+    batches["size"] = 1
+    for k, ready in enumerate((rows["arrival_ns"] + prepare_ns).tolist()):
+        begin = max(ready, free)
+        batches["free_ns"][k], rows["queue_ns"][k] = free, begin - ready
+        free = begin + work_ns[k]
+        for name in ("open_ns", "close_ns", "collated_ns", "h2d_end_ns"):
+            batches[name][k] = begin
+        for name in ("compute_end_ns", "d2h_end_ns", "finish_end_ns"):
+            batches[name][k] = free
+    rows["latency_ns"] = sum(rows[f"{stage}_ns"] for stage in STAGES)
+    return rows, batches
+
+
+def write_run(
+    folder: Path,
+    rows: Any,
+    *,
+    batches: Any = None,
+    events: Sequence[Any] = (),
+    samples: Sequence[Any] = (),
+    traffic: Traffic | None = None,
+    finished: bool = True,
+    **meta: Any,
+) -> Path:
+    """A run's folder as the runner leaves it: finished, or killed before it was.
+
+    :param rows: of requests, and ``batches``, in the types of the record's segments; events and samples as JSON.
+    :param meta: more keys of ``run.json``.
+    """
+    segments = folder / "segments"
+    segments.mkdir(parents=True)
+    traffic = traffic or Traffic.plain(rows["arrival_ns"].astype(np.int64))
+    save_schedule(traffic, folder / "traffic.parquet")
+    state = "complete" if finished else "running"
+    known: dict[str, Any] = {"schema": RunMeta.SCHEMA, "state": state, "workload": "w", "device": "cpu"}
+    known |= {"scheduled": len(traffic), "settings": {}, "objective": {}}
+    (folder / "run.json").write_text(json.dumps(known | meta))
+    (segments / "requests.bin").write_bytes(rows.tobytes())
+    (segments / "batches.bin").write_bytes(b"" if batches is None else batches.tobytes())
+    for name, lines in (("events", events), ("samples", samples)):
+        (segments / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if finished:
+        finalize(folder)
+    return folder
+
+
+def refused(answer: tuple[int, str, str], *words: str) -> str:
+    """The one line of a command that refused its input."""
+    code, out, err = answer
+    assert (code, out) == (2, ""), (code, out, err)
+    assert err.startswith("latfix: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert all(word in err for word in words), err
+    return err
+
+
+class Reached(BaseException):  # past what latfix makes of its own mistakes
+    """A runner process was about to be started: the input passed every check."""
+
+
+@pytest.fixture
+def no_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raises :class:`Reached` instead of starting a process."""
+
+    def start(_: RunnerProcess) -> None:
+        raise Reached
+
+    monkeypatch.setattr(RunnerProcess, "start", start)
 
 
 @dataclass

@@ -18,12 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.diagnose import diagnose as attribute
-from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES
-from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import batches_of
+from tests.cli.conftest import batches_of, refused, write_run
 
 Cli = Callable[..., tuple[int, str, str]]
 N, MS = 40, 1_000_000
@@ -47,24 +45,8 @@ VALUES: dict[str, Any] = {
 
 
 def _write(folder: Path, *, finished: bool) -> Path:
-    segments = folder / "segments"
-    segments.mkdir(parents=True)
     traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, features={"tokens": np.arange(N)})
     traffic.sessions[:] = ["s" if k % 2 else None for k in range(N)]
-    save_schedule(traffic, folder / "traffic.parquet")
-    meta: dict[str, Any] = {
-        "schema": "latfix.run/1",
-        "state": "complete" if finished else "running",
-        "workload": "w",
-        "scheduled": N,
-    }
-    meta |= {
-        "device": "cpu",
-        "settings": {"workers": 1},
-        "objective": {"percentile": 99.0},
-        "overhead": {"a_us": 1.0},
-    }
-    (folder / "run.json").write_text(json.dumps({**meta, "calibration": {"minor_fault_ns": 500.0}}))
     rows = np.zeros(N, dtype=REQUEST_DTYPE)
     rows["index"], rows["arrival_ns"], rows["batch_id"] = np.arange(N), traffic.arrival_ns, np.arange(N)
     for k, stage in enumerate(STAGES):
@@ -72,15 +54,22 @@ def _write(folder: Path, *, finished: bool) -> Path:
     rows["compute_ns"][::9] += 5 * MS
     rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
     rows["status"][3] = 1
-    (segments / "requests.bin").write_bytes(rows.tobytes())
-    (segments / "batches.bin").write_bytes(batches_of(rows).tobytes())
-    events: list[list[Any]] = [[10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}]]
-    events.append([30 * MS, 0, "error", 1, 3, 3, {"message": "bad", "stage": "compute"}])
-    (segments / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events))
-    (segments / "samples.jsonl").write_text('[20, "process.rss_bytes", 1.5]\n[90, "process.rss_bytes", 2]\n')
-    if finished:
-        finalize(folder)
-    return folder
+    return write_run(
+        folder,
+        rows,
+        batches=batches_of(rows),
+        events=[
+            [10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}],
+            [30 * MS, 0, "error", 1, 3, 3, {"message": "bad", "stage": "compute"}],
+        ],
+        samples=[[20, "process.rss_bytes", 1.5], [90, "process.rss_bytes", 2]],
+        traffic=traffic,
+        finished=finished,
+        settings={"workers": 1},
+        objective={"percentile": 99.0},
+        overhead={"a_us": 1.0},
+        calibration={"minor_fault_ns": 500.0},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +95,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latfix.profilers.diagnose.diagnose", partial(attribute, bootstrap=10))
 
 
-def _refused(answer: tuple[int, str, str], *words: str) -> None:
-    code, out, err = answer
-    assert code == 2 and out == "", (code, err)
-    assert err.startswith("latfix: ") and err.count("\n") == 1, err
-    assert all(word in err for word in words), err
-
-
 def _answered(answer: tuple[int, str, str]) -> None:
     if answer[0] != 0:
-        _refused(answer)
+        refused(answer)
 
 
 def _change(file: Path, name: str, values: Any) -> None:
@@ -182,15 +164,15 @@ def test_any_column_of_any_file(
 def test_what_a_column_holds_is_named(run: Path, cli: Cli, file: str, name: str, value: str, words: str) -> None:
     path = run / f"{file}.parquet"
     _change(path, name, pa.repeat(VALUES[value], pq.read_metadata(path).num_rows))
-    _refused(cli("report", run), str(run), words)
+    refused(cli("report", run), str(run), words)
 
 
 @pytest.mark.parametrize("detail", ["null", "[]", "3", "[" * 5000 + "]" * 5000, '{"a": ' * 100 + "1" + "}" * 100])
 def test_details_that_are_no_objects(run: Path, killed: Path, cli: Cli, detail: str) -> None:
     _change(run / "events.parquet", "detail", pa.array([detail] * 2))
-    _refused(cli("report", run), "events.parquet")
+    refused(cli("report", run), "events.parquet")
     (killed / "segments" / "events.jsonl").write_text(f'[30, 0, "error", 1, 3, 3, {detail}]\n')
-    _refused(cli("report", killed), "events.jsonl")
+    refused(cli("report", killed), "events.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +181,7 @@ def test_details_that_are_no_objects(run: Path, killed: Path, cli: Cli, detail: 
 )
 def test_lines_that_latfix_did_not_write(killed: Path, cli: Cli, line: str) -> None:
     (killed / "segments" / "samples.jsonl").write_text(f'[10, "a", 1]\n{line}\n')
-    _refused(cli("report", killed), "samples.jsonl:2: found")
+    refused(cli("report", killed), "samples.jsonl:2: found")
 
 
 KEYS = ["calibration.minor_fault_ns", "overhead.a_us", "objective.percentile", "scheduled", "cores", "torch_threads"]
@@ -232,7 +214,7 @@ def test_numbers_of_a_run_file(run: Path, cli: Cli, key: str, value: Any) -> Non
 def test_a_run_file_that_is_too_deep(run: Path, cli: Cli, depth: int) -> None:
     text = (run / "run.json").read_text().rstrip()[:-1]
     (run / "run.json").write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
-    _refused(cli("report", run), "run.json")
+    refused(cli("report", run), "run.json")
 
 
 @pytest.mark.parametrize("name", ["run.json", *(f"{name}.parquet" for name in PARQUET)])
@@ -243,11 +225,11 @@ def test_pipes_are_not_waited_for(
     monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", limit)
     (run / name).unlink()
     os.mkfifo(run / name)
-    _refused(cli("report", run), f"{name}: found no regular file")
+    refused(cli("report", run), f"{name}: found no regular file")
 
 
 @pytest.mark.parametrize("name", ["requests.bin", "batches.bin", "events.jsonl", "samples.jsonl"])
 def test_pipes_of_a_killed_run_are_not_waited_for(killed: Path, cli: Cli, name: str) -> None:
     (killed / "segments" / name).unlink()
     os.mkfifo(killed / "segments" / name)
-    _refused(cli("report", killed), f"{name}: found no regular file")
+    refused(cli("report", killed), f"{name}: found no regular file")

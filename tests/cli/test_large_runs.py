@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from latfix.run_record.run_record import finalize
-from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
+from tests.cli.conftest import serve_one_by_one, write_run
 
 Cli = Callable[..., tuple[int, str, str]]
 N, MS = 400, 1_000_000
@@ -23,33 +22,12 @@ N, MS = 400, 1_000_000
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One worker, 5 ms a request every 10 ms; every fiftieth request's collection takes 60 ms."""
     monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", 100)
-    folder = tmp_path / "run"
-    (folder / "segments").mkdir(parents=True)
     traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10 * MS, ids=[f"r{k:03d}" for k in range(N)])
-    save_schedule(traffic, folder / "traffic.parquet")
-    meta = {"schema": "latfix.run/1", "state": "complete", "workload": "w", "scheduled": N, "torch_threads": 1}
-    (folder / "run.json").write_text(json.dumps({**meta, "threads": {"worker": [7], "prepare": [8]}}))
-    rows, batches, events, free = np.zeros(N, REQUEST_DTYPE), np.zeros(N, BATCH_DTYPE), [], 0
-    for k in range(N):
-        begin = max(k * 10 * MS, free)
-        pause = 60 * MS if k % 50 == 20 else 0
-        free = begin + 5 * MS + pause
-        rows[k]["index"] = rows[k]["batch_id"] = batches[k]["batch_id"] = k
-        rows[k]["arrival_ns"], rows[k]["queue_ns"] = k * 10 * MS, begin - k * 10 * MS
-        rows[k]["compute_ns"], rows[k]["latency_ns"] = free - begin, free - k * 10 * MS
-        batches[k]["size"] = 1
-        batches[k]["compute_cpu_ns"] = free - begin
-        for name in ("open_ns", "close_ns", "collated_ns", "h2d_end_ns"):
-            batches[k][name] = begin
-        for name in ("compute_end_ns", "d2h_end_ns", "finish_end_ns"):
-            batches[k][name] = free
-        if pause:
-            events.append([begin + MS, pause, "gc", 7, -1, -1, {"generation": 2, "collected": 1}])
-    (folder / "segments" / "requests.bin").write_bytes(rows.tobytes())
-    (folder / "segments" / "batches.bin").write_bytes(batches.tobytes())
-    (folder / "segments" / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events))
-    finalize(folder)
-    return folder
+    rows, batches = serve_one_by_one([(65 if k % 50 == 20 else 5) * MS for k in range(N)])
+    pauses = batches["open_ns"][20::50].tolist()
+    events = [[begin + MS, 60 * MS, "gc", 7, -1, -1, {"generation": 2, "collected": 1}] for begin in pauses]
+    meta: dict[str, Any] = {"torch_threads": 1, "threads": {"worker": [7], "prepare": [8]}}
+    return write_run(tmp_path / "run", rows, batches=batches, events=events, traffic=traffic, **meta)
 
 
 def test_a_large_run_is_reported_from_its_files(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

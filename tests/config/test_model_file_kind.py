@@ -30,12 +30,8 @@ def archive(file: Path, members: Mapping[str, bytes | str]) -> Path:
 
 
 def exported(file: Path, **more: bytes | str) -> Path:
-    members = {
-        "m/archive_format": "pt2",
-        "m/models/model.json": "{}",
-        "m/data/weights/model_weights_config.json": "{}",
-    }
-    return archive(file, {**members, **{f"m/{name}": content for name, content in more.items()}})
+    members = {"archive_format": "pt2", "models/model.json": "{}", "data/weights/model_weights_config.json": "{}"}
+    return archive(file, {f"m/{name}": content for name, content in {**members, **more}.items()})
 
 
 def script(file: Path) -> Path:
@@ -54,17 +50,15 @@ def test_each_kind_is_known_by_its_content(tmp_path: Path) -> None:
     assert check_model_file(exported(tmp_path / "a.pt2")) == "torch.export"
     assert check_model_file(script(tmp_path / "a.pt")) == "TorchScript"
     assert check_model_file(script(tmp_path / "a.ts")) == "TorchScript"
-    (tmp_path / "a.onnx").write_bytes(ONNX)
-    assert check_model_file(tmp_path / "a.onnx") == "ONNX"
-    (tmp_path / "A.ONNX").write_bytes(ONNX)
-    assert check_model_file(tmp_path / "A.ONNX") == "ONNX"
+    for name in ("a.onnx", "A.ONNX"):
+        (tmp_path / name).write_bytes(ONNX)
+        assert check_model_file(tmp_path / name) == "ONNX"
     (tmp_path / "a.engine").write_bytes(b"ftrt" + bytes(range(256)))
     assert check_model_file(tmp_path / "a.engine") == "TensorRT"
-
-
-def test_a_program_of_an_older_torch_is_one(tmp_path: Path) -> None:
-    file = archive(tmp_path / "a.pt2", {"version": "8.3", "serialized_exported_program.json": "{}"})
-    assert check_model_file(file) == "torch.export"
+    older = archive(tmp_path / "older.pt2", {"version": "8.3", "serialized_exported_program.json": "{}"})
+    assert check_model_file(older) == "torch.export"
+    assert is_model_file("a/b.onnx") and is_model_file(Path("B.PT2"))
+    assert not any(map(is_model_file, ("workload:Ranker", "model.pth", ".onnx")))
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".pt", ".ts", ".onnx", ".engine"])
@@ -186,11 +180,6 @@ def test_directories_links_and_devices(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "nothing.onnx")
     assert "cannot be read" in refusal(Path("a\0b.onnx"))
     assert "cannot be read" in refusal(Path("a" * 5000 + ".onnx"))
-
-
-def test_names() -> None:
-    assert is_model_file("a/b.onnx") and is_model_file(Path("B.PT2"))
-    assert not is_model_file("workload:Ranker") and not is_model_file("model.pth") and not is_model_file(".onnx")
 
 
 ANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

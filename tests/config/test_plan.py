@@ -92,7 +92,6 @@ def test_what_is_written_is_read(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.toml"
         write_plan(plan, path)
-
         read = read_plan(path)
         assert read == plan
         assert [entry.name for entry in Path(folder).iterdir()] == ["plan.toml"]
@@ -107,7 +106,6 @@ def test_of_two_fixes_the_later_wins(changes: list[dict[str, Any]]) -> None:
     step_by_step = RunnerSettings()
     for change in changes:
         step_by_step = step_by_step.with_overrides(change)
-
     assert RunnerSettings().with_overrides(plan.settings()) == step_by_step
     assert plan.environment() == step_by_step.env
 
@@ -147,9 +145,7 @@ env = { GLIBC_TUNABLES = "glibc.malloc.mmap_max=0" }
 def test_old_plans_are_still_read(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(OLD)
-
     plan = read_plan(path)
-
     assert plan.settings() == {
         "precision": "int8_dynamic",
         "env": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"},
@@ -166,7 +162,6 @@ def test_a_list_in_a_plan_is_a_list_of_texts(tmp_path: Path) -> None:
     plan = Plan(workload="w", fixes=(PlannedFix(id="a.b", settings={"keep_precision": names}),))
     assert plan.settings()["keep_precision"] == list(names)
     write_plan(plan, tmp_path / "plan.toml")
-
     assert "keep_precision = [" in (tmp_path / "plan.toml").read_text()
     assert read_plan(tmp_path / "plan.toml") == plan
     (tmp_path / "plan.toml").write_text(HEAD + FIX + "[fix.settings]\nkeep_precision = [1]\n")
@@ -176,24 +171,13 @@ def test_a_list_in_a_plan_is_a_list_of_texts(tmp_path: Path) -> None:
 
 def test_a_plan_is_readable() -> None:
     text = plan_text(PLAN)
-
     assert text.startswith("# A plan for ranker")
     assert 'id = "gc.freeze"\n[fix.settings]\ngc = "freeze"\n' in text
     assert 'env = { OMP_WAIT_POLICY = "PASSIVE", A = "1" }' in text
     assert "python -m latfix.runners.launch plan.toml" in text and "latfix.load_runner" in text
     assert "p99_before_ms = 812.0\n" in text
-
-
-def test_a_name_cannot_break_out_of_its_comment() -> None:
     text = plan_text(Plan(workload='x\n[fix]\nschema = "y"', fixes=()))
-
-    assert text.splitlines()[0].startswith("# A plan for x [fix] schema")
-
-
-def test_a_folder_means_the_plan_in_it(tmp_path: Path) -> None:
-    write_plan(PLAN, tmp_path / "plan.toml")
-
-    assert read_plan(tmp_path) == PLAN
+    assert text.startswith("# A plan for x [fix] schema"), "a name does not break out of its comment"
 
 
 def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
@@ -205,6 +189,8 @@ def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
 def test_a_plan_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the plan"):
         write_plan(PLAN, tmp_path / "missing" / "plan.toml")
+    write_plan(PLAN, tmp_path / "plan.toml")
+    assert read_plan(tmp_path) == PLAN, "a folder means the plan in it"
 
 
 HEAD = 'schema = "latfix.plan/1"\nworkload = "x"\n'
@@ -263,10 +249,8 @@ MALFORMED: list[tuple[str, int | None]] = [
 def test_malformed_plans_are_one_clear_line(text: str, line: int | None, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(text)
-
     with pytest.raises(InputError) as caught:
         read_plan(path)
-
     message = caught.value.message
     where = f"{path}: " if line is None else f"{path}:{line}: "
     assert message.startswith(where), message

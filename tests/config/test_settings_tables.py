@@ -33,7 +33,6 @@ def test_values_come_back_ready_for_the_settings() -> None:
         '[runner]\ndevice = "cuda:1"\nmax_batch_size = 8\nbatch_window_ms = 5\nseed = 9223372036854775807\n'
         'precision = "bf16"\nbuffer_pool = true\nenv = { OMP_WAIT_POLICY = "PASSIVE" }\n'
     )
-
     settings = RunnerSettings().with_overrides(values)
     assert (settings.device, settings.max_batch_size, settings.env["OMP_WAIT_POLICY"]) == ("cuda:1", 8, "PASSIVE")
     assert isinstance(settings.batch_window_ms, float) and settings.batch_window_ms == 5.0
@@ -49,6 +48,9 @@ def test_values_come_back_ready_for_the_settings() -> None:
         "max_batch_size = 0",
         "max_batch_size = 4097",
         "max_batch_size = 8.0",
+        "max_batch_size = [8]",
+        "max_batch_size = 1979-05-27",
+        "compile = true",
         "max_batch_size = true",
         'max_batch_size = "8"',
         "batch_window_ms = -1",
@@ -90,7 +92,6 @@ def test_values_come_back_ready_for_the_settings() -> None:
 def test_a_wrong_setting_names_file_line_and_what_is_expected(line: str) -> None:
     with pytest.raises(InputError) as caught:
         _runner(f"# first\n[runner]\n\n{line}\n")
-
     message = caught.value.message
     assert message.startswith("workload.toml:4: found ")
     assert "; expected " in message and "\n" not in message
@@ -127,7 +128,6 @@ def test_lines_of_tables_and_keys() -> None:
     text = (
         'a = 1\n[runner]  # before\nworkers = 1\nenv.A = "x"\n[runner.extra]\nworkers = 2\n[ other ]\nt = { k = 1 }\n'
     )
-
     assert TomlFile(FILE, text).line("", "a") == 1
     assert TomlFile(FILE, text).line("runner") == 2
     assert TomlFile(FILE, text).line("runner", "workers") == 3

@@ -53,6 +53,7 @@ def test_a_profile_replaces_what_it_names_and_nothing_else(folder: Path) -> None
     assert (spec.name, spec.entry, spec.profile) == ("ranker-large", "big:Ranker", "large")
     assert spec.settings == RunnerSettings(max_batch_size=8, workers=1, device="cpu")
     assert spec.objective == Objective(slo_ms=20.0) and spec.traffic == folder / "traffic.jsonl"
+    assert traffic_arguments(spec, {}) == ["--profile", "large"] and not traffic_arguments(load_spec(str(folder)), {})
 
 
 def test_without_it_the_workload_is_what_it_was(folder: Path) -> None:
@@ -69,11 +70,6 @@ def test_its_traffic_is_faster_and_longer_and_options_multiply(folder: Path) -> 
     assert len(again) == 12
     gaps = [traffic.arrival_ns[1] - traffic.arrival_ns[0] for traffic in (plain, again)]
     assert gaps == [500_000_000, 250_000_000]
-
-
-def test_what_to_type_names_the_profile(folder: Path) -> None:
-    assert traffic_arguments(load_spec(str(folder), profile="large"), {}) == ["--profile", "large"]
-    assert traffic_arguments(load_spec(str(folder)), {}) == []
 
 
 @pytest.mark.parametrize(

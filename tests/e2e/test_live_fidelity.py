@@ -67,7 +67,7 @@ def test_the_same_arrivals_take_as_long(
     )
     seen = []
     for _ in range(3):
-        found = script.compare(str(folder), plan=None, settings={}, seconds=2.0, rounds=4)
+        found = script.compare(str(folder), plan=None, settings={}, seconds=2.0, rounds=2)
         assert found["requests"] == 120
         seen.append({what: ratios["p50"] for what, ratios in found["ratio"].items()})
         if all(_agrees(ratio) for ratio in seen[-1].values()):

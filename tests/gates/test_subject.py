@@ -28,9 +28,7 @@ def _record(scale: float, *, seed: int = 0, digest: str = "t", n: int = N, faile
 def test_the_bounds_are_those_of_the_summary_s_percentiles() -> None:
     base, new = _record(1.0), _record(0.6, seed=5)
     known = compare_records(base, new).ratio["p95"]
-
     found = percentile_ratios(new, base, [95.0])["p95"]
-
     assert found.value == pytest.approx(known.value)
     assert found.decision is not None and known.decision is not None
     low, high = found.bounds

@@ -49,7 +49,6 @@ from latfix.gates.syntax import parse_gate, parse_metric
 )
 def test_gates_that_parse(text: str, metric: str, operator: str, factor: float, limit: float) -> None:
     gate = parse_gate(text)
-
     assert (gate.metric, gate.operator, gate.factor) == (metric, operator, factor)
     assert gate.limit == pytest.approx(limit)
     assert gate.needs_baseline == ("baseline" in text)
@@ -125,7 +124,6 @@ MALFORMED = [
 def test_malformed_gates_are_one_clear_line(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_gate(text)
-
     message = caught.value.message
     assert message.startswith("--gate ") and "expected" in message and "p99<200ms" in message
     assert "\n" not in message and len(message) < 500

@@ -10,7 +10,7 @@ import pytest
 
 from latfix.gates.subject import GateSubject
 from latfix.history.rows import HistoryRow, Series
-from latfix.history.trends import FEWEST, trends
+from latfix.history.trends import trends
 
 SERIES = Series(workload="w", machine="m", device="cpu", command="diagnose", traffic="t")
 
@@ -51,6 +51,14 @@ def test_two_changes_are_two() -> None:
     assert [change.point.row.run for change in trend.changes] == ["run 15", "run 30"]
 
 
+def test_single_runs_that_are_far_off_and_too_few_runs_show_no_change() -> None:
+    values = _noisy([100.0] * 24, 1)
+    for k in (3, 11, 19):
+        values[k] *= 20
+    for few in (values, [100.0] * 4 + [900.0] * 3):
+        assert trends(_rows(few), "p99")[0].changes == ()
+
+
 def test_a_steady_series_is_left_whole() -> None:
     """Called in at most 1 of 20 at chance; here in 3 of 60 at most."""
     called = sum(bool(trends(_rows(_noisy([100.0] * 30, seed)), "p99")[0].changes) for seed in range(60))
@@ -73,25 +81,12 @@ def test_a_change_too_small_to_matter_is_not_told() -> None:
     assert len(trends(_rows([*steps, *(value + 5.0 for value in steps)]), "p99")[0].changes) == 1
 
 
-def test_single_runs_that_are_far_off_change_no_level() -> None:
-    values = _noisy([100.0] * 24, 1)
-    for k in (3, 11, 19):
-        values[k] *= 20
-    assert trends(_rows(values), "p99")[0].changes == ()
-
-
 def test_unusable_runs_are_shown_and_not_reckoned_with() -> None:
     rows = _rows([100.0] * 9)
     odd = _rows([5.0] * 9, unusable="it did not reach its end")
     (trend,) = trends([*rows, *odd], "p99")
     assert len(trend.points) == 18 and trend.changes == ()
     assert trend.level is not None and (trend.level.value, trend.level.runs) == (100.0, 9)
-
-
-def test_too_few_runs_show_no_change() -> None:
-    values = [100.0] * (FEWEST // 2) + [900.0] * (FEWEST // 2 - 1)
-    (trend,) = trends(_rows(values), "p99")
-    assert trend.changes == ()
 
 
 def test_what_else_is_different_is_told() -> None:

@@ -66,6 +66,24 @@ def run_of(seed: int, *, n: int = 60, workers: int = 2, most: int = 3, unit: flo
     return line, batch_of
 
 
+def one_worker(arrival: Floats, extra: Floats, recorded: Recorded, window_column: int = -1) -> Line:
+    """Requests that come to one worker of batches of one, each in 1000 and what it has extra."""
+    n = len(arrival)
+    return replace(
+        run_of(0)[0],
+        handed=arrival,
+        prepared=np.ones(n, dtype=bool),
+        queued=np.ones(n, dtype=bool),
+        priority=np.zeros(n, np.int64),
+        workers=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0])),
+        prepare_extra=np.zeros_like(extra),
+        batch_extra=extra,
+        window_column=window_column,
+        ended=None,
+        recorded=recorded,
+    )
+
+
 def by_loop(line: Line, batch_of: Ints, scale: Floats) -> Floats:
     """The recursion, batch after batch."""
     known = line.recorded
@@ -168,27 +186,9 @@ def test_a_pause_is_blamed_for_whom_it_kept_waiting_whatever_the_order() -> None
     # GIVEN one worker, three requests a moment apart, served last come first; the first takes 5000 longer
     arrival = np.array([0.0, 10.0, 20.0])
     extra = np.array([[5000.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 300.0, 0.0]])
-    recorded = Recorded.of(
-        np.array([0, 2, 1]),
-        np.zeros(3, np.int64),
-        np.array([0, 6000, 7300]),
-        np.array([0, 6000, 7300]),
-        arrival.astype(np.int64),
-    )
-    policy = Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0]))
-    line = Line(
-        handed=arrival,
-        prepared=np.ones(3, dtype=bool),
-        queued=np.ones(3, dtype=bool),
-        priority=np.zeros(3, np.int64),
-        prepare=Policy(workers=1, max_batch=1, window=0.0, reference=np.zeros(2)),
-        workers=policy,
-        prepare_extra=np.zeros((3, 3)),
-        batch_extra=extra,
-        window_column=-1,
-        recorded=recorded,
-    )
-    blame = blame_waits(line)
+    when = np.array([0, 6000, 7300])
+    recorded = Recorded.of(np.array([0, 2, 1]), np.zeros(3, np.int64), when, when, arrival.astype(np.int64))
+    blame = blame_waits(one_worker(arrival, extra, recorded))
     assert blame.propagated[2].tolist() == pytest.approx([5000.0, 0.0, 0.0])
     assert blame.propagated[1].tolist() == pytest.approx([5000.0, 300.0, 0.0])
     assert blame.traffic.tolist() == pytest.approx([0.0, 1990.0, 980.0])
@@ -200,21 +200,7 @@ def test_who_overtook_holds_nobody_up_where_there_is_no_backlog() -> None:
     extra = np.array([[10_000.0], [0.0], [0.0]])
     when = np.array([0, 11_000, 12_000])
     recorded = Recorded.of(np.array([0, 2, 1]), np.zeros(3, np.int64), when, when, arrival.astype(np.int64))
-    known = run_of(0)[0]
-    line = replace(
-        known,
-        handed=arrival,
-        prepared=np.ones(3, dtype=bool),
-        queued=np.ones(3, dtype=bool),
-        priority=np.zeros(3, np.int64),
-        workers=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0])),
-        prepare_extra=np.zeros((3, 1)),
-        batch_extra=extra,
-        window_column=-1,
-        ended=None,
-        recorded=recorded,
-    )
-    blame = blame_waits(line)
+    blame = blame_waits(one_worker(arrival, extra, recorded))
     # THEN without the pause the second waits for the first and for the place that was given away, not for the third
     assert blame.traffic.tolist() == pytest.approx([0.0, 1900.0, 0.0])
     assert blame.propagated[:, 0].tolist() == pytest.approx([0.0, 10_000.0, 2000.0], abs=2.0)
@@ -248,26 +234,8 @@ def test_a_batch_held_for_a_moment_after_a_long_wait_is_not_the_windows_doing() 
     # GIVEN a request that waits 10,000 for the pause of the first, whose batch is then held open for 50
     arrival = np.array([0.0, 10.0])
     extra = np.array([[9000.0, 0.0], [0.0, 0.0]])
-    recorded = Recorded.of(
-        np.array([0, 1]),
-        np.zeros(2, np.int64),
-        np.array([0, 10_000]),
-        np.array([0, 10_050]),
-        arrival.astype(np.int64),
-    )
-    line = replace(
-        run_of(0)[0],
-        handed=arrival,
-        prepared=np.ones(2, dtype=bool),
-        queued=np.ones(2, dtype=bool),
-        priority=np.zeros(2, np.int64),
-        workers=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0])),
-        prepare_extra=np.zeros((2, 2)),
-        batch_extra=extra,
-        window_column=1,
-        ended=None,
-        recorded=recorded,
-    )
-    blame = blame_waits(line)
+    opened, due = np.array([0, 10_000]), np.array([0, 10_050])
+    recorded = Recorded.of(np.array([0, 1]), np.zeros(2, np.int64), opened, due, arrival.astype(np.int64))
+    blame = blame_waits(one_worker(arrival, extra, recorded, window_column=1))
     assert blame.propagated[1].tolist() == pytest.approx([9000.0, 0.0], abs=2.0)
     assert recorded.hold.tolist() == [0.0, 50.0]

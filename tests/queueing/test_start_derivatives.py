@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -83,25 +85,19 @@ def test_derivatives_are_finite_differences(rules: Policy, classes: int) -> None
         assert (there.end - here.end) / step == pytest.approx(here.end_moves[:, column], rel=1e-3, abs=0.5)
 
 
-def line(seed: int) -> tuple[Line, Floats]:
-    arrival, extra = case(seed, 400)
-    n = len(arrival)
-    workers = Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0]))
-    prepare = Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 10.0]))
+def line(seed: int, n: int = 400) -> Line:
+    arrival, extra = case(seed, n)
     everyone = np.ones(n, dtype=bool)
-    return (
-        Line(
-            handed=arrival,
-            prepared=everyone,
-            queued=everyone,
-            priority=np.zeros(n, np.int64),
-            prepare=prepare,
-            workers=workers,
-            prepare_extra=np.zeros_like(extra),
-            batch_extra=extra,
-            window_column=-1,
-        ),
-        extra,
+    return Line(
+        handed=arrival,
+        prepared=everyone,
+        queued=everyone,
+        priority=np.zeros(n, np.int64),
+        prepare=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 10.0])),
+        workers=Policy(workers=1, max_batch=1, window=0.0, reference=np.array([0.0, 1000.0])),
+        prepare_extra=np.zeros_like(extra),
+        batch_extra=extra,
+        window_column=-1,
     )
 
 
@@ -109,58 +105,36 @@ def line(seed: int) -> tuple[Line, Floats]:
 @settings(max_examples=15, deadline=None)
 def test_blame_closes_on_the_wait_of_one_worker(seed: int) -> None:
     # GIVEN one first-come-first-served worker
-    queue, extra = line(seed)
+    queue = line(seed)
     blame = blame_waits(queue)
     # THEN what traffic and causes own is the whole wait, for every request
-    ready = np.empty(len(extra))
+    ready = np.empty(len(queue.handed))
     free = -np.inf
     for i, at in enumerate(queue.handed):
         free = ready[i] = max(free, at) + 10.0
     free = -np.inf
     for i, at in enumerate(ready):
         start = max(free, at)
-        free = start + 1000.0 + extra[i].sum()
+        free = start + 1000.0 + queue.batch_extra[i].sum()
         whole = start - at + (at - 10.0 - queue.handed[i])
         assert blame.traffic[i] + blame.propagated[i].sum() == pytest.approx(whole, abs=1.0)
 
 
 def test_blame_does_not_depend_on_the_order_of_causes() -> None:
-    queue, extra = line(4)
-    turned = Line(
-        handed=queue.handed,
-        prepared=queue.prepared,
-        queued=queue.queued,
-        priority=queue.priority,
-        prepare=queue.prepare,
-        workers=queue.workers,
-        prepare_extra=queue.prepare_extra,
-        batch_extra=np.ascontiguousarray(extra[:, ::-1]),
-        window_column=-1,
-    )
+    queue = line(4)
+    turned = replace(queue, batch_extra=np.ascontiguousarray(queue.batch_extra[:, ::-1]))
     assert blame_waits(turned).propagated[:, ::-1] == pytest.approx(blame_waits(queue).propagated, abs=1e-3)
 
 
 def test_two_pauses_share_the_wait_that_they_made_together() -> None:
     # Worked by hand: three requests come one nanosecond apart, each needs 1000, the first two 3000 more each.
     # The third waits for 8000 - 2: 2000 - 2 are traffic's, 3000 each cause's.
-    queue, _ = line(0)
-    extra = np.zeros((3, 2))
+    extra = np.zeros((3, 3))
     extra[0, 0] = extra[1, 1] = 3000.0
-    everyone = np.ones(3, dtype=bool)
-    small = Line(
-        handed=np.array([0.0, 1.0, 2.0]),
-        prepared=np.zeros(3, dtype=bool),
-        queued=everyone,
-        priority=np.zeros(3, np.int64),
-        prepare=queue.prepare,
-        workers=queue.workers,
-        prepare_extra=np.zeros_like(extra),
-        batch_extra=extra,
-        window_column=-1,
-    )
-    blame = blame_waits(small)
+    arrival = np.array([0.0, 1.0, 2.0])
+    blame = blame_waits(replace(line(0, 3), handed=arrival, prepared=np.zeros(3, dtype=bool), batch_extra=extra))
     assert blame.traffic.tolist() == pytest.approx([0.0, 999.0, 1998.0])
-    assert blame.propagated[2].tolist() == pytest.approx([3000.0, 3000.0])
+    assert blame.propagated[2].tolist() == pytest.approx([3000.0, 3000.0, 0.0])
 
 
 def test_batches_by_length_hold_inputs_of_like_length() -> None:

@@ -187,59 +187,39 @@ def make_diagnosis(
 
 def make_session(name: str) -> Session:
     """One of :data:`SESSIONS`."""
-    if name == "ordinary":
-        record = make_record(2000)
-        return (record, make_diagnosis(record))
     if name == "hostile":
         record = make_record(300, text=HOSTILE)
         attacks = ("python.gc", HOSTILE, "$x^{", "\u202ecause")
         return (record, make_diagnosis(record, text=HOSTILE, causes=attacks))
     if name == "non-ascii":
         record = make_record(200, text="推薦-größe-🧪-สวัสดี")
-        return (
-            record,
-            make_diagnosis(record, text=" 推薦 größe 🧪 สวัสดี", causes=("推薦.遅延", "größe")),
-        )
+        return (record, make_diagnosis(record, text=" 推薦 größe 🧪 สวัสดี", causes=("推薦.遅延", "größe")))
     if name == "many causes":
         record = make_record(500)
-        causes = tuple(f"cause.number{k}" for k in range(40))
-        return (record, make_diagnosis(record, causes=causes, named=12))
-    records: dict[str, RunRecord] = {
-        "zero": make_record(0),
-        "one": make_record(1, error_share=0.0, warmup=0),
-        "all errors": make_record(50, error_share=1.1),
-        "huge": make_record(200, scale=1e8),
-        "tiny": make_record(200, scale=1e-5),
-        "no causes": make_record(200),
-        "negative": make_record(200),
-        "partial": make_record(200, partial=True),
-        "untrusted": make_record(200),
-    }
-    record = records[name]
+        return (record, make_diagnosis(record, causes=tuple(f"cause.number{k}" for k in range(40)), named=12))
+    record = make_record(**RECORDS[name])
     if name in ("zero", "all errors", "no causes"):
-        diagnosis = make_diagnosis(record, causes=(), named=0)
-        return (record, replace(diagnosis, causes=()))
+        return (record, replace(make_diagnosis(record, causes=(), named=0), causes=()))
     diagnosis = make_diagnosis(record, factor=-1.0 if name == "negative" else 1.0)
     if name == "untrusted":
         diagnosis = replace(diagnosis, trustworthy=False, verdict="inconclusive")
     return (record, diagnosis)
 
 
-SESSIONS = (
-    "ordinary",
-    "hostile",
-    "non-ascii",
-    "many causes",
-    "zero",
-    "one",
-    "all errors",
-    "huge",
-    "tiny",
-    "no causes",
-    "negative",
-    "partial",
-    "untrusted",
-)
+#: Runs of which a diagnosis is made as usual, by name.
+RECORDS: dict[str, dict[str, Any]] = {
+    "ordinary": {"n": 2000},
+    "zero": {"n": 0},
+    "one": {"n": 1, "error_share": 0.0, "warmup": 0},
+    "all errors": {"n": 50, "error_share": 1.1},
+    "huge": {"n": 200, "scale": 1e8},
+    "tiny": {"n": 200, "scale": 1e-5},
+    "no causes": {"n": 200},
+    "negative": {"n": 200},
+    "partial": {"n": 200, "partial": True},
+    "untrusted": {"n": 200},
+}
+SESSIONS = (*RECORDS, "hostile", "non-ascii", "many causes")
 
 
 def make_document(kind: str = "ordinary") -> dict[str, Any]:

@@ -32,12 +32,7 @@ from latfix.reports.html.page_file import render
 )
 def test_what_a_terminal_would_obey_becomes_an_escape(text: str, shown: str) -> None:
     assert visible(text) == shown
-
-
-def test_long_texts_are_cut_with_an_ellipsis() -> None:
-    assert visible("a" * 500, limit=10) == "a" * 9 + "…"
-    assert visible("\x00" * 500, limit=10).endswith("…")
-    assert visible("a" * 10, limit=10) == "a" * 10
+    assert visible(text * 500, limit=10).endswith("…") and visible("a" * 10, limit=10) == "a" * 10
 
 
 @given(st.text(), st.integers(min_value=1, max_value=300))

@@ -57,9 +57,7 @@ def _record(
 
 def test_a_faster_run_is_better() -> None:
     base, new = _record(_latencies(1)), _record(_latencies(2, 0.5), accuracy=0.9)
-
     comparison = compare_records(base, new, seed=0)
-
     assert comparison.verdict == "better" and comparison.paired and comparison.judged == "p99"
     assert comparison.before.latency_ms == summarize_ms(_latencies(1))
     assert comparison.after.requests == {"ok": N, "error": 0, "timeout": 0, "shed": 0}
@@ -75,26 +73,21 @@ def test_a_faster_run_is_better() -> None:
 
 def test_a_run_and_itself_are_not_called_different() -> None:
     comparison = compare_records(_record(_latencies(1)), _record(_latencies(1)))
-
     assert comparison.verdict == "undecided"  # what another start would have shown, one run cannot say
     assert comparison.ratio["p99"].value == 1.0
 
 
 def test_rounds_that_agree_show_no_difference() -> None:
     base, new = ([_record(_latencies(seed + k), **MEDIAN) for k in range(8)] for seed in (1, 101))
-
     comparison = compare_rounds(base, new)
-
     assert comparison.verdict == "no_difference" and comparison.rounds == 8
     assert comparison.more_rounds is None
 
 
 def test_one_round_with_a_small_difference_says_what_it_cannot_tell() -> None:
     base, new = _record(_latencies(1), **MEDIAN), _record(_latencies(2, 0.88), **MEDIAN)
-
     comparison = compare_records(base, new)
     live = compare_records(base, new, rule=SCREENING)
-
     assert comparison.ratio["p50"].hi < 1 and comparison.verdict == "undecided"
     assert any("one round cannot tell a difference below about 48 %" in note for note in comparison.notes)
     more = comparison.more_rounds
@@ -107,10 +100,8 @@ def test_the_same_shift_is_decided_where_rounds_show_it() -> None:
     base, new = (
         [_record(_latencies(seed + k, scale), **MEDIAN) for k in range(6)] for seed, scale in ((1, 1.0), (101, 0.88))
     )
-
     decided = compare_rounds(base, new)
     stricter = compare_rounds(base, new, rule=Rule(level=1e-9))
-
     assert decided.verdict == "better"
     assert stricter.verdict == "undecided"
     assert stricter.ratio["p50"].lo == decided.ratio["p50"].lo  # what is shown stays a 95 % interval
@@ -118,51 +109,34 @@ def test_the_same_shift_is_decided_where_rounds_show_it() -> None:
 
 def test_pairing_sees_what_whole_runs_hide() -> None:
     base, new = _latencies(1), _latencies(2, 0.93)
-
     paired = compare_records(_record(base), _record(new))
     unpaired = compare_records(_record(base), _record(new, traffic_sha256="other"))
-
     assert paired.ratio["mean"].hi < 1
     assert not unpaired.paired and unpaired.ratio["mean"].lo < 1 < unpaired.ratio["mean"].hi
     assert any("the traffic differs" in note for note in unpaired.notes)
-
-
-def test_unknown_traffic_is_not_taken_for_the_same() -> None:
-    base, new = (_record(_latencies(k), traffic_sha256=None) for k in (1, 2))
-
-    assert not compare_records(base, new).paired
+    unknown = [_record(latency, traffic_sha256=None) for latency in (base, new)]
+    assert not compare_records(*unknown).paired, "it is not taken for the same"
 
 
 def test_survivors_cannot_be_better() -> None:
     slow = _latencies(1)
     shed = np.where(slow > np.quantile(slow, 0.9), int(Status.SHED), int(Status.OK))
-
     comparison = compare_records(_record(slow), _record(slow, status=shed))
-
     assert comparison.ratio["p99"].hi < 1  # the survivors are faster
     assert comparison.verdict == "undecided"
     assert comparison.after.requests["shed"] == 60
     assert (comparison.only_before_ok, comparison.only_after_ok) == (60, 0)
     assert any("survivors" in note for note in comparison.notes)
     assert any("60 requests ended ok in the base only, 0 in the new" in note for note in comparison.notes)
-
-
-def test_a_few_lost_requests_are_noted_only() -> None:
-    lost = np.zeros(N, dtype=np.int64)
-    lost[:3] = int(Status.ERROR)
-
-    comparison = compare_records(_record(_latencies(1)), _record(_latencies(2, 0.3), status=lost))
-
-    assert comparison.verdict == "better"
-    assert any("3 requests ended ok in the base only" in note for note in comparison.notes)
+    lost = np.where(np.arange(N) < 3, int(Status.ERROR), int(Status.OK))
+    few = compare_records(_record(slow), _record(_latencies(2, 0.3), status=lost))
+    assert few.verdict == "better" and any("3 requests ended ok in the base only" in note for note in few.notes)
 
 
 def test_a_run_cut_short_is_compared_over_what_both_recorded() -> None:
     slow_end = _latencies(1)
     slow_end[N // 2 :] *= 10
-
     comparison = compare_records(_record(slow_end), _record(slow_end, keep=slice(0, N // 2), partial=True))
-
     assert comparison.ratio["p99"].value == 1.0
     assert comparison.before.requests["ok"] == comparison.after.requests["ok"] == N // 2
     assert any("new is partial: 300 scheduled requests have no record" in note for note in comparison.notes)
@@ -171,7 +145,6 @@ def test_a_run_cut_short_is_compared_over_what_both_recorded() -> None:
 
 def test_a_late_replay_decides_nothing() -> None:
     comparison = compare_records(_record(_latencies(1)), _record(_latencies(2, 0.5), dispatch_ms=5.0))
-
     assert comparison.verdict == "undecided"
     assert not comparison.after.trustworthy and comparison.before.trustworthy
     assert any("replay of new was too late" in note for note in comparison.notes)
@@ -179,7 +152,6 @@ def test_a_late_replay_decides_nothing() -> None:
 
 def test_an_empty_run_decides_nothing() -> None:
     comparison = compare_records(_record(_latencies(1)), _record(_latencies(1), keep=slice(0, 0), partial=True))
-
     assert comparison.verdict == "undecided"
     json.dumps(comparison.to_json(), allow_nan=False)
     assert compare_records(_record(_latencies(1, n=0)), _record(_latencies(1, n=0))).verdict == "undecided"
@@ -194,7 +166,6 @@ def test_differences_are_listed() -> None:
         device="cuda",
         workload="other",
     )
-
     assert [note for note in compare_records(base, new).notes if not note.startswith("undecided")] == [
         "the workload differs: ranker -> other",
         "the device differs: cpu -> cuda",
@@ -208,7 +179,6 @@ def test_rounds_are_pooled_and_their_spread_counts() -> None:
     steady = compare_rounds(base, [_record(_latencies(k + 10, 0.7)) for k in range(6)], accuracy=(0.9, 0.8))
     factors = (0.5, 1.2, 0.6, 0.9, 0.5, 1.1)
     restless = compare_rounds(base, [_record(_latencies(k + 10, s)) for k, s in enumerate(factors)])
-
     assert steady.rounds == 6 and steady.before.requests["ok"] == 6 * N
     assert steady.verdict == "better"
     assert (steady.before.accuracy, steady.after.accuracy) == (0.9, 0.8)
@@ -223,7 +193,6 @@ def test_rounds_are_pooled_and_their_spread_counts() -> None:
 @pytest.mark.parametrize(("percentile", "judged"), [(95, "p95"), (50.0, "p50"), (99.9, "p99"), (None, "p99")])
 def test_the_objective_s_percentile_is_judged(percentile: float | None, judged: str) -> None:
     record = _record(_latencies(1), objective={"percentile": percentile})
-
     assert compare_records(record, record).judged == judged
 
 
@@ -233,7 +202,6 @@ def _comparison() -> Comparison:
 
 def test_the_document_has_the_keys_of_the_contract() -> None:
     document = json.loads(json.dumps(_comparison().to_json(), allow_nan=False))
-
     assert document["schema"] == "latfix.comparison/1"
     for side in ("before", "after"):
         assert set(document[side]) >= {"latency_ms", "throughput_rps", "requests", "accuracy"}
@@ -256,14 +224,12 @@ def test_the_document_has_the_keys_of_the_contract() -> None:
 )
 def test_gates_see_the_new_arm_and_the_ratio(gate: str, passed: bool | None) -> None:
     subject, baseline = _comparison().gate_subjects()
-
     assert evaluate(parse_gate(gate), subject, baseline).passed is passed
 
 
 def test_lag_is_late_only_above_a_millisecond_and_a_tenth_of_the_median() -> None:
     slow = _record(_latencies(1, 10.0), dispatch_ms=5.0)  # median about 100 ms
     quick = _record(_latencies(1, 0.1), dispatch_ms=0.9)  # median about 1 ms
-
     assert dispatch_lag(slow).trustworthy and dispatch_lag(slow).p99_ms == pytest.approx(5.0)
     assert dispatch_lag(quick).trustworthy
     assert not dispatch_lag(_record(_latencies(1, 0.1), dispatch_ms=1.1)).trustworthy

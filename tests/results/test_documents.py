@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from latfix.errors import InputError
-from latfix.files.json_documents import Document, json_schema
+from latfix.files.json_documents import json_schema
 from latfix.results import DOCUMENTS, document_type, read_result
 from latfix.results.request_explanation import Story
 
@@ -71,7 +71,3 @@ def test_what_is_no_result_is_refused_in_one_line(text: str, message: str, tmp_p
     with pytest.raises(InputError) as caught:
         read_result(tmp_path / "x.json")
     assert message in caught.value.message and str(tmp_path / "x.json") in caught.value.message
-
-
-def test_types_are_documents() -> None:
-    assert all(issubclass(document_type(name), Document) for name in DOCUMENTS)

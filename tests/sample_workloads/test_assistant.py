@@ -177,7 +177,7 @@ def test_score_is_near_the_best_possible_one(workload: Any, model: Any, train: A
 def test_score_falls_when_either_part_is_damaged(
     monkeypatch: pytest.MonkeyPatch, module: Any, workload: Any, model: Any, part: str
 ) -> None:
-    some = module.validation()[:120]
+    some = module.validation()[:50]
     monkeypatch.setattr(module, "validation", lambda: some)
     whole = workload.evaluate(predictor(model, workload))
     assert workload.evaluate(predictor(damaged(model, part), workload)) < whole - 0.05

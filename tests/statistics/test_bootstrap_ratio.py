@@ -60,9 +60,7 @@ FREE = Rule(restart_sd=0.0)
 
 def test_the_value_is_the_ratio_of_the_pooled_statistics() -> None:
     base, new = _arms(np.random.default_rng(6), 200, 3, scale=0.7)
-
     estimates = arm_ratios(base, new, seed=0, replicates=50)
-
     before, after = summarize_ms(np.concatenate(base)), summarize_ms(np.concatenate(new))
     assert tuple(estimates) == RATIO_KEYS
     for key in RATIO_KEYS:
@@ -81,7 +79,6 @@ def test_decisions_are_never_surer_than_what_is_shown() -> None:
 
 def test_same_seed_same_interval() -> None:
     base, new = _arms(np.random.default_rng(7), 100, 2)
-
     first = ratio_of(base, new, "p95", seed=3, replicates=60)
     assert first == ratio_of(base, new, "p95", seed=3, replicates=60)
     other = ratio_of(base, new, "p95", seed=4, replicates=60)
@@ -90,7 +87,6 @@ def test_same_seed_same_interval() -> None:
 
 def test_arms_that_change_places_give_the_inverse() -> None:
     base, new = _arms(np.random.default_rng(8), 400, 5, scale=0.8, restart=0.02)
-
     for q in (None, 0.5, 0.99):
         lo, hi = decision_bounds(Rounds.of(base, new, paired=True), q, FREE)
         back = decision_bounds(Rounds.of(new, base, paired=True), q, FREE)
@@ -99,10 +95,8 @@ def test_arms_that_change_places_give_the_inverse() -> None:
 
 def test_pairing_cancels_what_the_arms_share() -> None:
     base, new = _arms(np.random.default_rng(8), 1000, 1, pauses=0.0)
-
     paired = ratio_of(base, new, "mean", seed=0, rule=FREE)
     unpaired = arm_ratios(base, new, seed=0, rule=FREE, paired=False)["mean"]
-
     assert paired.value == unpaired.value
     assert math.log(unpaired.hi / unpaired.lo) > 3 * math.log(paired.hi / paired.lo)
     assert math.log(unpaired.bounds[1] / unpaired.bounds[0]) > 3 * math.log(paired.bounds[1] / paired.bounds[0])
@@ -112,7 +106,6 @@ def test_two_rounds_that_disagree_widen_the_interval_and_the_bounds() -> None:
     series = np.random.default_rng(9).lognormal(size=400)
     agree = ratio_of([series, series], [series * 1.4, series * 1.4], "mean", seed=0)
     disagree = ratio_of([series, series], [series * 0.9, series * 1.9], "mean", seed=0)
-
     assert judge(agree) == "worse"
     assert judge(disagree) == "undecided"
     assert (
@@ -123,9 +116,7 @@ def test_two_rounds_that_disagree_widen_the_interval_and_the_bounds() -> None:
 def test_lost_requests_are_not_counted_as_fast() -> None:
     series = np.random.default_rng(10).lognormal(size=300)
     lost = np.where(np.arange(300) % 10 == 0, math.nan, series)
-
     estimate = ratio_of([series], [lost], "p50", seed=0)
-
     assert estimate.value == pytest.approx(np.nanmedian(lost) / np.median(series))
     assert math.isfinite(estimate.lo) and math.isfinite(estimate.hi)
     assert judge(estimate) == "undecided"
@@ -133,7 +124,6 @@ def test_lost_requests_are_not_counted_as_fast() -> None:
 
 def test_an_arm_without_any_latency_decides_nothing() -> None:
     estimate = ratio_of([np.ones(20)], [np.full(20, math.nan)], "p99", seed=0, replicates=20)
-
     assert judge(estimate) == "undecided"
     assert estimate.to_json() == {"value": None, "ci95": None}
 
@@ -141,7 +131,6 @@ def test_an_arm_without_any_latency_decides_nothing() -> None:
 def test_a_round_without_any_latency_decides_nothing() -> None:
     base, new = _arms(np.random.default_rng(3), 300, 4, scale=0.3)
     new[2] = np.full(300, math.nan)
-
     assert judge(ratio_of(base, new, "p95", seed=0, replicates=40)) == "undecided"
 
 
@@ -158,9 +147,7 @@ def test_rounds_must_come_in_pairs() -> None:
 def test_one_round_cannot_tell_a_small_difference_from_a_restart() -> None:
     """Every request is a tenth slower, without any noise: a restart may have done that, not a factor of two."""
     series = np.random.default_rng(12).lognormal(size=600)
-
     tenth, half = (ratio_of([series], [series * factor], "p95", seed=0) for factor in (1.1, 0.5))
-
     assert tenth.lo > 1.0
     assert judge(tenth) == "undecided"
     assert judge(half) == "better"
@@ -169,7 +156,6 @@ def test_one_round_cannot_tell_a_small_difference_from_a_restart() -> None:
 
 def test_what_is_allowed_for_restarts_falls_with_rounds_and_grows_with_what_they_vary_by() -> None:
     alike = [allowance(np.zeros(rounds), Rule()) for rounds in range(1, 5)]
-
     assert alike == sorted(alike, reverse=True)
     assert alike[0] == pytest.approx(5.598 * 0.07, rel=1e-3)  # Student's t with 4 degrees of freedom
     assert allowance(np.array([-0.2, 0.0, 0.2]), Rule()) > 1.3 * alike[2]
@@ -180,7 +166,6 @@ def test_five_rounds_find_a_tenth_that_one_cannot() -> None:
     series = np.random.default_rng(13).lognormal(size=600)
     rng = np.random.default_rng(14)
     new = [series * 1.1 * math.exp(rng.normal(0, 0.005)) for _ in range(5)]
-
     assert judge(ratio_of([series] * 5, new, "p95", seed=0)) == "worse"
     assert judge(ratio_of([series] * 3, new[:3], "p95", seed=0)) == "undecided"
 
@@ -189,7 +174,6 @@ def test_the_spread_of_rounds_is_what_the_bounds_rest_on() -> None:
     """The same mean of five rounds, once close together, once far apart."""
     series = np.random.default_rng(15).lognormal(size=600)
     near, far = ([series * 0.8 * math.exp(step * k) for k in (-2, -1, 0, 1, 2)] for step in (0.01, 0.1))
-
     assert judge(ratio_of([series] * 5, near, "mean", seed=0)) == "better"
     assert judge(ratio_of([series] * 5, far, "mean", seed=0)) == "undecided"
     mean, half = between(np.log([0.8 * math.exp(0.1 * k) for k in (-2, -1, 0, 1, 2)]), 0.05)
@@ -200,7 +184,6 @@ def test_the_spread_of_rounds_is_what_the_bounds_rest_on() -> None:
 def test_no_difference_needs_rounds_that_agree() -> None:
     rng = np.random.default_rng(16)
     base, new = _arms(rng, 1500, 6, pauses=0.0)
-
     assert judge(ratio_of(base, new, "p50", seed=0)) == "no_difference"
     assert judge(ratio_of(base[:1], new[:1], "p50", seed=0)) == "undecided"
 
@@ -220,9 +203,7 @@ def test_three_pauses_in_one_arm_are_three_events_and_not_sixty_requests() -> No
     series = np.random.default_rng(17).lognormal(size=1000)
     three = _with_pauses(series, (100, 400, 800))
     twelve = _with_pauses(series, tuple(range(50, 1000, 80)))
-
     few, many = (ratio_of([series], [arm], "p99", seed=0, rule=FREE) for arm in (three, twelve))
-
     assert few.value > 4 and few.lo > 2 and judge(few) == "undecided"
     assert judge(many) == "worse"
 
@@ -230,7 +211,6 @@ def test_three_pauses_in_one_arm_are_three_events_and_not_sixty_requests() -> No
 def test_a_score_is_at_most_the_root_of_the_blocks() -> None:
     series = np.random.default_rng(18).lognormal(size=1000)
     rounds = Rounds.of([series], [series * 3], paired=True)
-
     for q in (None, 0.5, 0.99):
         assert 0 < rounds.score(q, 0.0) <= math.sqrt(len(rounds.blocks)) + 1e-9
         assert rounds.score(q, 0.0) > rounds.score(q, 0.5) > rounds.score(q, 2.0)
@@ -240,7 +220,6 @@ def test_two_slow_requests_do_not_bound_a_tail() -> None:
     """p99 of a hundred requests: no factor can be excluded, and the bound is open."""
     series = np.random.default_rng(19).lognormal(size=100)
     lo, hi = decision_bounds(Rounds.of([series], [series], paired=True), 0.99, Rule())
-
     assert lo < 1e-3 and math.isinf(hi)
 
 
@@ -307,7 +286,6 @@ def test_a_service_and_itself_differ_at_most_once_in_a_hundred() -> None:
         arms = _arms(np.random.default_rng(20_000 + k), 300, 1)
         for q in called:
             called[q] += _decided(arms, q, rule)
-
     # 1 % of 300 are 3; 8 lies beyond the 99th percentile of that count.
     assert max(called.values()) <= 8, called
 
@@ -319,7 +297,6 @@ def test_rounds_with_restart_effects_against_themselves() -> None:
         base, new = _arms(np.random.default_rng(70_000 + k), 250, 5, restart=0.05, pauses=0.0)
         called += _decided((base, new), None, Rule())
         blind += _decided(([np.concatenate(base)], [np.concatenate(new)]), None, FREE)
-
     assert called <= 4
     assert blind > 8  # the same data taken for one round: what the spread between rounds protects from
 
@@ -331,7 +308,6 @@ def test_a_fifth_less_latency_is_found() -> None:
         lo, hi = decision_bounds(Rounds.of(base, new, paired=True), 0.95, Rule())
         found += hi < 1
         right += lo <= 0.8 <= hi
-
     assert found >= 36
     assert right >= 39
 
@@ -358,9 +334,7 @@ def test_verdicts_by_the_decision_bounds(lo: float, hi: float, verdict: str) -> 
 @pytest.mark.parametrize("decision", [(0.3, 0.9), (0.0, 0.9), (0.3, math.inf), None])
 def test_an_estimate_survives_its_document(decision: tuple[float, float] | None) -> None:
     estimate = RatioEstimate(value=0.5, lo=0.4, hi=0.6, decision=decision, level=0.002, rounds=4, spread=0.07)
-
     back = RatioEstimate.from_json(estimate.to_json())
-
     assert (back.value, back.lo, back.hi, back.bounds) == (0.5, 0.4, 0.6, estimate.bounds)
     if decision is not None:
         assert back == estimate

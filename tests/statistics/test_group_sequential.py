@@ -42,7 +42,6 @@ def test_what_is_spent_grows_with_the_square_of_the_rounds() -> None:
     sums = np.cumsum(np.random.default_rng(1).normal(size=(200_000, most)), axis=1)[:, FIRST_LOOK - 1 :]
     crossed = np.abs(sums) / np.sqrt(np.arange(FIRST_LOOK, most + 1)) > bounds
     so_far = np.maximum.accumulate(crossed, axis=1).mean(axis=0)
-
     spent = [level * (k / most) ** 2 for k in range(FIRST_LOOK, most + 1)]
     assert so_far.tolist() == pytest.approx(spent, abs=0.0015)
 
@@ -57,7 +56,6 @@ def test_looking_every_round_with_student_s_t_keeps_the_error_rate() -> None:
         t = np.abs(seen.mean(axis=1)) / (seen.std(axis=1, ddof=1) / math.sqrt(k))
         wrong |= t > student_t(1 - look_level(k, most, level=level), k - 1)
         naive |= t > student_t(1 - level, k - 1)
-
     assert wrong.mean() < 1.25 * level
     assert naive.mean() > 2 * level
 
@@ -93,7 +91,6 @@ def test_a_prospect_is_what_simulated_continuations_show() -> None:
     # The true ratio given the present one, under a flat prior, and the rounds to come given that.
     truth = rng.normal(math.log(0.93), spread / math.sqrt(now), 100_000)
     last = (now * math.log(0.93) + (most - now) * rng.normal(truth, spread / math.sqrt(most - now))) / most
-
     assert prospect(estimate, most) == pytest.approx(float(np.mean(np.abs(last) > half)), abs=0.01)
     assert prospect(_estimate(1.0, 0.01, 6), 12) > 0.9  # that there is no difference will be shown
     assert prospect(_estimate(0.93, math.nan, 6), 12) == prospect(estimate, 6) == 0.0
@@ -102,7 +99,6 @@ def test_a_prospect_is_what_simulated_continuations_show() -> None:
 def test_how_many_more_rounds_would_tell() -> None:
     spread = 0.06
     need = needed(_estimate(0.93, spread, 6), 1800)
-
     assert need is not None
     total = 6 + need.rounds
     distance = abs(math.log(0.93))
@@ -114,7 +110,6 @@ def test_how_many_more_rounds_would_tell() -> None:
 def test_more_rounds_are_needed_near_a_limit_and_none_help_on_it() -> None:
     estimate = _estimate(0.9, 0.05, 5)
     far, near, there = (needed(estimate, 500, limit=limit) for limit in (1.2, 0.95, 0.9))
-
     assert far is not None and near is not None and there is None
     assert far.rounds < near.rounds
     assert needed(_estimate(0.9, math.nan, 5), 500) is None

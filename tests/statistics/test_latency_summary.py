@@ -52,9 +52,7 @@ def _latencies(rng: np.random.Generator, n: int) -> Floats:
 
 def test_summary_of_known_numbers() -> None:
     values = np.arange(1, 1001) * 1_000_000  # 1 to 1000 ms
-
     summary = summarize_ms(values)
-
     assert tuple(summary) == LATENCY_KEYS
     assert summary["mean"] == pytest.approx(500.5)
     assert summary["p50"] == pytest.approx(500.5)
@@ -100,23 +98,19 @@ def test_intervals_of_one_run_hold_the_truth() -> None:
         intervals = summary_intervals_ms(part, seed=k, replicates=200)
         for key in held:
             held[key] += intervals[key][0] <= truth[key] <= intervals[key][1]
-
     assert held["mean"] >= 85 and held["p50"] >= 85 and held["p90"] >= 85, held
     assert held["p99"] >= 78, held
 
 
 def test_more_requests_give_narrower_intervals() -> None:
     latencies = np.random.default_rng(2).lognormal(size=8000) * 1e6
-
     few, many = summary_intervals_ms(latencies[:500], seed=0), summary_intervals_ms(latencies, seed=0)
-
     for key in ("mean", "p50", "p99"):
         assert many[key][1] / many[key][0] < few[key][1] / few[key][0]
 
 
 def test_p99_of_a_hundred_requests_does_not_end_at_their_maximum() -> None:
     latencies = np.random.default_rng(3).lognormal(size=100) * 1e6
-
     assert summary_intervals_ms(latencies, seed=0)["p99"][1] > latencies.max() / 1e6
 
 
@@ -128,7 +122,6 @@ def test_a_resample_is_runs_of_neighbors(n: int, block: int, seed: int) -> None:
     block = min(block, n)
     (starts,) = iter_block_starts(n, block=block, replicates=1, rng=np.random.default_rng(seed))
     drawn = [(start + k) % n for start in starts.tolist() for k in range(block)][:n]
-
     assert block_counts(n, starts, block).tolist() == np.bincount(drawn, minlength=n).tolist()
 
 
@@ -136,16 +129,13 @@ def test_a_resample_is_runs_of_neighbors(n: int, block: int, seed: int) -> None:
 def test_statistics_from_counts_are_those_of_the_resample(values: list[int], seed: int) -> None:
     series = np.array(values, dtype=np.float64)
     row = np.random.default_rng(seed).integers(0, len(series), len(series))
-
     found = SortedSample.of(series).statistics((0.5, 0.99), np.bincount(row, minlength=len(series)))
-
     drawn = series[row]
     assert found.tolist() == pytest.approx([drawn.mean(), *np.percentile(drawn, [50, 99]), drawn.max()])
 
 
 def test_missing_requests_are_left_out_of_statistics() -> None:
     series = [5.0, math.nan, 1.0, math.nan, 3.0]
-
     assert SortedSample.of(series).statistics((0.5,)).tolist() == [3.0, 3.0, 5.0]
     assert np.isnan(SortedSample.of([math.nan]).statistics((0.5,))).all()
 
@@ -154,7 +144,6 @@ def test_block_length_follows_dependence() -> None:
     rng = np.random.default_rng(5)
     noise = rng.normal(size=4000)
     smooth = np.convolve(rng.normal(size=4200), np.ones(100) / 100, mode="same")[:4000]
-
     assert block_length(noise) == default_block(4000) == 32
     assert block_length(smooth) > 2 * default_block(4000)
     assert block_length(smooth) <= 500
@@ -166,7 +155,6 @@ def test_block_length_follows_dependence() -> None:
 def test_sliding_and_block_sums(values: list[float], block: int) -> None:
     each, n = np.array(values), len(values)
     block = min(block, n)
-
     assert sliding_sums(each, block).tolist() == pytest.approx(
         [sum(values[(i + k) % n] for k in range(block)) for i in range(n)], abs=1e-6
     )
@@ -191,7 +179,6 @@ def test_student_t_is_the_table_s(freedom: int, expected: float) -> None:
 
 def test_student_t_falls_to_the_normal() -> None:
     quantiles = [student_t(0.95, freedom) for freedom in (1, 1.5, 2, 2.5, 7.3, 50, 200, 201, 1000)]
-
     assert quantiles == sorted(quantiles, reverse=True)
     assert student_t(0.95, 0.5) == student_t(0.95, 1)
     assert student_t(0.95, 1e9) == pytest.approx(normal_quantile(0.95)) == pytest.approx(1.959964)
@@ -206,7 +193,5 @@ def test_wilson_interval() -> None:
 
 def test_a_million_requests_fit_in_memory_and_time() -> None:
     latencies = np.random.default_rng(11).lognormal(size=1_000_000) * 1e6
-
     lo, hi = summary_intervals_ms(latencies, seed=0, replicates=50)["p99"]
-
     assert hi / lo < 1.05

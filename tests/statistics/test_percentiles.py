@@ -40,9 +40,7 @@ def test_keys_are_those_of_the_summary() -> None:
 def test_values_and_intervals_are_the_summary_s_where_both_have_them(n: int) -> None:
     latencies = np.random.default_rng(n).lognormal(16, 0.8, n)
     wanted = tuple(100 * q for q in QUANTILES.values())
-
     values, intervals = percentile_figures(latencies, wanted)
-
     summary, known = summarize_ms(latencies), summary_intervals_ms(latencies, seed=0)
     for key in QUANTILES:
         assert values[key] == pytest.approx(summary[key])

@@ -14,7 +14,6 @@ import pytest
 from latfix.errors import InputError
 from latfix.traffic.heavy_tails import hill_index
 from latfix.traffic.io.reader import read_traffic
-from latfix.traffic.parsed_fields import feature_array
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import describe, nice_step, seconds_text
 from latfix.traffic.synthesize import Synthesis, synthesize
@@ -37,34 +36,17 @@ def gamma(cv: float, duration: float = 60) -> Callable[[int], Traffic]:
 
 
 def bursts(on: float, off: float, factor: float, rate: float = 30) -> Callable[[int], Traffic]:
-    def make(seed: int) -> Traffic:
-        process = Synthesis(
-            kind="bursts",
-            rate=rate,
-            duration_s=120,
-            seed=seed,
-            burst_on_s=on,
-            burst_off_s=off,
-            burst_factor=factor,
-        )
-        return synthesize(process)
-
-    return make
+    more = {"burst_on_s": on, "burst_off_s": off, "burst_factor": factor}
+    return lambda seed: synthesize(Synthesis(kind="bursts", rate=rate, duration_s=120, seed=seed, **more))
 
 
 def periodic(period: float, amplitude: float) -> Callable[[int], Traffic]:
-    def make(seed: int) -> Traffic:
-        process = Synthesis(kind="periodic", rate=40, duration_s=90, seed=seed, period_s=period, amplitude=amplitude)
-        return synthesize(process)
-
-    return make
+    more = {"period_s": period, "amplitude": amplitude}
+    return lambda seed: synthesize(Synthesis(kind="periodic", rate=40, duration_s=90, seed=seed, **more))
 
 
 def pareto(alpha: float, n: int) -> Callable[[int], Traffic]:
-    def make(seed: int) -> Traffic:
-        return traffic_of(0.01 * (1 - np.random.default_rng(seed).random(n)) ** (-1 / alpha))
-
-    return make
+    return lambda seed: traffic_of(0.01 * (1 - np.random.default_rng(seed).random(n)) ** (-1 / alpha))
 
 
 def lomax(alpha: float, n: int) -> Callable[[int], Traffic]:
@@ -109,15 +91,12 @@ def test_a_period_is_found_to_a_hundredth() -> None:
         assert period.amplitude == pytest.approx(0.8, abs=0.1)
 
 
-def test_a_strict_beat_of_simultaneous_requests_is_a_period() -> None:
+def test_a_strict_beat_of_simultaneous_requests_is_a_period_and_three_cycles_are_none() -> None:
     gaps = np.zeros(4000)
     gaps[::10] = 3.0
     period = describe(traffic_of(gaps)).period
     assert period is not None
     assert period.seconds == pytest.approx(3.0, rel=0.001)
-
-
-def test_three_cycles_are_too_few_for_a_period() -> None:
     process = Synthesis(kind="periodic", rate=40, duration_s=90, period_s=30, seed=1)
     assert describe(synthesize(process)).period is None
 
@@ -183,17 +162,8 @@ def test_awkward_traffic_has_a_shape_too(gaps: list[float]) -> None:
     assert shape.kind in ("steady", "bursty", "periodic", "long-tailed")
     text = json.dumps(shape.to_json(), allow_nan=False)
     assert json.loads(text)["count"] == len(gaps) + 1
-
-
-def test_a_feature_that_is_absent_everywhere_has_no_numbers() -> None:
-    assert feature_array([None, 1, 2.5]).dtype == np.float64
-    assert feature_array([3, 4]).dtype == np.int64
-
-
-def test_no_requests_are_an_input_error() -> None:
-    empty = Traffic.plain(np.array([], dtype=np.int64))
     with pytest.raises(InputError, match="no requests"):
-        describe(empty)
+        describe(Traffic.plain(np.array([], dtype=np.int64)))
 
 
 @pytest.mark.parametrize(("least", "step"), [(0.011, 0.02), (1, 1), (2.1, 5), (28.6, 50), (40, 60), (3000, 3600)])

@@ -43,10 +43,8 @@ def test_gamma_gaps_vary_as_asked(cv: float) -> None:
 @pytest.mark.parametrize("cv", [1e-17, 1e-154, 1e-300, 5e-324])
 def test_gamma_gaps_that_vary_by_less_than_a_float_shows_are_constant(cv: float) -> None:
     """The shape of their distribution, 1 / cv², is more than a float holds."""
-    constant = synthesize(Synthesis(kind="gamma", rate=40.0, duration_s=5.0, cv=0.0))
-    assert synthesize(Synthesis(kind="gamma", rate=40.0, duration_s=5.0, cv=cv)).arrival_ns.tolist() == (
-        constant.arrival_ns.tolist()
-    )
+    made = [synthesize(Synthesis(kind="gamma", rate=40.0, duration_s=5.0, cv=value)) for value in (0.0, cv)]
+    assert made[0].arrival_ns.tolist() == made[1].arrival_ns.tolist()
 
 
 def test_a_periodic_rate_swings_as_asked() -> None:
@@ -66,16 +64,9 @@ def test_nothing_arrives_between_bursts_of_the_highest_factor() -> None:
 
 
 def test_features_follow_their_distributions() -> None:
-    features = [
-        "a=lognormal(4.3,0.8,8,512)",
-        "b=uniform(1,6)",
-        "c=uniform(0.0,1.0)",
-        "d=constant(7)",
-        "e=constant(.5)",
-    ]
-    traffic = synthesize(
-        Synthesis(kind="poisson", rate=200, duration_s=100, seed=1), [FeatureSpec.parse(text) for text in features]
-    )
+    texts = ("a=lognormal(4.3,0.8,8,512)", "b=uniform(1,6)", "c=uniform(0.0,1.0)", "d=constant(7)", "e=constant(.5)")
+    process = Synthesis(kind="poisson", rate=200, duration_s=100, seed=1)
+    traffic = synthesize(process, [FeatureSpec.parse(text) for text in texts])
     a, b, c, d, e = (traffic.features[name] for name in "abcde")
     assert a.dtype == b.dtype == d.dtype == np.int64
     assert (a.min(), a.max()) == (8, 512)

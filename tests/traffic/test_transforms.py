@@ -104,13 +104,6 @@ def test_densifying_adds_copies_that_do_not_coincide_and_keeps_the_course_of_the
     assert describe(dense).kind == "periodic"
 
 
-def test_a_mapping_on_traffic_names_the_request() -> None:
-    mapped = transform.apply_mapping(traffic_at(0, 1, 2), {"y": "x * 2 + 0.5"})
-    assert mapped.features["y"].tolist() == [0.5, 2.5, 4.5]
-    with pytest.raises(InputError, match=r"request r0: found .*division"):
-        transform.apply_mapping(traffic_at(0, 1), {"y": "1 / x"})
-
-
 def test_every_transform_is_stated_in_order() -> None:
     changed = transform.limit(transform.scale_time(transform.cap_gaps(traffic_at(0, 9, 10), 1), 2), 2)
     assert [entry["transform"] for entry in changed.metadata["transforms"]] == ["cap_gaps", "scale_time", "limit"]

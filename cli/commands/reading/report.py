@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, check_seed
+from latfix.cli.shared.options import (
+    BaselineOption,
+    GateOption,
+    JsonOption,
+    OutOption,
+    PercentileOption,
+    SeedOption,
+    check_seed,
+)
 from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 from latfix.errors import EXIT_OK, InputError
@@ -30,13 +38,9 @@ def report(
     run: Annotated[
         Path, typer.Argument(metavar="RESULT", help="A result's folder, or its JSON file.", show_default=False)
     ],
-    percentile: Annotated[
-        float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
-    ] = None,
+    percentile: PercentileOption = None,
     gate: GateOption = None,
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
-    ] = None,
+    baseline: BaselineOption = None,
     history: Annotated[
         str | None,
         typer.Option("--history", metavar="FILE", help="The history that gates compare with; nothing is recorded."),

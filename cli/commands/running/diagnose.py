@@ -25,14 +25,10 @@ def diagnose(
     limit: options.LimitOption = None,
     repeat: options.RepeatOption = 1,
     seed: options.SeedOption = 0,
-    percentile: Annotated[
-        float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
-    ] = None,
+    percentile: options.PercentileOption = None,
     device: options.DeviceOption = None,
     gate: options.GateOption = None,
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
-    ] = None,
+    baseline: options.BaselineOption = None,
     history: HistoryOption = None,
     skip_bad_lines: options.SkipOption = False,
     request: RequestOption = None,

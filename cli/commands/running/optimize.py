@@ -32,7 +32,7 @@ def optimize(
     no_fix: Annotated[
         list[str] | None, typer.Option("--no-fix", metavar="ID", help="Do not try this fix; may be repeated.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")] = None,
+    plan: options.StartingPlanOption = None,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),

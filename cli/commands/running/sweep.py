@@ -43,7 +43,7 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="KEY=V1,V2", help="Values of a setting to try; all combinations are replayed."),
     ] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")] = None,
+    plan: options.StartingPlanOption = None,
     budget: Annotated[str, typer.Option("--budget", help="Time for all replays: 90s, 5m, 1h.")] = "5m",
     slo: Annotated[
         float | None, typer.Option("--slo", metavar="MS", help="The limit; the workload's objective if left out.")

@@ -37,22 +37,13 @@ class PublishedFormat:
 
 
 def _azure(table: RawTable) -> Fields:
-    return _fields(
-        table,
-        table.convert("TIMESTAMP", CalendarReader(), 0),
-        {
-            "input_tokens": table.convert("ContextTokens", count, 0),
-            "output_tokens": table.convert("GeneratedTokens", count, 0),
-        },
-    )
+    arrivals = table.convert("TIMESTAMP", CalendarReader(), 0)
+    return _fields(table, arrivals, _tokens(table, "ContextTokens", "GeneratedTokens"))
 
 
 def _burstgpt(table: RawTable) -> Fields:
     """The first release has no session and no elapsed time; only conversations have a session."""
-    features: dict[str, FeatureColumn] = {
-        "input_tokens": table.convert("Request tokens", count, 0),
-        "output_tokens": table.convert("Response tokens", count, 0),
-    }
+    features = _tokens(table, "Request tokens", "Response tokens")
     for column, feature in (("Model", "model"), ("Log Type", "log_type")):
         if column in table.columns:
             features[feature] = table.convert(column, _text, None)
@@ -66,16 +57,17 @@ def _burstgpt(table: RawTable) -> Fields:
 
 
 def _mooncake(table: RawTable) -> Fields:
-    features: dict[str, FeatureColumn] = {
-        "input_tokens": table.convert("input_length", count, 0),
-        "output_tokens": table.convert("output_length", count, 0),
-    }
+    features = _tokens(table, "input_length", "output_length")
     fields = _fields(table, instants(table, "timestamp", unit=_NS_PER_MS, max_seconds=_EPOCH_SECONDS), features)
     if "hash_ids" in table.columns:
         blocks = table.convert("hash_ids", _hash_ids, None)
         features["prefix_blocks"] = [None if ids is None else len(ids) for ids in blocks]
         fields.payloads = [None if ids is None else {"hash_ids": ids} for ids in blocks]
     return fields
+
+
+def _tokens(table: RawTable, given: str, made: str) -> dict[str, FeatureColumn]:
+    return {"input_tokens": table.convert(given, count, 0), "output_tokens": table.convert(made, count, 0)}
 
 
 def _fields(table: RawTable, arrival_ns: list[int], features: dict[str, FeatureColumn]) -> Fields:

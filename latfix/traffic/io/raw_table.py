@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -103,9 +103,3 @@ def instants(table: RawTable, name: str, *, unit: int = NS_PER_S, max_seconds: i
             whole: list[int] = np.rint(numbers * unit).astype(np.int64).tolist()
             return whole
     return table.convert(name, lambda value: instant_ns(value, unit=unit, max_seconds=max_seconds), 0)
-
-
-def keep(values: Iterable[T], kept: Sequence[int] | None) -> list[T]:
-    """The entries at positions ``kept``, all where ``None``."""
-    values = list(values)
-    return values if kept is None else [values[index] for index in kept]

@@ -16,7 +16,7 @@ from latfix.files.strict_json import finite_number, refuse_constant
 from latfix.formatting import shown
 from latfix.traffic.io.file_source import Source
 from latfix.traffic.io.raw_table import Problems, RawTable
-from latfix.traffic.value_parsers import EXACT_FLOAT_LIMIT
+from latfix.traffic.value_parsers import EXACT_FLOAT_LIMIT, is_utf8
 
 #: More keys than this in one file are taken for data in the wrong place.
 MAX_COLUMNS = 1000
@@ -61,16 +61,6 @@ def _looks_like_json(text: str) -> bool:
     return bool(lines) and (lines[0][0] in "{[" or 2 * begun > len(lines))
 
 
-def _is_utf8(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # --- JSON Lines -------------------------------------------------------------------------------------------
 
 
@@ -111,7 +101,7 @@ def _json_object(line: str, number: int, problems: Problems) -> dict[str, Any] |
     stripped = line.strip(" \t\r")
     if not stripped:
         return None
-    if not _is_utf8(stripped):
+    if not is_utf8(stripped):
         problems.add(number, "bytes that are not UTF-8", "UTF-8 text")
         return None
     try:
@@ -127,7 +117,7 @@ def _json_object(line: str, number: int, problems: Problems) -> dict[str, Any] |
         todo = "write the array's elements one a line" if isinstance(row, list) else ""
         problems.add(number, shown(stripped), _ONE_OBJECT, todo)
         return None
-    if "\\u" in stripped and not _is_utf8(json.dumps(row, ensure_ascii=False)):
+    if "\\u" in stripped and not is_utf8(json.dumps(row, ensure_ascii=False)):
         problems.add(number, "half of a surrogate pair", "text that UTF-8 can hold")
         return None
     if any(type(row.get(key)) is float and abs(row[key]) >= EXACT_FLOAT_LIMIT for key in EXACT_KEYS):
@@ -159,7 +149,7 @@ def _read_csv(source: Source, text: str, skip_bad_lines: bool) -> RawTable:
         for number, cells in _csv_rows(text, problems):
             if header is None:
                 header = _csv_header(source, number, cells)
-            elif cells is not None and len(cells) == len(header) and all(map(_is_utf8, cells)):
+            elif cells is not None and len(cells) == len(header) and all(map(is_utf8, cells)):
                 rows.append(cells)
                 lines.append(number)
             elif cells is not None and len(cells) != len(header):
@@ -194,7 +184,7 @@ def _csv_rows(text: str, problems: Problems) -> Iterator[tuple[int, list[str] | 
 
 def _csv_header(source: Source, line: int, cells: list[str] | None) -> list[str]:
     expected = "a CSV header that names every column once"
-    if cells is None or not all(map(_is_utf8, cells)):
+    if cells is None or not all(map(is_utf8, cells)):
         raise input_error(source.path, line, "a first line that is not UTF-8 CSV", expected)
     names = [cell.strip() for cell in cells]
     if len(names) > MAX_COLUMNS:

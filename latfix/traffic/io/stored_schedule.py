@@ -27,38 +27,28 @@ def parquet_bytes(traffic: Traffic) -> bytes:
     """The content of a native Parquet file of traffic."""
     from latfix.files import arrow_arrays as arrow
 
-    columns = {"arrival_s": arrow.seconds(traffic.arrival_ns), **_request_columns(traffic)}
-    return arrow.parquet_bytes({**columns, **_feature_columns(traffic, "")}, _embedded(traffic))
+    return _parquet(traffic, {"arrival_s": arrow.seconds(traffic.arrival_ns)}, "")
 
 
-def _embedded(traffic: Traffic) -> dict[bytes, bytes]:
-    return {PARQUET_KEY: sidecar_bytes(traffic)}
-
-
-def _request_columns(traffic: Traffic) -> dict[str, Any]:
+def _parquet(traffic: Traffic, arrivals: Mapping[str, Any], prefix: str) -> bytes:
+    """The file: arrivals, the other fields of requests, and features under their names behind ``prefix``."""
     from latfix.files import arrow_arrays as arrow
 
     payloads = [None if payload is None else json_text(payload) for payload in traffic.payloads]
+    makers: dict[str, Callable[[Any], Any]] = {"i": arrow.whole_numbers, "f": arrow.numbers, "O": arrow.texts}
     try:
-        return {
+        columns = {
+            **arrivals,
             "id": arrow.texts(traffic.ids),
             "priority": arrow.texts([PRIORITIES[index] for index in traffic.priority.tolist()]),
             "session": arrow.texts(traffic.sessions),
             "deadline_ms": arrow.numbers(traffic.deadline_ms),
             "payload": arrow.texts(payloads),
+            **{prefix + name: makers[column.dtype.kind](column) for name, column in traffic.features.items()},
         }
     except UnicodeEncodeError as error:
         raise InputError("parquet: found half of a surrogate pair; expected text that UTF-8 can hold") from error
-
-
-def _feature_columns(traffic: Traffic, prefix: str) -> dict[str, Any]:
-    from latfix.files import arrow_arrays as arrow
-
-    makers: dict[str, Callable[[Any], Any]] = {"i": arrow.whole_numbers, "f": arrow.numbers, "O": arrow.texts}
-    try:
-        return {prefix + name: makers[column.dtype.kind](column) for name, column in traffic.features.items()}
-    except UnicodeEncodeError as error:
-        raise InputError("parquet: found half of a surrogate pair; expected text that UTF-8 can hold") from error
+    return arrow.parquet_bytes(columns, {PARQUET_KEY: sidecar_bytes(traffic)})
 
 
 def save_schedule(traffic: Traffic, path: Path) -> None:
@@ -68,12 +58,7 @@ def save_schedule(traffic: Traffic, path: Path) -> None:
     """
     from latfix.files import arrow_arrays as arrow
 
-    columns = {
-        "arrival_ns": arrow.whole_numbers(traffic.arrival_ns),
-        **_request_columns(traffic),
-        **_feature_columns(traffic, _FEATURE_PREFIX),
-    }
-    write_file(path, arrow.parquet_bytes(columns, _embedded(traffic)))
+    write_file(path, _parquet(traffic, {"arrival_ns": arrow.whole_numbers(traffic.arrival_ns)}, _FEATURE_PREFIX))
 
 
 def load_schedule(path: Path) -> Traffic:

@@ -8,6 +8,7 @@ from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.causes.memory.device_allocator_stalls import held_up, said_price, stretches_of, with_held
 from latfix.profilers.causes.memory.heap_growth import (
+    FIXES,
     MIB,
     UNITS,
     faults_beside_free,
@@ -51,16 +52,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="memory.allocator",
-    fixes=(
-        "memory.allocator",
-        "memory.pool",
-        "memory.device_allocator",
-        "memory.limit",
-        "memory.page_prefault",
-        "memory.huge_pages",
-        "memory.jemalloc",
-        "memory.tcmalloc",
-    ),
+    fixes=FIXES,
     claim=_claim,
     sentence=_sentence,
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
 from latfix.profilers.causes.memory.device_allocator_stalls import held_up, said_price, stretches_of, with_held
-from latfix.profilers.causes.memory.heap_growth import MIB, UNITS, column, faults_beside_free, grown_in_pieces
+from latfix.profilers.causes.memory.heap_growth import FIXES, MIB, UNITS, column, faults_beside_free, grown_in_pieces
 from latfix.profilers.causes.memory.page_faults import fault_price_ns, price_doubt
 from latfix.profilers.evidence.units import Evidence
 
@@ -51,16 +51,7 @@ def _largest_free(evidence: Evidence) -> str:
 
 CAUSE = Cause(
     id="memory.fragmentation",
-    fixes=(
-        "memory.allocator",
-        "memory.pool",
-        "memory.device_allocator",
-        "memory.limit",
-        "memory.page_prefault",
-        "memory.huge_pages",
-        "memory.jemalloc",
-        "memory.tcmalloc",
-    ),
+    fixes=FIXES,
     claim=_claim,
     sentence=_sentence,
 )

@@ -12,6 +12,17 @@ _DEFAULT_PAGE = 4096
 #: Growth that is under this is the allocator's own rounding.
 _LEAST_BYTES = 256 * 1024
 MIB = float(1 << 20)
+#: Fixes for a heap that grows, or a device's memory that does.
+FIXES = (
+    "memory.allocator",
+    "memory.pool",
+    "memory.device_allocator",
+    "memory.limit",
+    "memory.page_prefault",
+    "memory.huge_pages",
+    "memory.jemalloc",
+    "memory.tcmalloc",
+)
 _DEFAULT_UNMAPPING_NS = 100_000.0
 #: A fresh page faults once where it is written at once, twice where it is read before.
 _MOST_FAULTS = 2

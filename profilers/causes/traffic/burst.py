@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Cause, TailFigures, no_claim
+from latfix.profilers.causes.cause import FASTER_MODEL, Cause, TailFigures, no_claim
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -18,20 +18,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="traffic.burst",
-    fixes=(
-        "host.workers",
-        "batch.size",
-        "schedule.shortest_expected",
-        "quantize.int8_dynamic",
-        "quantize.int8_weight_only",
-        "quantize.fp8_dynamic",
-        "quantize.bf16",
-        "quantize.fp16",
-        "fuse.compile",
-        "fuse.onnxruntime",
-        "fuse.openvino",
-        "fuse.tensorrt",
-    ),
+    fixes=("host.workers", "batch.size", "schedule.shortest_expected", *FASTER_MODEL),
     claim=no_claim,
     sentence=_sentence,
 )

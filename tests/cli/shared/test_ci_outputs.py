@@ -42,9 +42,7 @@ def test_gates_become_exit_code_and_testcases(
     p99 = json.loads((tmp_path / "first.json").read_text())["latency_ms"]["p99"]
     asked = [gate.format(p99=f"{p99:.6f}") for gate in gates]
     options = [word for gate in asked for word in ("--gate", gate)]
-
     found, out, err = diagnose(*options, "--junit", tmp_path / "j.xml", "--markdown", tmp_path / "m.md")
-
     assert (known[0], found) == (0, code), err
     assert list(_outcomes(tmp_path / "j.xml").items()) == list(zip(asked, outcomes, strict=True))
     markdown = (tmp_path / "m.md").read_text()
@@ -59,9 +57,7 @@ def test_an_undecided_gate_says_how_much_longer(diagnose: Cli, tmp_path: Path) -
     diagnose("--json", tmp_path / "first.json")
     first = json.loads((tmp_path / "first.json").read_text())
     limit = (first["latency_ms"]["p99"] + first["latency_ci95_ms"]["p99"][1]) / 2
-
     code, _, _ = diagnose("--gate", f"p99<{limit:.4f}ms", "--json", tmp_path / "d.json")
-
     (gate,) = json.loads((tmp_path / "d.json").read_text())["gates"]
     assert code == 3 and gate["passed"] is None
     assert gate["more_requests"] > 0
@@ -212,10 +208,8 @@ def test_a_baseline_run_is_compared_as_compare_does(diagnose: Cli, cli: Cli, ser
     diagnose()
     service.scale = 0.5
     gates = ("--gate", "p95<=baseline*0.9", "--gate", "p93<baseline", "--gate", "mean<baseline*0.3")
-
     code, _, err = diagnose(*gates, "--baseline", tmp_path / "run-1", "--json", tmp_path / "d.json")
     cli("compare", tmp_path / "run-1", tmp_path / "run-2", *gates, "--json", tmp_path / "c.json")
-
     assert code == 1, err
     diagnosed, compared = (json.loads((tmp_path / name).read_text())["gates"] for name in ("d.json", "c.json"))
     assert diagnosed == compared

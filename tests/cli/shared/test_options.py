@@ -87,22 +87,20 @@ def test_a_report_takes_an_older_one_s_place(content: bytes, tmp_path: Path) -> 
     assert path.read_bytes() == content
 
 
-def test_as_recorded(schedule: Callable[..., Traffic]) -> None:
-    assert _seconds(schedule()) == [k * 0.5 for k in range(10)]
-
-
-def test_speed_divides_time(schedule: Callable[..., Traffic]) -> None:
-    assert _seconds(schedule(speed=2.0)) == [k * 0.25 for k in range(10)]
-    assert _seconds(schedule(speed=0.5)) == [float(k) for k in range(10)]
-
-
-def test_duration_counts_after_speed(schedule: Callable[..., Traffic]) -> None:
-    assert _seconds(schedule(speed=2.0, duration=1.0)) == [0.0, 0.25, 0.5, 0.75]
-
-
-def test_limit(schedule: Callable[..., Traffic]) -> None:
-    assert schedule(limit=3).ids == ["0", "1", "2"]
-    assert len(schedule(limit=1000)) == 10
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, [k * 0.5 for k in range(10)]),
+        ({"speed": 2.0}, [k * 0.25 for k in range(10)]),
+        ({"speed": 0.5}, [float(k) for k in range(10)]),
+        ({"speed": 2.0, "duration": 1.0}, [0.0, 0.25, 0.5, 0.75]),
+        ({"limit": 3}, [0.0, 0.5, 1.0]),
+        ({"limit": 1000}, [k * 0.5 for k in range(10)]),
+    ],
+)
+def test_when_requests_arrive(options: Any, seconds: list[float], schedule: Callable[..., Traffic]) -> None:
+    traffic = schedule(**options)
+    assert _seconds(traffic) == seconds and traffic.ids == [str(k) for k in range(len(seconds))]
 
 
 def test_repeat_makes_new_requests_later(schedule: Callable[..., Traffic]) -> None:
@@ -145,12 +143,9 @@ def test_budgets(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
-def test_devices(device: str) -> None:
+def test_devices_and_seeds_that_are_valid(device: str) -> None:
     assert check_device(device) == {"device": device}
     assert check_device(None) == {}
-
-
-def test_seeds() -> None:
     assert [check_seed(seed) for seed in (0, 7, 2**63 - 1)] == [0, 7, 2**63 - 1]
 
 

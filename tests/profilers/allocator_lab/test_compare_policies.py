@@ -50,11 +50,8 @@ def test_a_failure_although_enough_is_free_is_told() -> None:
 def test_a_device_that_is_too_small_is_no_fragmentation() -> None:
     result = replay(_trace((0, 60), (1, 60)), 100 * _MIB, policy_of("", 100 * _MIB))
     assert (result.failed, result.failed_fragmented, result.worst) == (1, 0, None)
-
-
-def test_what_could_not_be_had_is_not_given_back() -> None:
     result = replay(_trace((0, 200), (0, 0), (1, 50)), 100 * _MIB, policy_of("", 100 * _MIB))
-    assert (result.failed, result.peak_reserved) == (1, 50 * _MIB)
+    assert (result.failed, result.peak_reserved) == (1, 50 * _MIB), "what could not be had is not given back"
 
 
 def test_the_answer_names_the_setting_that_helps() -> None:
@@ -64,14 +61,8 @@ def test_the_answer_names_the_setting_that_helps() -> None:
         "With expandable_segments:True none would be left (calls of the device 1 -> 2, held at most 60 -> 100 MiB); "
         "with max_split_size_mb:128 1 failure and 1 stall."
     )
-
-
-def test_the_answer_where_nothing_helps() -> None:
-    results = compare(_trace((0, 200)), 100 * _MIB, ("", "expandable_segments:True"))
-    assert answer(results).endswith("None of the settings that were tried does better.")
-
-
-def test_the_answer_where_nothing_is_wrong() -> None:
+    hopeless = compare(_trace((0, 200)), 100 * _MIB, ("", "expandable_segments:True"))
+    assert answer(hopeless).endswith("None of the settings that were tried does better.")
     assert answer(compare(_trace((0, 20)), 100 * _MIB)) == "torch's defaults: no allocation stalls or fails."
 
 
@@ -85,12 +76,9 @@ def test_made_up_traffic_breaks_the_defaults_although_memory_is_free() -> None:
         assert default.peak_stuck > expandable.peak_stuck
 
 
-def test_the_same_seed_gives_the_same_traffic() -> None:
+def test_made_up_traffic_is_in_order_and_of_its_seed() -> None:
     want = Traffic(turns=100)
     assert generate(4, want).events == generate(4, want).events != generate(5, want).events
-
-
-def test_made_up_traffic_is_in_order() -> None:
     live: set[int] = set()
     for event in generate(1, Traffic(turns=300)).events:
         if event.is_free:

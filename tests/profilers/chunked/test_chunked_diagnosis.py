@@ -59,6 +59,13 @@ def overloaded(simulate: Simulate) -> RunRecord:
     return simulate(n=9_000, rate=160.0, compute_faults=_faults(rng, 9_000), seed=4)
 
 
+@pytest.fixture(scope="module")
+def overloaded_pieces(overloaded: RunRecord) -> tuple[Diagnosis, list[Ledger]]:
+    """Its diagnosis, chunk by chunk, and each chunk's ledger."""
+    parts: list[Ledger] = []
+    return diagnose(overloaded, scale=SMALL, sink=parts.append), parts
+
+
 def _named(diagnosis: Diagnosis) -> dict[str, CauseSummary]:
     return {cause.cause: cause for cause in diagnosis.causes}
 
@@ -185,11 +192,11 @@ def test_windows_and_activity_agree(simulate: Simulate) -> None:
         assert second.causes_ms["python.gc"] == pytest.approx(first.causes_ms["python.gc"], rel=0.1, abs=0.3)
 
 
-def test_a_backlog_at_a_cut_belongs_to_what_made_it(overloaded: RunRecord) -> None:
+def test_a_backlog_at_a_cut_belongs_to_what_made_it(
+    overloaded: RunRecord, overloaded_pieces: tuple[Diagnosis, list[Ledger]]
+) -> None:
     """Never idle, the run is cut all the same; without carrying over, later pieces would be unexplained."""
-    whole = diagnose(overloaded)
-    parts: list[Ledger] = []
-    pieces = diagnose(overloaded, scale=SMALL, sink=parts.append)
+    whole, (pieces, parts) = diagnose(overloaded), overloaded_pieces
     assert len(parts) > 1
     assert whole.verdict == pieces.verdict == "traffic.overload"
     there = _named(pieces)
@@ -200,8 +207,10 @@ def test_a_backlog_at_a_cut_belongs_to_what_made_it(overloaded: RunRecord) -> No
     assert all(part.conservation_error_ns() == 0 for part in parts)
 
 
-def test_the_same_record_gives_the_same_diagnosis(overloaded: RunRecord) -> None:
-    assert diagnose(overloaded, scale=SMALL).to_json() == diagnose(overloaded, scale=SMALL).to_json()
+def test_the_same_record_gives_the_same_diagnosis(
+    overloaded: RunRecord, overloaded_pieces: tuple[Diagnosis, list[Ledger]]
+) -> None:
+    assert diagnose(overloaded, scale=SMALL).to_json() == overloaded_pieces[0].to_json()
 
 
 def test_causes_of_all_pieces_are_written(

@@ -346,7 +346,9 @@ ENDINGS = {Status.ERROR: "It failed", Status.TIMEOUT: "Its caller gave up", Stat
 
 @pytest.mark.parametrize("status", ENDINGS)
 def test_requests_without_a_batch_have_a_timeline_and_no_ledger(status: Status) -> None:
-    record = Line(arrivals=paced(50), gc={20: 180.0}, status={22: status}).record()
+    line = Line(arrivals=paced(50), gc={20: 180.0}, status={22: status})
+    line.events.append((22 * 20 * MS + 501_000, 0, "error", PREPARE, 22, {"message": "no such key", "stage": ""}))
+    record = line.record()
     if status is Status.SHED:
         for name in ("prepare_ns", "prepare_cpu_ns", "prepare_wait_ns"):
             record.requests[name][22] = 0
@@ -360,19 +362,11 @@ def test_requests_without_a_batch_have_a_timeline_and_no_ledger(status: Status) 
     assert story.batch is None
     if status is Status.ERROR:
         assert "it broke" in story.sentence
+        ended_in = story.stages[-1].happenings
+        assert [event.what for event in ended_in if event.kind == "error"] == ["no such key"]
     if status is Status.TIMEOUT:
         assert "20" in by_label(queue_of(story))
         assert "in queue after 10" in story.sentence and "batch 20 (1 request)" in story.sentence
-
-
-def test_a_request_that_was_never_recorded() -> None:
-    record = Line(arrivals=paced(30)).record()
-    cut = replace(record, requests={name: column[:25] for name, column in record.requests.items()}, partial=True)
-    (story,) = told(cut, "r27")
-    assert story.row is None and story.status == "not recorded"
-    assert story.arrival_ns == 27 * 20 * MS
-    assert not story.stages and not story.waits
-    assert "when the run stopped" in story.sentence
 
 
 def test_warm_up_is_told_only_where_nothing_else_was_recorded() -> None:
@@ -389,17 +383,26 @@ def test_warm_up_is_told_only_where_nothing_else_was_recorded() -> None:
     assert other.row is None
 
 
-def test_an_ordinary_request_is_called_one() -> None:
-    (story,) = told(Line(arrivals=paced(40)).record(), "r7")
-    assert story.sentence.startswith("It was not slow")
-    assert story.ok_requests == 40
-
-
-def test_rank_counts_the_ok_requests_that_were_faster() -> None:
+def test_an_ordinary_request_is_called_one_and_rank_counts_those_that_were_faster() -> None:
     record = Line(arrivals=paced(40, 100.0), gc={7: 30.0, 9: 60.0}).record()
     slowest, second, *_ = told(record)
-    assert (slowest.id, second.id) == ("r9", "r7")
-    assert (slowest.faster, second.faster) == (39, 38)
+    assert [(story.id, story.faster) for story in (slowest, second)] == [("r9", 39), ("r7", 38)]
+    (story,) = told(record, "r3")
+    assert story.sentence.startswith("It was not slow") and story.ok_requests == 40
+
+
+def test_what_was_never_recorded() -> None:
+    record = Line(arrivals=paced(40), gc={20: 200.0}).record()
+    cut = replace(record, requests={name: column[:25] for name, column in record.requests.items()}, partial=True)
+    (story,) = told(cut, "r27")
+    assert (story.row, story.status, story.arrival_ns) == (None, "not recorded", 27 * 20 * MS)
+    assert not story.stages and not story.waits and "when the run stopped" in story.sentence
+    killed = replace(record, batches={name: column[:20] for name, column in record.batches.items()}, partial=True)
+    (story,) = told(killed, "r22")
+    wait = queue_of(story)
+    assert wait.idle_ns == wait.duration_ns and not wait.holders and story.reference_ns is None
+    empty = replace(record, requests={name: column[:0] for name, column in record.requests.items()})
+    assert choose_slowest(empty, 10) == () and told(empty, "r0")[0].row is None
 
 
 def test_what_the_thread_did_and_the_events_inside() -> None:
@@ -436,13 +439,6 @@ def test_what_the_thread_did_and_the_events_inside() -> None:
     assert stages["queue"].account is None if "queue" in stages else True
 
 
-def test_a_failed_request_shows_its_error_in_the_stage_in_which_it_ended() -> None:
-    line = Line(arrivals=paced(30), status={12: Status.ERROR})
-    line.events.append((12 * 20 * MS + 501_000, 0, "error", PREPARE, 12, {"message": "no such key", "stage": ""}))
-    (story,) = told(line.record(), "r12")
-    assert [event.what for event in story.stages[-1].happenings] == ["no such key"]
-
-
 def test_two_requests_with_one_id_are_both_told() -> None:
     ids = [f"r{k}" for k in range(30)]
     ids[20] = "r3"
@@ -458,6 +454,9 @@ def test_an_unknown_id_names_the_nearest() -> None:
     assert nearest("71", ids)[0] == "r00071"
     assert nearest("R00007", ids)[0] == "r00007"
     check_ids(["r00003"], ids)
+    many = [f"request-{k:06d}" for k in range(200_000)]
+    assert nearest("request-15321", many)[0].startswith("request-15321")
+    assert "request-153214" in nearest("153214", many)
 
 
 @pytest.mark.parametrize("name", ["", "\x1b[31m\n", "x" * 100_000, "\ud800", "[red]"])
@@ -468,21 +467,12 @@ def test_no_id_breaks_the_message(name: str) -> None:
     assert len(message) < 400 and message.isprintable() and message.replace("…", "").isascii()
 
 
-def test_the_nearest_of_very_many_ids_is_found() -> None:
-    ids = [f"request-{k:06d}" for k in range(200_000)]
-    assert nearest("request-15321", ids)[0].startswith("request-15321")
-    assert "request-153214" in nearest("153214", ids)
-
-
-@pytest.mark.parametrize("count", [0, -1, 1001, 10**9])
-def test_a_count_that_is_none(count: int) -> None:
-    with pytest.raises(InputError, match="--slowest"):
-        check_slowest(count)
-
-
-def test_the_bounds_of_the_count_are_accepted() -> None:
-    for count in (None, 1, 1000):
-        check_slowest(count)
+def test_a_count_that_is_none() -> None:
+    for count in (0, -1, 1001, 10**9):
+        with pytest.raises(InputError, match="--slowest"):
+            check_slowest(count)
+    for known in (None, 1, 1000):
+        check_slowest(known)
 
 
 def test_the_document_is_plain_json() -> None:
@@ -502,21 +492,3 @@ def test_the_document_is_plain_json() -> None:
     assert {entry["class"] for entry in document["entries"]} <= {"measured", "counted", "modelled", "remainder"}
     (holder,) = document["waits"][0]["holders"]
     assert holder["excess_ns"] == sum(cause["ns"] for cause in holder["causes"])
-
-
-def test_a_run_without_requests_has_no_slowest() -> None:
-    record = Line(arrivals=[0.0]).record()
-    empty = replace(record, requests={name: column[:0] for name, column in record.requests.items()})
-    assert choose_slowest(empty, 10) == ()
-    (story,) = told(empty, "r0")
-    assert story.row is None
-
-
-def test_batches_that_were_never_recorded_leave_the_wait_uncovered() -> None:
-    record = Line(arrivals=paced(40), gc={20: 200.0}).record()
-    killed = replace(record, batches={name: column[:20] for name, column in record.batches.items()}, partial=True)
-    (story,) = told(killed, "r22")
-    wait = queue_of(story)
-    assert wait.idle_ns == wait.duration_ns
-    assert not wait.holders
-    assert story.reference_ns is None

@@ -162,8 +162,8 @@ def _segment(*blocks: tuple[int, str]) -> dict[str, Any]:
     return {"device": 0, "blocks": [{"size": size * _MIB, "state": state} for size, state in blocks]}
 
 
-@pytest.mark.parametrize("cost_ms", [0, 10])
-def test_blocks_are_listed_every_five_seconds_and_many_never(cost_ms: int) -> None:
+@pytest.mark.parametrize(("cost_ms", "rest_s"), [(0, 5), (20, 10)])
+def test_blocks_are_listed_after_a_rest_and_many_never(cost_ms: int, rest_s: int) -> None:
     clock, listed, count = [0], [0], [4]
 
     def segments() -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def test_blocks_are_listed_every_five_seconds_and_many_never(cost_ms: int) -> No
 
     reader = FreeBlocksReader(segments, lambda: count[0], lambda: clock[0])
     assert reader.poll() == {"cuda.largest_free_block_bytes": 12 * _MIB, "cuda.free_blocks": 2}
-    clock[0] += 4_900_000_000
+    clock[0] += rest_s * 1_000_000_000 - 100_000_000
     assert reader.poll() == {} and listed[0] == 1
     clock[0] += 200_000_000
     assert reader.poll() and listed[0] == 2

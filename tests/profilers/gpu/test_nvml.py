@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from latfix.profilers.gpu.nvml import Nvml
-from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml, ReplayedNvml, plain
+from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, RecordingNvml, plain
+from tests.profilers.gpu.replayed_nvml import ReplayedNvml
 
 Session = Callable[..., ReplayedNvml]
 _PID = 4711

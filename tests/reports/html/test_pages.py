@@ -101,6 +101,8 @@ def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Opt
     path = tmp_path / "report.html"
     write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     assert "Before and after" in checked(path).text
+    write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
+    assert "No record was kept." in checked(path).text
 
 
 def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session: Session, hostile: Session) -> None:
@@ -115,16 +117,13 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
         assert visible(note, limit=2000) in text
 
 
-def test_an_optimization_without_records_is_still_a_page(tmp_path: Path, optimization: Optimization) -> None:
-    path = tmp_path / "report.html"
-    write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
-    assert "No record was kept." in checked(path).text
-
-
-def test_the_page_is_the_same_every_time(tmp_path: Path, ordinary: Session) -> None:
+def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path, ordinary: Session) -> None:
     for name in ("a.html", "b.html"):
         write_run_report(tmp_path / name, *ordinary)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    chart = page.split("causes-chart-title", 1)[1].split("</svg>", 1)[0]
+    assert "var(--relief)" in chart and "shortens the tail" in chart, "negative milliseconds in their own color"
 
 
 def test_the_figures_of_the_diagnosis_appear(tmp_path: Path, ordinary: Session) -> None:
@@ -182,14 +181,6 @@ def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, hostile: Session
     assert "<script" not in path.read_text(encoding="utf-8")
 
 
-def test_negative_milliseconds_are_drawn_in_their_own_color(tmp_path: Path, ordinary: Session) -> None:
-    path = tmp_path / "report.html"
-    write_run_report(path, *ordinary)
-    chart = path.read_text(encoding="utf-8").split("causes-chart-title", 1)[1].split("</svg>", 1)[0]
-    assert "var(--relief)" in chart
-    assert "shortens the tail" in chart
-
-
 def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
     record, diagnosis = ordinary
     meta = replace(record.meta, scheduled=2005)
@@ -226,14 +217,11 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordin
     with pytest.raises(InputError, match=r"report\.html: found that it cannot be written") as caught:
         write_run_report(target, *ordinary)
     assert "\n" not in caught.value.message
-
-
-def test_a_failed_write_leaves_the_old_page_and_no_litter(tmp_path: Path, ordinary: Session) -> None:
     target = tmp_path / "report.html"
     target.mkdir()
     with pytest.raises(InputError):
         write_run_report(target, *ordinary)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"], "no litter"
 
 
 def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:

@@ -22,51 +22,52 @@ from tests.reports.conftest import printed as shown
 Session = tuple[RunRecord, Diagnosis]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_every_session_fits_every_width(session: Session, width: int) -> None:
-    text = shown(render_diagnosis(session[1], folder=Path("runs/1")), width=width)
+def unharmed(text: str, width: int) -> None:
+    """It fits, and holds nothing that a terminal would obey."""
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_session_fits_every_width(session: Session, width: int) -> None:
+    unharmed(shown(render_diagnosis(session[1], folder=Path("runs/1")), width=width), width)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_every_optimization_fits_every_width(optimization: Optimization, width: int) -> None:
-    text = shown(render_optimization(optimization, folder=Path("runs/1")), width=width)
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in text)
+    unharmed(shown(render_optimization(optimization, folder=Path("runs/1")), width=width), width)
 
 
-def test_the_verdict_is_the_first_thing(ordinary: Session) -> None:
-    text = in_one_line(shown(render_diagnosis(ordinary[1], folder=None)))
-    assert text.startswith(f"ranker on cpu: {ordinary[1].sentence}")
-
-
-def test_every_figure_of_the_latency_is_there(ordinary: Session) -> None:
-    text = shown(render_diagnosis(ordinary[1], folder=None))
-    for value in ordinary[1].latency_ms.values():
+def test_every_figure_of_a_diagnosis_is_there_and_the_verdict_comes_first(ordinary: Session) -> None:
+    diagnosis = replace(ordinary[1], notes=("Too few requests.",))
+    report = render_diagnosis(diagnosis, folder=Path("runs/ranker"))
+    text = shown(report)
+    assert in_one_line(text).startswith(f"ranker on cpu: {diagnosis.sentence}")
+    assert text.index("! Too few requests.") < text.index("latency, ms")
+    for value in (*diagnosis.latency_ms.values(), *diagnosis.latency_ci95_ms["p99"]):
         assert significant(value) in text
-    low, high = ordinary[1].latency_ci95_ms["p99"]
-    assert significant(low) in text
-    assert significant(high) in text
+    # The small print: counts, lag, cost and folder.
+    for words in (
+        "1,996 ok, 2 error, 1 timeout, 1 shed; 39.9/s",
+        "p50 0.00310, p99 0.0410, max 0.310 ms",
+        "12.3 µs a request, 0.800 % of a core",
+        "runs/ranker",
+    ):
+        assert words in text
+    assert "\x1b" not in text and "\x1b[1;31m" in shown(report, color=True)
+    untrusted = shown(render_diagnosis(replace(diagnosis, trustworthy=False), folder=None), color=True)
+    assert "\x1b[1;33m" in untrusted.splitlines()[0], "yellow, not red"
 
 
-def test_causes_sum_to_the_excess_and_unexplained_is_shown(ordinary: Session) -> None:
+def test_causes_sum_to_the_excess_with_bars_for_own_queue_and_negative(ordinary: Session) -> None:
     lines = shown(render_diagnosis(ordinary[1], folder=None)).splitlines()
-    (total,) = [line for line in lines if line.startswith("sum = excess")]
+    begins = ("python.gc ", "traffic.burst ", "unexplained", "sum = excess")
+    own, queue, rest, total = [next(line for line in lines if line.startswith(name)) for name in begins]
     assert significant(ordinary[1].excess_ms) in total
-    (rest,) = [line for line in lines if line.startswith("unexplained")]
-    assert significant(ordinary[1].unexplained_ms) in rest
-    assert "remainder" in rest
-
-
-def test_own_and_queue_bars_differ(ordinary: Session) -> None:
-    lines = shown(render_diagnosis(ordinary[1], folder=None)).splitlines()
-    (own,) = [line for line in lines if line.startswith("python.gc ")]
-    (queue,) = [line for line in lines if line.startswith("traffic.burst ")]
-    (negative,) = [line for line in lines if line.startswith("unexplained")]
+    assert significant(ordinary[1].unexplained_ms) in rest and "remainder" in rest
     assert "█" in own and "▒" not in own
     assert "▒" in queue and "█" not in queue
-    assert "░" in negative and "█" not in negative
+    assert "░" in rest and "█" not in rest
 
 
 def test_what_to_do_names_the_command_with_the_workload_quoted(ordinary: Session) -> None:
@@ -82,43 +83,16 @@ def test_a_steady_run_is_told_that_nothing_stands_out(ordinary: Session) -> None
     assert "latfix optimize" not in text
 
 
-def test_small_print_gives_counts_lag_cost_and_folder(ordinary: Session) -> None:
-    text = shown(render_diagnosis(ordinary[1], folder=Path("runs/ranker")))
-    assert "1,996 ok, 2 error, 1 timeout, 1 shed; 39.9/s" in text
-    assert "p50 0.00310, p99 0.0410, max 0.310 ms" in text
-    assert "12.3 µs a request, 0.800 % of a core" in text
-    assert "runs/ranker" in text
-
-
-def test_notes_are_warnings_near_the_top(ordinary: Session) -> None:
-    text = shown(render_diagnosis(replace(ordinary[1], notes=("Too few requests.",)), folder=None))
-    assert text.index("! Too few requests.") < text.index("latency, ms")
-
-
-def test_plain_output_has_no_color_codes_and_a_terminal_has_them(ordinary: Session) -> None:
-    report = render_diagnosis(ordinary[1], folder=None)
-    assert "\x1b" not in shown(report)
-    assert "\x1b[1;31m" in shown(report, color=True)
-
-
 def test_hostile_texts_are_literal_on_a_terminal_too(hostile: Session) -> None:
     text = shown(render_diagnosis(hostile[1], folder=Path("[red]folder[/red]")), color=True, width=200)
-    assert "[red]x[/red]" in text
-    assert "[red]folder[/red]" in text
-    assert "\\x1b[31m" in text
-    assert "\u202e" not in text
-    assert "\x00" not in text
+    assert all(literal in text for literal in ("[red]x[/red]", "[red]folder[/red]", "\\x1b[31m"))
+    assert "\u202e" not in text and "\x00" not in text
 
 
 def test_an_output_without_unicode_is_not_a_crash(ordinary: Session, hostile: Session) -> None:
     for _, diagnosis in (ordinary, hostile):
         text = shown(render_diagnosis(diagnosis, folder=None), encoding="ascii")
         assert "####" in text
-
-
-def test_an_untrusted_replay_is_yellow_not_red(ordinary: Session) -> None:
-    text = shown(render_diagnosis(replace(ordinary[1], trustworthy=False), folder=None), color=True)
-    assert "\x1b[1;33m" in text.splitlines()[0]
 
 
 def test_no_request_says_so(ordinary: Session) -> None:
@@ -163,9 +137,7 @@ def test_the_color_of_a_comparison_is_that_of_its_verdict(ordinary: Session, ver
 
 
 def test_every_session_can_be_compared(session: Session, ordinary: Session) -> None:
-    text = shown(render_comparison(compare_records(ordinary[0], session[0])))
-    assert max(cell_len(line) for line in text.splitlines()) <= 80
-    assert not any(unicodedata.category(c) in ("Cc", "Cs") and c != "\n" for c in text)
+    unharmed(shown(render_comparison(compare_records(ordinary[0], session[0]))), 80)
 
 
 def test_a_run_without_an_ok_request_is_never_green(ordinary: Session) -> None:

@@ -140,13 +140,22 @@ def shown(*stories: Story, width: int = 80, encoding: str = "utf-8", slowest: tu
     return printed(render_stories(stories, slowest or (), listed=slowest is not None), width=width, encoding=encoding)
 
 
+TOLD = pytest.mark.parametrize(
+    "told", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"]
+)
+
+
+def unharmed(text: str, width: int) -> None:
+    """It fits, and holds nothing that a terminal would obey."""
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
+
+
 @pytest.mark.parametrize("width", [60, 80, 140])
-@pytest.mark.parametrize("told", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"])
+@TOLD
 def test_it_fits_every_width_and_obeys_nothing(told: Story, width: int) -> None:
     assert told.status in shown(told, encoding="ascii")
-    text = shown(told, width=width, slowest=(told,))
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in text)
+    unharmed(shown(told, width=width, slowest=(told,)), width)
 
 
 def test_the_whole_story_is_there() -> None:
@@ -186,18 +195,9 @@ def test_the_ledger_runs_to_the_latency_and_the_difference_is_shown() -> None:
     assert small.endswith("0.00590 0.00500 0.000900 200")
     assert "latency 200 200" in ledger
     assert "latency 200,000,000 - quiet request 24,994,100 - entries 175,005,900 = 0 ns" in ledger
-
-
-def test_a_ledger_that_does_not_sum_says_so() -> None:
-    wrong = replace(story(), latency_ns=200_000_007)
-    assert "= 7 ns" in shown(wrong, width=120)
-
-
-def test_a_request_without_a_ledger_has_none() -> None:
-    text = shown(FAILED, width=120)
-    assert "The ledger" not in text
-    assert "Timeline" in text
-    assert "timeout" in text
+    assert "= 7 ns" in shown(replace(story(), latency_ns=200_000_007), width=120), "one that does not sum says so"
+    without = shown(FAILED, width=120)
+    assert "The ledger" not in without and "Timeline" in without and "timeout" in without
     assert "Timeline" not in shown(LOST, width=120)
 
 
@@ -243,7 +243,7 @@ def page_of(session: Session, tmp_path: Path, *stories: Story) -> str:
     return path.read_text().split("errors included, warm-up excluded", 1)[1].split("</section>")[0]
 
 
-@pytest.mark.parametrize("told", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"])
+@TOLD
 def test_the_page_tells_the_same_and_obeys_nothing(told: Story, ordinary: Session, tmp_path: Path) -> None:
     page = Tags()
     page.feed("<details>" + page_of(ordinary, tmp_path, told).split("<details>")[1])
@@ -267,8 +267,6 @@ def test_the_page_of_a_run_tells_its_slowest_requests(ordinary: Session, tmp_pat
 def test_every_session_is_told(session: Session) -> None:
     record, diagnosis = session
     stories = tell(record, diagnosis.ledger, choose_slowest(record, 30))
-    text = shown(*stories[:3], slowest=stories)
-    assert max(cell_len(line) for line in text.splitlines()) <= 80
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
+    unharmed(shown(*stories[:3], slowest=stories), 80)
     assert all(one.difference_ns in (0, None) for one in stories)
     assert len(stories) == min(30, int(record.measured.sum()))

@@ -49,22 +49,15 @@ def test_one_worker_has_no_table(ordinary: tuple[RunRecord, Diagnosis], tmp_path
 
 @pytest.mark.parametrize("width", [64, 100, 140])
 def test_each_worker_has_a_line(ordinary: tuple[RunRecord, Diagnosis], width: int) -> None:
-    shown = _shown(_with(ordinary[1], ROW, SLOW), width)
-    lines = [line.split() for line in shown.splitlines()]
+    lines = [line.split() for line in _shown(_with(ordinary[1], ROW, SLOW), width).splitlines()]
     assert ["0", "cuda:0", "4,100", "71.0", "%", "8.12", "19.4", "15.0", "%", "–"] in lines
     assert ["1", "cuda:1", "4,100", "71.0", "%", "8.12", "19.4", "85.0", "%", "3.14"] in lines
-
-
-def test_a_narrow_terminal_shows_every_figure(ordinary: tuple[RunRecord, Diagnosis]) -> None:
-    shown = _shown(_with(ordinary[1], SLOW), 60)
-    table = shown[shown.index("Workers") :].splitlines()[:6]
+    unweighted = _shown(_with(ordinary[1], ROW, {**ROW, "worker": 1}), width)
+    assert "weight" not in unweighted.split("Workers")[1], "no column of nothing"
+    narrow = _shown(_with(ordinary[1], SLOW), 60)
+    table = narrow[narrow.index("Workers") :].splitlines()[:6]
     assert all(len(line) <= 60 for line in table)
     assert all(figure in " ".join(table) for figure in ("4,100", "71.0 %", "8.12", "19.4", "85.0 %", "3.14"))
-
-
-def test_without_weights_there_is_no_column_of_them(ordinary: tuple[RunRecord, Diagnosis]) -> None:
-    shown = _shown(_with(ordinary[1], ROW, {**ROW, "worker": 1}))
-    assert "weight" not in shown.split("Workers")[1] and "Workers" in shown
 
 
 def test_many_workers_are_cut_in_the_terminal_and_whole_on_the_page(

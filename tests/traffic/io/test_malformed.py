@@ -102,10 +102,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "azure_date": (AZURE + "2023-13-16 18:17:03.97,1,1\n", ":2: found '2023-13-16"),
     "azure_word": (AZURE + "yesterday,1,1\n", ":2: found 'yesterday'"),
     "azure_blank": (AZURE + ",1,1\n", "an empty cell in 'TIMESTAMP'"),
-    "azure_zones_mixed": (
-        AZURE + "2023-11-16 18:17:03,1,1\n2023-11-16 18:17:04+00:00,1,1\n",
-        ":3: found",
-    ),
+    "azure_zones_mixed": (AZURE + "2023-11-16 18:17:03,1,1\n2023-11-16 18:17:04+00:00,1,1\n", ":3: found"),
     "azure_far_zone": (AZURE + "2023-11-16 18:17:03+99:00,1,1\n", "18 hours"),
     "azure_tokens_negative": (AZURE + "2023-11-16 18:17:03,-1,1\n", "in 'ContextTokens'"),
     "azure_tokens_fraction": (AZURE + "2023-11-16 18:17:03,1.5,1\n", "in 'ContextTokens'"),
@@ -141,10 +138,7 @@ BYTES: dict[str, tuple[bytes, str]] = {
     "parquet_nested": (parquet({"arrival_s": [0.0], "f": [[1, 2]]}), "under payload"),
     "parquet_binary_feature": (parquet({"arrival_s": [0.0], "f": [b"\xff"]}), "in 'f'"),
     "parquet_payload": (parquet({"arrival_s": [0.0], "payload": ["not json"]}), "JSON text"),
-    "parquet_metadata": (
-        parquet({"arrival_s": [0.0]}, {b"latfix": b"{"}),
-        "not JSON",
-    ),
+    "parquet_metadata": (parquet({"arrival_s": [0.0]}, {b"latfix": b"{"}), "not JSON"),
 }
 
 MAPPINGS: dict[str, tuple[dict[str, str], str]] = {
@@ -181,18 +175,13 @@ def refused(path: Path, expected: str, act: Callable[[], object]) -> None:
     assert path.name in message or "map" in message
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_malformed_text_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    content, expected = TEXTS[name]
-    path = tmp_path / "traffic.txt"
-    path.write_bytes(content.encode())
-    refused(path, expected, lambda: read_traffic(path))
-
-
-@pytest.mark.parametrize("name", BYTES)
-def test_malformed_bytes_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    content, expected = BYTES[name]
-    path = tmp_path / "traffic.bin"
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [*((text.encode(), expected) for text, expected in TEXTS.values()), *BYTES.values()],
+    ids=[*TEXTS, *BYTES],
+)
+def test_malformed_content_is_refused_in_one_line(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "traffic.dat"
     path.write_bytes(content)
     refused(path, expected, lambda: read_traffic(path))
 
@@ -203,6 +192,8 @@ def test_a_bad_mapping_is_refused_in_one_line(tmp_path: Path, name: str) -> None
     path = tmp_path / "traffic.jsonl"
     path.write_text(MAPPED)
     refused(path, expected, lambda: read_traffic(path, mapping=mapping))
+    good = read_traffic(path, mapping={"half": "tokens / 2", "more": "half + 1"})
+    assert good.features["more"].tolist() == [3.5, 3.5]
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -211,10 +202,3 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     refused(missing, "no such file", lambda: read_traffic(missing))
     with pytest.raises(InputError, match="cannot be read"):
         read_traffic(Path("a\0b"))
-
-
-def test_a_good_file_is_not_refused(tmp_path: Path) -> None:
-    path = tmp_path / "traffic.jsonl"
-    path.write_text(MAPPED)
-    traffic = read_traffic(path, mapping={"half": "tokens / 2", "more": "half + 1"})
-    assert traffic.features["more"].tolist() == [3.5, 3.5]

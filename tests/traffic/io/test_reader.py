@@ -102,16 +102,12 @@ def test_burstgpt_with_sessions(tmp_path: Path) -> None:
     }
 
 
-def test_burstgpt_of_the_first_release(tmp_path: Path) -> None:
-    content = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
-    traffic = read_traffic(written(tmp_path, content))
-    assert traffic.metadata["format"] == "burstgpt"
-    assert traffic.sessions == [None]
-
-
 def test_content_decides_and_not_the_name(tmp_path: Path) -> None:
     path = written(tmp_path, '{"arrival_s": 1.5, "x": 2}\n', "traffic.csv")
     assert read_traffic(path).metadata["format"] == "native-jsonl"
+    content = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
+    first_release = read_traffic(written(tmp_path, content))
+    assert (first_release.metadata["format"], first_release.sessions) == ("burstgpt", [None])
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl"])
@@ -123,20 +119,10 @@ def test_gzip_is_read_whatever_the_name(tmp_path: Path, name: str) -> None:
 
 
 def test_native_json_lines_with_every_field(tmp_path: Path) -> None:
-    row = {
-        "arrival_s": 0.25,
-        "id": "q",
-        "priority": "high",
-        "session": "s",
-        "deadline_ms": 250,
-        "payload": {"text": "é", "n": [1, None]},
-        "tokens": 7,
-        "share": 0.5,
-        "flag": True,
-        "lang": "de",
-        "absent": None,
-    }
-    request = read_traffic(written(tmp_path, json.dumps(row))).request(0)
+    row = {"arrival_s": 0.25, "id": "q", "priority": "high", "session": "s", "deadline_ms": 250}
+    row |= {"payload": {"text": "é", "n": [1, None]}}
+    features = {"tokens": 7, "share": 0.5, "flag": True, "lang": "de", "absent": None}
+    request = read_traffic(written(tmp_path, json.dumps(row | features))).request(0)
     assert (request.id, request.arrival_s, request.priority) == ("q", 0.25, "high")
     assert (request.session, request.deadline_ms, request.payload) == ("s", 250.0, row["payload"])
     assert request.features == {"tokens": 7, "share": 0.5, "flag": 1, "lang": "de"}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import refused
+
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -49,14 +51,12 @@ def test_policies_of_ones_own(cli: Cli) -> None:
     ],
 )
 def test_bad_input(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
-    code, out, err = cli("fragmentation", *arguments)
-    assert (code, out) == (2, "") and err.startswith("latfix: ") and said in err and err.count("\n") == 1
+    refused(cli("fragmentation", *arguments), said)
 
 
 def test_a_trace_that_does_not_tell_what_memory_there_was(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text('{"alloc": 0, "bytes": 512}\n')
-    code, out, err = cli("fragmentation", str(tmp_path / "trace.jsonl"))
-    assert (code, out) == (2, "") and "--capacity: found none" in err and err.count("\n") == 1
+    refused(cli("fragmentation", tmp_path / "trace.jsonl"), "--capacity: found none")
 
 
 ALLOC = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 0}
@@ -91,8 +91,7 @@ def test_a_damaged_trace_is_one_line(cli: Cli, tmp_path: Path, content: bytes, s
 def test_a_device_is_not_read(cli: Cli, tmp_path: Path) -> None:
     """/dev/null would end at once, and be called empty; others never do."""
     (tmp_path / "trace").symlink_to("/dev/null")
-    code, out, err = cli("fragmentation", str(tmp_path / "trace"))
-    assert (code, out) == (2, "") and "found no regular file" in err and err.count("\n") == 1
+    refused(cli("fragmentation", tmp_path / "trace"), "found no regular file")
 
 
 def test_a_recorded_stall_is_answered_without_further_questions(cli: Cli, tmp_path: Path) -> None:

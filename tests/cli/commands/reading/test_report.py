@@ -13,50 +13,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latfix.run_record.run_record import finalize
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES
-from latfix.traffic.io.stored_schedule import save_schedule
-from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import batches_of
+from tests.cli.conftest import batches_of, refused, write_run
 
 Cli = Callable[..., tuple[int, str, str]]
 N = 60
 
 
-def _rows() -> Any:
+def _write(folder: Path, *, finished: bool) -> Path:
     rows = np.zeros(N, dtype=REQUEST_DTYPE)
-    rows["index"] = np.arange(N)
+    rows["index"] = rows["batch_id"] = np.arange(N)
     rows["arrival_ns"] = np.arange(N) * 10_000_000
     for k, stage in enumerate(STAGES):
         rows[f"{stage}_ns"] = 10_000 * (k + 1)
     rows["compute_ns"] += np.random.default_rng(0).integers(0, 5_000_000, N)
     rows["latency_ns"] = np.sum([rows[f"{stage}_ns"] for stage in STAGES], axis=0)
-    rows["batch_id"] = np.arange(N)
-    return rows
-
-
-def _batches(rows: Any) -> Any:
     batches = batches_of(rows)
     batches["free_ns"][1:] = batches["finish_end_ns"][:-1]
-    return batches
-
-
-def _write(folder: Path, *, finished: bool) -> Path:
-    segments = folder / "segments"
-    segments.mkdir(parents=True)
-    traffic = Traffic.plain(np.arange(N, dtype=np.int64) * 10_000_000)
-    save_schedule(traffic, folder / "traffic.parquet")
-    meta = {"schema": "latfix.run/1", "state": "complete" if finished else "running", "workload": "w", "scheduled": N}
-    (folder / "run.json").write_text(json.dumps({**meta, "device": "cpu", "settings": {}, "objective": {}}))
-    rows = _rows()
-    (segments / "requests.bin").write_bytes(rows.tobytes())
-    (segments / "batches.bin").write_bytes(_batches(rows).tobytes())
-    (segments / "events.jsonl").write_text('[10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}]\n')
-    (segments / "samples.jsonl").write_text('[20, "process.rss_bytes", 1.5]\n')
-    if finished:
-        finalize(folder)
-    return folder
+    events = [[10, 5, "gc", 1, -1, -1, {"generation": 2, "collected": 3}]]
+    samples = [[20, "process.rss_bytes", 1.5]]
+    return write_run(folder, rows, batches=batches, events=events, samples=samples, finished=finished)
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +45,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 @pytest.fixture
 def runs(originals: dict[bool, Path], tmp_path: Path) -> dict[bool, Path]:
     return {finished: Path(shutil.copytree(path, tmp_path / path.name)) for finished, path in originals.items()}
-
-
-def _refused(answer: tuple[int, str, str]) -> str:
-    code, out, err = answer
-    assert code == 2, (code, err)
-    assert out == ""
-    assert err.startswith("latfix: ") and err.count("\n") == 1, err
-    return err
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -111,10 +80,10 @@ def test_what_is_no_run(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     Path("empty").mkdir()
-    _refused(cli("report", where))
-    _refused(cli("compare", where, runs[True]))
-    _refused(cli("compare", runs[True], where))
-    _refused(cli("report", runs[True], "--baseline", where))
+    refused(cli("report", where))
+    refused(cli("compare", where, runs[True]))
+    refused(cli("compare", runs[True], where))
+    refused(cli("report", runs[True], "--baseline", where))
 
 
 BAD_OPTIONS = [
@@ -131,13 +100,13 @@ BAD_OPTIONS = [
 
 @pytest.mark.parametrize("options", BAD_OPTIONS)
 def test_bad_options(options: tuple[str, ...], runs: dict[bool, Path], cli: Cli) -> None:
-    _refused(cli("report", runs[True], *options))
+    refused(cli("report", runs[True], *options))
 
 
 def test_missing_arguments(runs: dict[bool, Path], cli: Cli) -> None:
-    _refused(cli("report"))
-    _refused(cli("compare", runs[True]))
-    _refused(cli("compare", runs[True], runs[True], runs[True]))
+    refused(cli("report"))
+    refused(cli("compare", runs[True]))
+    refused(cli("compare", runs[True], runs[True], runs[True]))
 
 
 METAS: list[tuple[str, Any]] = [
@@ -186,9 +155,8 @@ def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli
             file.unlink()
         case _:
             position = data.draw(st.integers(0, len(content) - 1))
-            file.write_bytes(
-                content[:position] + data.draw(st.binary(min_size=1, max_size=4)) + content[position + 1 :]
-            )
+            put = data.draw(st.binary(min_size=1, max_size=4))
+            file.write_bytes(content[:position] + put + content[position + 1 :])
 
     code, out, err = cli("report", folder, "--json", "-")
 
@@ -204,7 +172,7 @@ def test_links_that_lead_in_a_circle(runs: dict[bool, Path], cli: Cli, tmp_path:
     loop, other = tmp_path / "loop", tmp_path / "other"
     loop.symlink_to(other)
     other.symlink_to(loop)
-    assert str(loop) in _refused(cli("report", loop))
-    assert str(loop) in _refused(cli("compare", runs[True], loop))
-    assert "--json" in _refused(cli("report", runs[True], "--json", loop))
-    assert "--markdown" in _refused(cli("report", runs[True], "--json", "-", "--markdown", loop))
+    refused(cli("report", loop), str(loop))
+    refused(cli("compare", runs[True], loop), str(loop))
+    refused(cli("report", runs[True], "--json", loop), "--json")
+    refused(cli("report", runs[True], "--json", "-", "--markdown", loop), "--markdown")

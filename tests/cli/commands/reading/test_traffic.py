@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -123,13 +121,3 @@ def test_bad_options_are_input_errors_and_write_nothing(
 def test_a_word_for_a_number_is_a_usage_error() -> None:
     result = CliRunner().invoke(traffic_app, ["convert", "a", "b.csv", "--speed", "fast"])
     assert result.exit_code == 2
-
-
-def test_importing_the_commands_loads_nothing_heavy() -> None:
-    program = (
-        "import sys, latfix.cli.commands.reading.traffic\n"
-        "heavy = {'torch', 'pandas', 'pyarrow', 'matplotlib', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import torch
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.backend_comparison import comparison as table
-from latfix.runners.replay.runner_process import RunnerProcess
+from tests.cli.conftest import refused
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
@@ -68,11 +68,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "first_load_s", lambda *_: 0.5)
 
 
-def one_line(err: str) -> str:
-    assert err.startswith("latfix: ") and err.count("\n") == 1 and "Traceback" not in err, err
-    return err
-
-
 @pytest.mark.usefixtures("in_process")
 def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
     target = tmp_path / "backends.json"
@@ -92,9 +87,8 @@ def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("in_process")
 def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: Path) -> None:
-    code, out, err = cli("backends", program, "--traffic", traffic, "--seconds", "0.2")
-    assert (code, out) == (2, "")
-    assert 'write "min(length, 6)" in [inputs]' in one_line(err)
+    answer = cli("backends", program, "--traffic", traffic, "--seconds", "0.2")
+    refused(answer, 'write "min(length, 6)" in [inputs]')
 
 
 @pytest.mark.parametrize(
@@ -112,11 +106,10 @@ def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: 
 )
 def test_options(cli: Cli, tmp_path: Path, traffic: Path, options: tuple[str, ...], says: str) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
-    code, out, err = cli("backends", tmp_path / "model.onnx", "--traffic", traffic, *options)
-    assert (code, out) == (2, "")
-    assert says in one_line(err)
+    refused(cli("backends", tmp_path / "model.onnx", "--traffic", traffic, *options), says)
 
 
+@pytest.mark.usefixtures("no_runner")
 @pytest.mark.parametrize("command", ["diagnose", "optimize", "backends"])
 @pytest.mark.parametrize(
     ("name", "content", "says"),
@@ -139,41 +132,30 @@ def test_wrong_files(
     content: bytes | None,
     says: str,
 ) -> None:
-    def start(_: RunnerProcess) -> None:
-        raise AssertionError("a runner was about to be started")
-
-    monkeypatch.setattr(RunnerProcess, "start", start)
     monkeypatch.chdir(tmp_path)
     if content is None:
         (tmp_path / name).symlink_to("gone")
     else:
         (tmp_path / name).write_bytes(content)
-    code, out, err = cli(command, tmp_path / name, "--traffic", traffic)
-    assert (code, out) == (2, "")
-    assert says in one_line(err)
+    refused(cli(command, tmp_path / name, "--traffic", traffic), says)
     assert not (tmp_path / "latfix-runs").exists()
 
 
 def test_a_model_without_traffic(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
     for command in ("diagnose", "backends"):
-        code, _, err = cli(command, tmp_path / "model.onnx")
-        assert code == 2 and "without traffic" in one_line(err)
+        refused(cli(command, tmp_path / "model.onnx"), "without traffic")
 
 
+@pytest.mark.usefixtures("no_runner")
 @pytest.mark.parametrize("command", ["diagnose", "optimize", "sweep", "backends"])
 def test_an_engine_says_what_it_needs(
     cli: Cli, tmp_path: Path, traffic: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: RunnerProcess) -> None:
-        raise AssertionError("a runner was about to be started")
-
-    monkeypatch.setattr(RunnerProcess, "start", start)
     monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: False)
     (tmp_path / "model.engine").write_bytes(b"ftrt" + bytes(64))
-    code, _, err = cli(command, tmp_path / "model.engine", "--traffic", traffic)
-    assert code == 2 and "TensorRT engine, which needs the package tensorrt" in one_line(err)
-    assert "pip install tensorrt" in err
+    answer = cli(command, tmp_path / "model.engine", "--traffic", traffic)
+    refused(answer, "TensorRT engine, which needs the package tensorrt", "pip install tensorrt")
 
 
 @pytest.mark.slow
