@@ -120,7 +120,9 @@ def test_every_kind_of_idea_is_an_arm(
     with (workload / "workload.toml").open("a", encoding="utf-8") as file:
         file.write("[profile.large.runner]\nworkers = 4\n[profile.large.traffic]\nspeed = 2.0\n")
     plan = tmp_path / "plan.toml"
-    plan.write_text('schema = "latfix.plan/1"\nworkload = "other"\n[[fix]]\nid = "gc.freeze"\n[fix.settings]\ngc = "freeze"\n')
+    plan.write_text(
+        'schema = "latfix.plan/1"\nworkload = "other"\n[[fix]]\nid = "gc.freeze"\n[fix.settings]\ngc = "freeze"\n'
+    )
     sets = ("--set", "precision=bf16", "--set", "max_batch_size=1,env.A=1", "--combine")
     more = ("--profile", "large", "--plan", plan, "--device", "cpu")
     code, out, err = cli("try", workload, *sets, *more, "--out", tmp_path / "o")
