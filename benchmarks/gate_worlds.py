@@ -80,16 +80,28 @@ class Bench:
 
     def rounds(self, count: int) -> tuple[list[Floats], list[Floats]]:
         """Latencies of both arms, ``count`` rounds."""
-        arrivals, sizes = self._traffic()
-        machine = self._machine(2 * count)
+        return self.controlled_rounds(count)[:2]
+
+    def controlled_rounds(
+        self, count: int, *, parts: int = 1, slack: float = 0.02
+    ) -> tuple[list[Floats], list[Floats], Floats]:
+        """The same, each round with one of several parts of the traffic, and what compute in turns tells.
+
+        :param slack: standard deviation of what is told, on the logarithm.
+        """
+        traffic = [self._traffic() for _ in range(parts)]
+        machine, restarts = self._machine(2 * count)
         base: list[Floats] = []
         new: list[Floats] = []
         for k in range(count):
             # A B, B A, …: the machine goes on, and what drifts does not always favor the same arm.
             for turn, is_new in enumerate((False, True) if k % 2 == 0 else (True, False)):
-                replay = self._replay(arrivals, sizes, machine[2 * k + turn], is_new)
+                at = 2 * k + turn
+                replay = self._replay(*traffic[k % parts], machine[at] * restarts[at], is_new)
                 (new if is_new else base).append(replay)
-        return base, new
+        speeds = np.log(machine.mean(axis=1)).reshape(count, 2)
+        drift = (speeds[:, 1] - speeds[:, 0]) * np.where(np.arange(count) % 2 == 0, 1.0, -1.0)
+        return base, new, drift + (self.rng.normal(0, slack, count) if slack and parts > 1 else 0.0)
 
     def _traffic(self) -> tuple[Floats, Floats]:
         world, n, rng = self.world, self.requests, self.rng
@@ -104,8 +116,8 @@ class Bench:
             gaps = np.where(busy, gaps / world.burst, gaps * 1.2)
         return np.cumsum(gaps), sizes
 
-    def _machine(self, replays: int) -> Floats:
-        """How slow the machine is at every request of every replay, ``(replays, requests)``."""
+    def _machine(self, replays: int) -> tuple[Floats, Floats]:
+        """How slow the machine is at every request of every replay, ``(replays, requests)``, and each restart."""
         world, n, rng = self.world, self.requests, self.rng
         slow = np.ones((replays, n))
         if world.drift:
@@ -119,7 +131,7 @@ class Bench:
         restarts = np.exp(rng.normal(0, world.restart, replays)) if world.restart else np.ones(replays)
         if world.lottery:
             restarts = restarts * (1 + world.lottery * rng.integers(0, 2, replays))
-        return slow * restarts[:, None]
+        return slow, restarts
 
     def _replay(self, arrivals: Floats, sizes: Floats, slow: Floats, is_new: bool) -> Floats:
         world, n, rng = self.world, self.requests, self.rng

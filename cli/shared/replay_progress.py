@@ -53,3 +53,9 @@ class ReplayLines:
         """Show one replay while it runs."""
         with progress_of(label, traffic, folder) as progress:
             yield progress.on_event
+
+
+@contextlib.contextmanager
+def unwatched(_label: str, _traffic: Traffic, _folder: Path) -> Iterator[OnEvent]:
+    """A replay that shows nothing."""
+    yield lambda _event: None

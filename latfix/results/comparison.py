@@ -1,4 +1,4 @@
-"""Two runs, or rounds of two arms, compared: what changed, and whether the data can tell."""
+"""Runs, or rounds of two or more arms, compared: what changed, and whether the data can tell."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
+from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord, throughput_rps
@@ -64,6 +65,7 @@ class Comparison(Document):
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
     :param gates: those that the comparison was held against.
+    :param why: where the difference of gated latencies lies, stage by stage.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param smallest: the smallest difference worth a name; not in the document.
     """
@@ -82,6 +84,7 @@ class Comparison(Document):
     only_after_ok: int = 0
     notes: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    why: tuple[LatencyChange, ...] = field(default=(), metadata=json_key(omit_empty=True))
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
 
@@ -105,6 +108,84 @@ class Comparison(Document):
         return _subject(self.after, self.ratio), _subject(self.before, {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedIdea(Document):
+    """One arm of a trial: the workload as it is, or with somebody's changes.
+
+    :param name: as the command line has it.
+    :param settings: what differs from the workload as it is, by key.
+    :param fixes: ids of the plan's fixes, where it is a plan.
+    :param failure: why it did not run; empty where it did. It has no comparison then.
+    :param comparison: with the workload as it is, over the rounds that both completed; ``None`` for that itself.
+    :param accuracy: its score; ``None`` where it was not measured.
+    :param accurate: within the objective's limit; ``None`` likewise. ``accuracy_reason`` has the figures.
+    :param memory_bytes: the most that its process had resident; ``device_memory_bytes`` reserved on one device.
+    :param start_s: seconds until its process could serve, the median of its starts.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fixes: tuple[str, ...] = ()
+    failure: str = ""
+    comparison: Comparison | None = None
+    accuracy: float | None = None
+    accurate: bool | None = None
+    accuracy_reason: str = ""
+    memory_bytes: int = 0
+    device_memory_bytes: int = 0
+    start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Document):
+    """Ideas side by side on the same traffic: ``trial.json``.
+
+    :param base: the workload as it is; ``summary`` has its latencies over all rounds, ``None`` before the first.
+    :param judged: the key of the ratios that verdicts are about.
+    :param rounds: complete ones.
+    :param from_s: where in the traffic the replayed stretch begins, and ``to_s`` where it ends.
+    :param requests: in one replay.
+    :param whole: all of the traffic was replayed.
+    :param accuracy_limit: the lowest score that an idea may have; ``None`` before one was measured.
+    :param interrupted: Ctrl-C ended it; what was complete is here.
+    :param failure: why the workload as it is could not be run any more; empty where it could.
+    """
+
+    SCHEMA: ClassVar[str] = "latfix.trial/1"
+    COMPUTED: ClassVar[tuple[str, ...]] = ("best",)
+
+    workload: str
+    device: str
+    base: TriedIdea
+    summary: Summary | None
+    ideas: tuple[TriedIdea, ...]
+    judged: str = "p99"
+    rounds: int
+    from_s: float
+    to_s: float
+    requests: int
+    whole: bool
+    accuracy_limit: float | None = None
+    interrupted: bool = False
+    failure: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str:
+        """The idea that is decisively better within the limit of accuracy, by the least ratio; empty for none."""
+        found = [
+            (idea.comparison.ratio[self.judged].value, idea.name)
+            for idea in self.ideas
+            if idea.comparison is not None and idea.comparison.verdict == "better" and idea.accurate
+        ]
+        return min(found, default=(1.0, ""))[1]
+
+
+def summarize(records: Sequence[RunRecord], *, seed: int = 0, accuracy: float | None = None) -> Summary:
+    """The replays of one arm together."""
+    return _summary(records, [_arm(record, _size(record)) for record in records], seed, accuracy)
+
+
 def compare_records(
     base: RunRecord, new: RunRecord, *, seed: int = 0, smallest: float = 0.05, rule: Rule = FINAL
 ) -> Comparison:
@@ -120,6 +201,7 @@ def compare_rounds(
     smallest: float = 0.05,
     accuracy: tuple[float | None, float | None] | None = None,
     rule: Rule = FINAL,
+    control: npt.ArrayLike | None = None,
 ) -> Comparison:
     """Compare rounds of two arms, replayed in turns.
 
@@ -133,6 +215,7 @@ def compare_rounds(
     :param accuracy: of the two arms; what the records' ``run.json`` say where it is ``None``.
     :param rule: how sure the verdict must be; the level of a look where the comparison goes on
         (:func:`latfix.statistics.group_sequential.look_level`).
+    :param control: see :func:`latfix.statistics.bootstrap_ratio.arm_ratios`.
     :raises ValueError: no rounds, or not equally many.
     """
     pairs = [_Pair.of(first, second) for first, second in zip(base, new, strict=True)]
@@ -140,7 +223,7 @@ def compare_rounds(
         raise ValueError("no rounds to compare")
     paired = all(pair.same_traffic for pair in pairs)
     arms = ([pair.base.latency for pair in pairs], [pair.new.latency for pair in pairs])
-    ratio = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired)
+    ratio = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])

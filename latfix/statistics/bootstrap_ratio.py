@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,11 @@ from latfix.statistics.block_bootstrap import (
     evidence,
     iter_block_starts,
 )
+from latfix.statistics.control_variate import fit_control
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import student_t
 from latfix.statistics.latency_summary import QUANTILES, influence, limit_of
-from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bounds
+from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bounds, log_ratios
 
 #: What has a ratio with an interval. A maximum is one request, about which no number of requests is sure.
 RATIO_KEYS: tuple[str, ...] = ("mean", *QUANTILES)
@@ -44,6 +45,7 @@ def arm_ratios(
     keys: Sequence[str] = RATIO_KEYS,
     rule: Rule = FINAL,
     paired: bool = True,
+    control: npt.ArrayLike | None = None,
 ) -> dict[str, RatioEstimate]:
     """Ratio new/base of statistics over interleaved replays.
 
@@ -65,10 +67,17 @@ def arm_ratios(
     :param new_blocks: the same for the other arm; as many rounds.
     :param rule: how sure a decision must be.
     :param paired: the same traffic in both arms; otherwise each arm's blocks are drawn on their own.
+    :param control: for each round by how much more the machine slowed the new arm down, as a logarithm, NaN where
+        that is not known (:mod:`latfix.statistics.control_variate`); what of it shows in the medians is taken out.
     :raises ValueError: no rounds, or not equally many.
     """
     rounds = _rounds(base_blocks, new_blocks)
-    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
+    taken = None
+    if control is not None:
+        medians = log_ratios([r.base for r in rounds], [r.new for r in rounds], 0.5)
+        taken = fit_control(medians, np.asarray(control, dtype=np.float64))
+        rounds = [replace(r, new=r.new * math.exp(-by)) for r, by in zip(rounds, taken.shifts, strict=True)]
+    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired, control=taken)
     value = _log_ratio(rounds)
     rng = np.random.default_rng(seed)
     drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))

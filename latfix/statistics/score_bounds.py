@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.statistics.block_bootstrap import FloatArray, block_length
+from latfix.statistics.control_variate import Control
 from latfix.statistics.decision import Rule
 from latfix.statistics.distributions import normal_quantile, student_t
 
@@ -60,6 +61,7 @@ class Rounds:
     :param blocks: where blocks start: in the paired series, or in ``base``; ``new_blocks`` in ``new``.
     :param backlog: in some replay latencies depend on one another over an eighth of it or more, as where work piles
         up: it is hardly more than one event.
+    :param control: what was taken out of the new arm's latencies; ``None``: nothing.
     """
 
     base: FloatArray
@@ -70,9 +72,17 @@ class Rounds:
     blocks: npt.NDArray[np.intp]
     new_blocks: npt.NDArray[np.intp]
     backlog: bool = False
+    control: Control | None = None
 
     @classmethod
-    def of(cls, base: Sequence[FloatArray], new: Sequence[FloatArray], *, paired: bool) -> Rounds:
+    def of(
+        cls,
+        base: Sequence[FloatArray],
+        new: Sequence[FloatArray],
+        *,
+        paired: bool,
+        control: Control | None = None,
+    ) -> Rounds:
         """Lay rounds out; blocks end with a round.
 
         Blocks are as long as what is scored depends on its neighbors: the arms' difference where they are paired
@@ -89,6 +99,7 @@ class Rounds:
             _block_starts([len(part) for part in base], lengths),
             _block_starts([len(part) for part in new], lengths),
             any(_piled_up(series) for series in (*base, *new)),
+            control,
         )
 
     @property
@@ -102,10 +113,8 @@ class Rounds:
 
     def log_ratios(self, q: float | None) -> FloatArray:
         """The same of each round, ``(rounds,)``."""
-        pairs = [
-            (_part(self.base, self.base_rounds, k), _part(self.new, self.new_rounds, k)) for k in range(self.count)
-        ]
-        return np.array([_log_ratio(base, new, q) for base, new in pairs])
+        base = [_part(self.base, self.base_rounds, k) for k in range(self.count)]
+        return log_ratios(base, [_part(self.new, self.new_rounds, k) for k in range(self.count)], q)
 
     def score(self, q: float | None, shift: float) -> float:
         """How much larger the new arm's scores are, as a normal deviate; at most the root of the blocks' number.
@@ -123,6 +132,13 @@ class Rounds:
             first, second = _sums(ours, self.blocks), _sums(theirs, self.new_blocks)
             total, square = float(second.sum() - first.sum()), float(first @ first + second @ second)
         return total / math.sqrt(square) if square > 0 else 0.0
+
+    def between(self, q: float | None, level: float) -> tuple[float, float]:
+        """:func:`between` of the rounds' log ratios, with what fitting the control costs."""
+        if self.control is None:
+            return between(self.log_ratios(q), level)
+        mean, half = between(self.log_ratios(q), level, fitted=self.control.fitted)
+        return mean, half * self.control.wider
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +171,7 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
         return (math.nan, math.nan)
     below, above = (_reach(rounds, q, center, side, rule.level) for side in (-1, 1))
     if rounds.count >= FREE_OF_ALLOWANCE:
-        mean, half = between(each, rule.level)
+        mean, half = rounds.between(q, rule.level)
         # Where what differs lies in one stretch of each replay (a backlog that grew), scores bound nothing however
         # large it is; the rounds are events of their own.
         lo = mean - half if math.isinf(below) else min(center - below, mean - half)
@@ -175,10 +191,13 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
     return (math.exp(lo), math.exp(hi) if math.isfinite(hi) else math.inf)
 
 
-def between(each: FloatArray, level: float) -> tuple[float, float]:
-    """Mean of the rounds' log ratios, and how far chance may have moved it (Student's t, both sides)."""
-    spread = float(each.std(ddof=1)) / math.sqrt(len(each))
-    return float(each.mean()), student_t(1.0 - level, len(each) - 1) * spread
+def between(each: FloatArray, level: float, *, fitted: int = 0) -> tuple[float, float]:
+    """Mean of the rounds' log ratios, and how far chance may have moved it (Student's t, both sides).
+
+    :param fitted: degrees of freedom that a control has taken.
+    """
+    spread = float(each.std(ddof=1 + fitted)) / math.sqrt(len(each))
+    return float(each.mean()), student_t(1.0 - level, len(each) - 1 - fitted) * spread
 
 
 def allowance(each: FloatArray, rule: Rule, *, amplified: bool = False) -> float:
@@ -218,6 +237,11 @@ def _reach(rounds: Rounds, q: float | None, center: float, side: int, level: flo
         middle = (inside + outside) / 2
         inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
     return outside
+
+
+def log_ratios(base: Sequence[FloatArray], new: Sequence[FloatArray], q: float | None) -> FloatArray:
+    """The logarithm of new over base of each round, ``(rounds,)``; NaN where an arm has no latency above 0."""
+    return np.array([_log_ratio(ours, theirs, q) for ours, theirs in zip(base, new, strict=True)])
 
 
 def _log_ratio(base: FloatArray, new: FloatArray, q: float | None) -> float:

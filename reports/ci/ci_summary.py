@@ -31,7 +31,7 @@ from latfix.results.optimization import Optimization
 class Summary:
     """What a command found, or why it found nothing.
 
-    :param command: ``diagnose``, ``report``, ``optimize`` or ``compare``.
+    :param command: ``diagnose``, ``report``, ``optimize``, ``compare`` or ``gate``.
     :param run: figures of a single run; ``None`` where there are two.
     :param intervals_ms: 95 % intervals of the single run's latencies, by key.
     :param change: before and after; ``None`` for a single run.

@@ -18,6 +18,8 @@ _SHORTEST_S = 3.0
 _LONGEST_S = 6.0
 #: Requests that two windows together should hold, where the longest window allows it.
 _ENOUGH = 200
+#: Requests that a final replay holds at least, where there are so many.
+_LEAST_REQUESTS = 60
 #: Requests that the first window should hold.
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile make a window's tail.
@@ -39,17 +41,49 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     width_s = min(max(_SHORTEST_S, _ENOUGH / 2 / rate), _LONGEST_S)
     if 2 * width_s >= 0.8 * span_s:
         return [traffic]
+    width = int(width_s * 1e9)
+    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    held = _inside(traffic.arrival_ns, starts, width)
+    chosen = _best_pair(starts, _slow(traffic, baseline, starts, width), width)
+    kept = [int(starts[k]) for k in chosen if held[k]]
+    return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
+
+
+def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
+    """So many seconds of the traffic with most requests; the whole where it is not longer."""
+    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
+    width = int(seconds * 1e9)
+    if last - first <= width:
+        return traffic
+    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    start = int(starts[np.argmax(_inside(traffic.arrival_ns, starts, width))])
+    return slice_time(traffic, start / 1e9, (start + width) / 1e9)
+
+
+def slowest_stretch(traffic: Traffic, baseline: RunRecord, wanted_s: float) -> Traffic:
+    """The stretch of about so many seconds with most of the baseline's slow requests; the whole if it is not longer.
+
+    It is not so short that a tail of it would be a request or two.
+    """
+    span_s = traffic.duration_s - traffic.start_s
+    least_s = max(_SHORTEST_S, _LEAST_REQUESTS * span_s / max(len(traffic), 1))
+    width_s = max(wanted_s, least_s)
+    if width_s >= 0.8 * span_s:
+        return traffic
+    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
+    width = int(width_s * 1e9)
+    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    best = int(np.argmax(_slow(traffic, baseline, starts, width)))
+    return slice_time(traffic, int(starts[best]) / 1e9, (int(starts[best]) + width) / 1e9)
+
+
+def _slow(traffic: Traffic, baseline: RunRecord, starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+    """What a stretch from each start is worth: its slow requests; where there are none, any request."""
     rows = baseline.requests
     ok = baseline.measured & (rows["status"] == Status.OK)
     limit = float(np.percentile(rows["latency_ns"][ok], _TAIL))
     slow = np.sort(rows["arrival_ns"][ok & (rows["latency_ns"] >= limit)])
-    width = int(width_s * 1e9)
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
-    held = _inside(traffic.arrival_ns, starts, width)
-    # Slow requests count first; where there are none, any request is better than an empty slice.
-    chosen = _best_pair(starts, _inside(slow, starts, width) * (len(traffic) + 1) + held, width)
-    kept = [int(starts[k]) for k in chosen if held[k]]
-    return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
+    return _inside(slow, starts, width) * (len(traffic) + 1) + _inside(traffic.arrival_ns, starts, width)
 
 
 def first_window(traffic: Traffic) -> Traffic:

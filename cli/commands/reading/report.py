@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Documents that commands write into their folders, beside those of a run.
 _DOCUMENTS = tuple(
-    f"{name}.json" for name in ("optimization", "comparison", "sweep", "selftest", "doctor", "fragmentation")
+    f"{name}.json" for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation")
 )
 
 
@@ -119,9 +119,9 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
 
     :param folder: where its page was written.
     """
-    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
+    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep, trial
     from latfix.results.answer_check import BackendsTable
-    from latfix.results.comparison import Comparison
+    from latfix.results.comparison import Comparison, Trial
     from latfix.results.diagnosis import Diagnosis
     from latfix.results.doctor_finding import Doctor
     from latfix.results.fragmentation import Fragmentation
@@ -138,6 +138,8 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
             return diagnosis.render_comparison(result)
         case Optimization():
             return diagnosis.render_optimization(result, folder=folder)
+        case Trial():
+            return trial.render_trial(result, folder=None)
         case Sweep():
             return sweep.render_sweep(result, folder=folder)
         case Scoreboard():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.replay_progress import ReplayLines
+from latfix.cli.shared.setting_options import setting_rule, setting_value
 from latfix.errors import (
     EXIT_GATE_FAILED,
     EXIT_INCONCLUSIVE,
@@ -21,7 +21,6 @@ from latfix.errors import (
     InputError,
     RunnerError,
 )
-from latfix.formatting import did_you_mean
 
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
@@ -193,37 +192,11 @@ def parse_variants(options: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _variant(text: str) -> tuple[str, list[Any]]:
-    from latfix.settings import RunnerSettings, rules_of
-
-    key, equals, listed = text.partition("=")
-    key = key.strip()
-    rules = rules_of(RunnerSettings)
-    known = [name for name in rules if name not in _NOT_SWEPT]
-    if not equals or not listed.strip():
+    key, equals, listed = (word.strip() for word in text.partition("="))
+    if not equals or not listed:
         raise InputError(f"--set: found {text!r}; expected KEY=V1,V2, as in max_batch_size=1,4,8")
-    if key not in known:
-        advice = did_you_mean(key, known, f"settings are {', '.join(known)}")
-        found = f"{key!r}, which cannot be listed" if key in _NOT_SWEPT else f"{key!r}, which is no setting"
-        raise InputError(f"--set: found {found}; {advice}")
-    values: list[Any] = []
-    for part in listed.split(","):
-        value = _value(part.strip())
-        if not rules[key].check(value):
-            raise InputError(f"--set {key}: found {part.strip()!r}; expected {rules[key].expected}")
-        if value not in values:
-            values.append(value)
-    return key, values
-
-
-def _value(text: str) -> Any:
-    """A value as TOML would have it, texts without quotes."""
-    if text in ("true", "false"):
-        return text == "true"
-    if re.fullmatch(r"[+-]?\d{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d{1,3})?", text):
-        return float(text)
-    return text.strip("\"'")
+    rule = setting_rule(key, _NOT_SWEPT)
+    return key, list(dict.fromkeys(setting_value(key, part.strip(), rule) for part in listed.split(",")))
 
 
 def _settings(base: RunnerSettings, combinations: Sequence[dict[str, Any]]) -> list[Setting]:

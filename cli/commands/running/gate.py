@@ -1,0 +1,233 @@
+"""``latfix gate``: two services replayed in turns until gates on the difference are decided."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfix.cli.shared.options import (
+    DeviceOption,
+    DurationOption,
+    GateOption,
+    JsonOption,
+    LimitOption,
+    MapOption,
+    ProfileOption,
+    SeedOption,
+    SkipOption,
+    SpeedOption,
+    TrafficOption,
+    TrafficOptions,
+    check_device,
+    check_seed,
+    load_traffic,
+)
+from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+
+if TYPE_CHECKING:
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.runners.gate.decide import Decision
+    from latfix.runners.gate.paired_rounds import Round
+    from latfix.runners.replay.arm import Arm
+    from latfix.settings import RunnerSettings
+    from latfix.traffic.schedule import Traffic
+
+_UNDECIDED = {"": EXIT_INCONCLUSIVE, "fail": EXIT_GATE_FAILED, "pass": EXIT_OK}
+#: A service is warm when it is timed: so many requests are sent first, where the workload sends fewer.
+_WARM = 10
+
+
+def gate(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="What to compare with.", show_default=False)],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="What is to be judged.", show_default=False)],
+    workload: Annotated[
+        str,
+        typer.Option(
+            "--workload", metavar="W", help="Of plans: their workload. Of other folders: the workload's place inside."
+        ),
+    ] = "",
+    gate: GateOption = None,
+    budget: Annotated[str, typer.Option("--budget", help="Time for all rounds: 90s, 5m, 1h.")] = "5m",
+    undecided: Annotated[
+        str, typer.Option("--undecided", metavar="fail|pass", help="Exit with 1 or 0 where a gate is undecided.")
+    ] = "",
+    traffic: TrafficOption = None,
+    profile: ProfileOption = "",
+    mapping: MapOption = None,
+    speed: SpeedOption = 1.0,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
+    skip_bad_lines: SkipOption = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Keep the records and a report there; nowhere without."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier gate's folder.")] = False,
+    json_file: JsonOption = None,
+    junit: JUnitOption = None,
+    markdown: MarkdownOption = None,
+    annotations: AnnotationsOption = False,
+) -> int:
+    """Replay two services in turns until gates are decided.
+
+    BASE and HEAD are workloads, plans of one workload (--workload), or folders that hold it in the same place, as two
+    git worktrees do.
+    """
+    from latfix.cli.commands.running.optimize import parse_budget
+    from latfix.config.workload_toml import check_runs
+    from latfix.gates.syntax import parse_gate
+    from latfix.runners.gate.decide import check
+
+    if undecided not in _UNDECIDED:
+        raise InputError(f"--undecided: found {undecided!r}; expected fail or pass")
+    gates = [parse_gate(text) for text in gate or ()]
+    check(gates)
+    options = TrafficOptions(
+        mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, speed=speed, duration=duration, limit=limit
+    )
+    options.check()
+    budget_s, overrides = parse_budget(budget), {**check_device(device)}
+    sides = [_side(text, workload, traffic, profile) for text in (base, head)]
+    for spec, _ in sides:
+        check_runs(spec)
+    schedule = load_traffic(sides[0][0], options)
+    outputs = Outputs.open("gate", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    name = sides[1][0].name
+    with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
+        arms = [
+            _arm(label, spec, settings.with_overrides(overrides), folder)
+            for label, (spec, settings) in zip(("base", "head"), sides, strict=True)
+        ]
+        decision = _rounds((arms[0], arms[1]), schedule, folder, gates, budget_s, check_seed(seed))
+        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
+
+
+def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
+    """A workload and its settings, from a workload, a plan, or a folder that holds a workload.
+
+    :raises InputError: it is none of them.
+    """
+    from latfix.config.plan import PLAN_FILE, read_plan
+    from latfix.config.workload_toml import SPEC_FILE, load_spec
+
+    if text.startswith(("http://", "https://")):
+        raise InputError(f"{text}: found an address; expected a workload, a plan or a folder that holds a workload")
+    path = Path(text)
+    holds = {name: path.is_dir() and (path / name).is_file() for name in (PLAN_FILE, SPEC_FILE)}
+    if holds[SPEC_FILE] or not (path.suffix == ".toml" or path.is_dir()) or path.name == SPEC_FILE:
+        spec = load_spec(text, traffic=traffic, profile=profile)
+        return spec, spec.settings
+    if not workload:
+        raise InputError(f"{text}: found no workload there; expected --workload beside a plan or another folder")
+    if path.suffix == ".toml" or holds[PLAN_FILE]:
+        spec, plan = load_spec(workload, traffic=traffic, profile=profile), read_plan(path)
+        if strange := plan.strange_to(spec.name):
+            typer.echo(f"warning: {strange}", err=True)
+        return spec, spec.settings.with_overrides(plan.settings())
+    spec = load_spec(str(path / workload), traffic=traffic, profile=profile)
+    return spec, spec.settings
+
+
+class _records:
+    """The folder of the records: the one that ``--out`` names, or one that is gone at the end."""
+
+    def __init__(self, out: Path | None, *, force: bool) -> None:
+        from latfix.runners.replay.run_session import open_folder
+
+        self._temporary = None
+        if out is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="latfix-gate-")
+            self._folder = Path(self._temporary.name)
+            return
+        if force and out.is_dir() and any(out.iterdir()):
+            if not (out / "comparison.json").is_file():
+                raise InputError(f"{out}: found a folder that latfix gate did not write; --force replaces no other")
+            shutil.rmtree(out)
+        self._folder = open_folder(out)
+
+    def __enter__(self) -> Path:
+        return self._folder
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _arm(label: str, spec: WorkloadSpec, settings: RunnerSettings, folder: Path) -> Arm:
+    from latfix.runners.replay.arm import Arm
+
+    warm = settings.with_overrides({"warmup_requests": max(settings.warmup_requests, _WARM)})
+    return Arm(label, spec, warm, (), folder / f"{label}.log")
+
+
+def _rounds(
+    arms: tuple[Arm, Arm], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
+) -> Decision:
+    """Rounds until decided; both processes are gone at the end."""
+    from latfix.cli.shared.replay_progress import ReplayLines, unwatched
+    from latfix.runners.gate.decide import decide
+    from latfix.runners.gate.paired_rounds import replay_rounds
+    from latfix.runners.gate.traffic_parts import cut, part_seconds
+
+    lines, until = ReplayLines(), time.monotonic() + budget_s
+    try:
+        arms[0].running()
+        parts = cut(schedule, part_seconds(schedule, budget_s, arms[0].start_s))
+        lines.say(f"rounds of {len(parts[0])} requests in {parts[0].duration_s:.3g} s, {len(parts)} parts in turn")
+
+        def show(found: Round, number: int, most: int) -> None:
+            lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {until - time.monotonic():.0f} s left")
+
+        rounds = replay_rounds(*arms, parts, folder, unwatched, seed=seed)
+        return decide(gates, rounds, budget_s=until - time.monotonic(), seed=seed, on_round=show)
+    finally:
+        for arm in arms:
+            arm.close()
+
+
+def _median_ms(found: Round) -> str:
+    from latfix.statistics.latency_summary import summarize_ms
+    from latfix.statistics.percentiles import latencies_of
+
+    before, after = (summarize_ms(latencies_of(record))["p50"] for record in (found.base, found.new))
+    return f"p50 {before:.3g} -> {after:.3g} ms"
+
+
+def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int) -> int:
+    """Write, show, and return the exit code."""
+    from latfix.cli.shared.diagnose_flow import show_gates
+    from latfix.files.atomic_write import write_json
+    from latfix.gates.evaluate import exit_code
+    from latfix.reports.html.pages import write_comparison_report
+    from latfix.reports.terminal.diagnosis import render_comparison
+
+    comparison = decision.comparison
+    if comparison is None:
+        if decision.interrupted:
+            raise KeyboardInterrupt
+        raise RunnerError(f"{name}: something outside held up the replayer in every round; use a quieter machine")
+    comparison = replace(comparison, notes=(*(change.sentence for change in comparison.why), *comparison.notes))
+    if out is not None:
+        last = decision.rounds[-1]
+        records = {label: str(record.folder.absolute()) for label, record in (("base", last.base), ("new", last.new))}
+        comparison = replace(comparison, records=records)
+        write_json(out / "comparison.json", comparison.to_json())
+        write_comparison_report(out / "report.html", comparison, last.base, last.new)
+    console = outputs.console()
+    if not outputs.to_stdout:
+        console.print(render_comparison(comparison))
+    show_gates(console, comparison.gates)
+    outputs.write(comparison.to_json(), workload=name, interrupted=decision.interrupted)
+    if decision.interrupted:
+        return EXIT_INTERRUPTED
+    code = exit_code(comparison.gates)
+    return undecided if code == EXIT_INCONCLUSIVE else code

@@ -1,0 +1,97 @@
+"""Where the difference between two services' latency lies: the stages of the requests that the figure is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.files.json_documents import Document
+from latfix.formatting import key_label
+from latfix.run_record.run_record import RunRecord
+from latfix.stages import Status
+from latfix.statistics.latency_summary import QUANTILES
+
+#: What stages are called in a sentence, those that belong together under one name.
+_NAMES: Mapping[str, str] = {
+    "prepare": "prepare",
+    "queue": "queue behind it",
+    "batch": "collate",
+    "h2d": "copies",
+    "compute": "compute",
+    "d2h": "copies",
+    "finish": "finish",
+    "dispatch": "replayer's own lag",
+}
+#: A smaller share of all that moved is not named.
+_LEAST_SHARE = 0.05
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyChange(Document):
+    """The change of one latency, in milliseconds.
+
+    :param metric: ``mean`` or the key of a percentile.
+    :param parts_ms: by stage; they add up to ``after_ms - before_ms``.
+    """
+
+    metric: str
+    before_ms: float
+    after_ms: float
+    parts_ms: Mapping[str, float]
+
+    @property
+    def sentence(self) -> str:
+        """``p99 + 8.1 ms: compute + 2.1, queue behind it + 6.0, all else + 0.0``."""
+        moved = sum(map(abs, self.parts_ms.values()))
+        named = {name: part for name, part in self.parts_ms.items() if moved and abs(part) >= _LEAST_SHARE * moved}
+        rest = sum(part for name, part in self.parts_ms.items() if name not in named)
+        parts = [f"{name} {_signed(part)}" for name, part in sorted(named.items(), key=lambda each: -abs(each[1]))]
+        change = _signed(self.after_ms - self.before_ms)
+        return f"{key_label(self.metric)} {change} ms: {', '.join((*parts, f'all else {_signed(rest)}'))}"
+
+
+def latency_change(metric: str, before: Sequence[RunRecord], after: Sequence[RunRecord]) -> LatencyChange | None:
+    """What a latency changed by, stage by stage; ``None`` where an arm has no request that ended ``ok``.
+
+    The stages of the mean are those of all requests. Those of a percentile are the averages over the requests around
+    it, as many on either side as half of those beyond it, scaled to the percentile.
+    """
+    first, second = _stages(metric, before), _stages(metric, after)
+    if first is None or second is None:
+        return None
+    names = dict.fromkeys((*first, *second))
+    parts = {name: second.get(name, 0.0) - first.get(name, 0.0) for name in names}
+    return LatencyChange(metric=metric, before_ms=sum(first.values()), after_ms=sum(second.values()), parts_ms=parts)
+
+
+def _stages(metric: str, records: Sequence[RunRecord]) -> dict[str, float] | None:
+    """Milliseconds by name of a stage, adding up to the metric."""
+    ok = [record.measured & (record.requests["status"] == Status.OK) for record in records]
+
+    def column(name: str) -> Floats:
+        parts = [record.requests[name][chosen] for record, chosen in zip(records, ok, strict=True)]
+        return np.concatenate(parts).astype(np.float64) / 1e6
+
+    latency = column("latency_ns")
+    if not len(latency):
+        return None
+    if metric in QUANTILES:
+        q = QUANTILES[metric]
+        low, high = np.quantile(latency, [q - (1.0 - q) / 2, q + (1.0 - q) / 2], method="inverted_cdf")
+        around, figure = (latency >= low) & (latency <= high), float(np.quantile(latency, q))
+    else:
+        around, figure = np.ones(len(latency), dtype=np.bool_), float(latency.mean())
+    scale = figure / float(latency[around].mean())
+    found: dict[str, float] = {}
+    for stage, name in _NAMES.items():
+        found[name] = found.get(name, 0.0) + scale * float(column(f"{stage}_ns")[around].mean())
+    return found
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'} {abs(value):.3g}" if abs(value) >= 0.05 else "+ 0.0"

@@ -1,0 +1,1 @@
+"""``latfix gate``: two services replayed in turns, on fresh processes, until the gates are decided."""

@@ -1,0 +1,161 @@
+"""When a gate stops, on simulated time: decided, out of budget, interrupted; what is refused before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.gates.syntax import parse_gate
+from latfix.results.comparison import Comparison
+from latfix.run_record.run_meta import RunMeta
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.runners.gate.decide import Decision, check, decide
+from latfix.runners.gate.paired_rounds import Round
+from latfix.traffic.schedule import Traffic
+
+GATES = [parse_gate("mean<=baseline*1.1"), parse_gate("p50<=baseline*1.1")]
+N, ROUND_S = 60, 10.0
+
+
+def record(latency_ms: np.ndarray, late_ms: float = 0.0) -> RunRecord:
+    """Requests that compute a third of the time and wait the rest."""
+    n = len(latency_ms)
+    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows["index"] = np.arange(n)
+    rows["latency_ns"] = (latency_ms * 1e6).astype(np.int64)
+    rows["compute_ns"] = rows["latency_ns"] // 3
+    rows["queue_ns"] = rows["latency_ns"] - rows["compute_ns"]
+    rows["dispatch_ns"] = np.full(n, int(late_ms * 1e6))
+    return RunRecord(
+        folder=Path("run"),
+        meta=RunMeta(traffic_sha256="same", workload="w", scheduled=n),
+        requests=rows,
+        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
+        events={name: np.zeros(0) for name in EVENT_FIELDS},
+        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
+        traffic=Traffic.plain(np.arange(n) * 20_000_000),
+    )
+
+
+class Service:
+    """Rounds of a service and one that takes ``factor`` times as long, ten seconds each."""
+
+    def __init__(self, factor: float = 1.0, restart: float = 0.02, late: int = 0, interrupt: int = 0) -> None:
+        self.now, self.made = 0.0, 0
+        self.factor, self.restart, self.late, self.interrupt = factor, restart, late, interrupt
+
+    def clock(self) -> float:
+        return self.now
+
+    def rounds(self) -> Iterator[Round]:
+        rng = np.random.default_rng(0)
+        while True:
+            self.now += ROUND_S
+            self.made += 1
+            if self.made == self.interrupt:
+                raise KeyboardInterrupt
+            work = rng.lognormal(2, 0.5, N)
+            speeds = np.exp(rng.normal(0, self.restart, 2)) * [1.0, self.factor]
+            late = 50.0 if self.made <= self.late else 0.0
+            first, second = (record(work * speed * rng.lognormal(0, 0.05, N), late) for speed in speeds)
+            yield Round(first, second)
+
+
+def decided(service: Service, budget_s: float = 180.0) -> Decision:
+    told: list[int] = []
+    found = decide(
+        GATES,
+        service.rounds(),
+        budget_s=budget_s,
+        seed=0,
+        on_round=lambda _round, number, _most: told.append(number),
+        clock=service.clock,
+    )
+    assert told == list(range(1, len(told) + 1))
+    return found
+
+
+def outcome(found: Decision) -> list[bool | None]:
+    assert found.comparison is not None
+    return [result.passed for result in found.comparison.gates]
+
+
+def test_an_unchanged_service_passes_before_the_budget_is_over() -> None:
+    service = Service()
+    found = decided(service)
+    assert outcome(found) == [True, True]
+    assert 5 <= service.made < 10 and len(found.rounds) == service.made
+
+
+def test_a_slower_service_fails_and_the_reason_adds_up() -> None:
+    found = decided(Service(factor=1.3))
+    assert outcome(found) == [False, False] and found.comparison is not None
+    change = found.comparison.why[0]
+    assert change.metric == "mean"
+    assert sum(change.parts_ms.values()) == pytest.approx(change.after_ms - change.before_ms)
+    assert change.parts_ms["queue behind it"] == pytest.approx(2 * change.parts_ms["compute"], rel=1e-3)
+    assert change.sentence.startswith("mean + ") and change.sentence.endswith("all else + 0.0")
+    again = Comparison.from_json(found.comparison.to_json())
+    assert again.why == found.comparison.why
+
+
+def test_a_restless_machine_ends_with_the_budget_undecided() -> None:
+    service = Service(restart=0.3)
+    found = decided(service)
+    assert outcome(found) == [None, None]
+    assert service.now <= 180 and service.made >= 17
+
+
+def test_five_rounds_are_the_least() -> None:
+    found = decided(Service(factor=3.0))
+    assert len(found.rounds) == 5
+
+
+def test_late_rounds_do_not_count() -> None:
+    found = decided(Service(late=3))
+    assert found.late == 3 and outcome(found) == [True, True] and found.comparison is not None
+    assert any("3 rounds more are left out" in note for note in found.comparison.notes)
+    assert decided(Service(late=100)).comparison is None
+
+
+def test_an_interruption_keeps_complete_rounds() -> None:
+    found = decided(Service(interrupt=4))
+    assert found.interrupted and len(found.rounds) == 3 and found.comparison is not None
+    assert decided(Service(interrupt=1)).comparison is None
+
+
+def test_a_gate_without_a_baseline_is_judged_at_the_end() -> None:
+    service = Service()
+    gates = [parse_gate("p50<1s")]
+    found = decide(gates, service.rounds(), budget_s=95, seed=0, on_round=lambda *_: None, clock=service.clock)
+    assert outcome(found) == [True] and service.made == 9
+
+
+@pytest.mark.parametrize(
+    ("gate", "found"),
+    [
+        ("", "found none"),
+        ("p99.9<=baseline*1.1", "found what short rounds do not show"),
+        ("max<1s", "found what short rounds do not show"),
+        ("p99<history*1.1", "found no history"),
+        ("accuracy>=0.9", "found no accuracy"),
+        ("cause:python.gc<10%", "found no diagnosis"),
+    ],
+)
+def test_what_rounds_cannot_decide_is_refused(gate: str, found: str) -> None:
+    with pytest.raises(InputError, match=found):
+        check([parse_gate(gate)] if gate else [])
+
+
+def test_the_drift_is_noted() -> None:
+    service = Service()
+    drifting = (Round(one.base, one.new, math.log(1.1) * (-1) ** k) for k, one in enumerate(service.rounds()))
+    found = decide(GATES, drifting, budget_s=180, seed=0, on_round=lambda *_: None, clock=service.clock)
+    assert found.comparison is not None
+    assert any("in turns" in note for note in found.comparison.notes)

@@ -1,0 +1,83 @@
+"""The control variate: what it takes out, what it leaves, and that it favors nobody."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from latfix.statistics.bootstrap_ratio import arm_ratios
+from latfix.statistics.control_variate import fit_control
+from latfix.statistics.decision import Rule
+from latfix.statistics.score_bounds import Rounds, between, decision_bounds
+
+RNG = np.random.default_rng
+
+
+def test_what_goes_with_the_control_is_taken_out() -> None:
+    rng = RNG(1)
+    drift = rng.normal(0, 0.2, 12)
+    ratio = 0.1 + 1.5 * drift + rng.normal(0, 0.01, 12)
+
+    control = fit_control(ratio, drift)
+
+    assert control.slope == pytest.approx(1.5, abs=0.1) and control.fitted == 1 and control.wider >= 1
+    assert (ratio - control.shifts).mean() == pytest.approx(0.1, abs=0.02)
+    assert (ratio - control.shifts).std() < 0.1 * ratio.std()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "drift"),
+    [
+        (RNG(2).normal(0, 1, 5), RNG(2).normal(0, 1, 5)),  # too few rounds
+        (RNG(2).normal(0, 1, 12), -RNG(2).normal(0, 1, 12)),  # a slower machine makes nothing faster
+        (RNG(2).normal(0, 1, 12), np.zeros(12)),
+        (RNG(2).normal(0, 1, 12), np.full(12, math.nan)),
+    ],
+)
+def test_nothing_is_taken_out(ratio: np.ndarray, drift: np.ndarray) -> None:
+    control = fit_control(ratio, drift)
+    assert not control.shifts.any() and (control.fitted, control.wider) == (0, 1.0)
+
+
+def test_a_round_without_a_control_is_left_as_it_is() -> None:
+    drift = RNG(3).normal(0, 0.2, 12)
+    drift[4] = math.nan
+    control = fit_control(np.nan_to_num(drift, nan=0.3), drift)
+    assert control.shifts[4] == 0 and control.slope == pytest.approx(1)
+
+
+def _rounds(seed: int, count: int = 12, n: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """A service and itself on a machine that drifts by 20 % from replay to replay, and what compute tells."""
+    rng = RNG(seed)
+    work, speed = rng.lognormal(0, 0.5, n), rng.normal(0, 0.2, (2, count))
+    arms = [[work * np.exp(arm[k]) * rng.lognormal(0, 0.05, n) for k in range(count)] for arm in speed]
+    return arms[0], arms[1], speed[1] - speed[0] + rng.normal(0, 0.02, count)
+
+
+def test_bounds_are_narrower_with_the_control_and_hold_the_truth() -> None:
+    base, new, drift = _rounds(4)
+    for key in ("mean", "p50", "p95"):
+        plain = arm_ratios(base, new, seed=0, replicates=50)[key]
+        controlled = arm_ratios(base, new, seed=0, replicates=50, control=drift)[key]
+        widths = [math.log(each.bounds[1] / each.bounds[0]) for each in (plain, controlled)]
+        assert widths[1] < 0.5 * widths[0]
+        assert controlled.bounds[0] < 1 < controlled.bounds[1]
+
+
+def test_a_service_and_itself_are_called_different_no_more_often_than_promised() -> None:
+    rule, called = Rule(level=0.05), 0
+    for seed in range(200):
+        base, new, drift = _rounds(seed, count=8, n=40)
+        ratios = Rounds.of(base, new, paired=True).log_ratios(0.5)
+        control = fit_control(ratios, drift)
+        shifted = [each * math.exp(-by) for each, by in zip(new, control.shifts, strict=True)]
+        lo, hi = decision_bounds(Rounds.of(base, shifted, paired=True, control=control), 0.5, rule)
+        called += not lo <= 1 <= hi
+    assert called <= 18  # 10 are expected at 5 %; more than 18 in 1 of 200
+
+
+def test_fitting_costs_a_degree_of_freedom() -> None:
+    each = RNG(5).normal(0, 1, 8)
+    assert between(each, 0.01, fitted=1)[1] > between(each, 0.01)[1]
