@@ -4,9 +4,10 @@
     python benchmarks/alternatives.py recommender --plan run/plan.toml --rounds 3 --out results.json
     python benchmarks/alternatives.py recommender --plan run/plan.toml --exhaustive --out results.json
 
-All arms replay the whole traffic in turns, on fresh processes each round; ratios are over the workload as it is, with
-95 % intervals. ``--exhaustive`` replays every combination of a few settings on the screening windows instead: how
-near the plan comes to the best of them, with what share of its trials. An arm that cannot run here says why.
+All arms replay the whole traffic in turns, on fresh processes each round, as ``latfix try`` does; ratios are over the
+workload as it is, with 95 % intervals. ``--exhaustive`` replays every combination of a few settings on the screening
+windows instead: how near the plan comes to the best of them, with what share of its trials. An arm that cannot run
+here says why.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from latfix.config.plan import read_plan
-from latfix.config.workload_toml import load_spec
+from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.errors import LatfixError
-from latfix.results.comparison import compare_rounds
+from latfix.results.comparison import Trial
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.screening_decision import compare_windows
 from latfix.runners.optimize.screening_windows import screening_windows
 from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.run_session import new_folder
 from latfix.runners.replay.runner_main import machine
 from latfix.runners.replay.runner_process import OnEvent
-from latfix.settings import RunnerSettings
+from latfix.runners.side_by_side.ideas import AS_IT_IS, Idea, idea_of_changes
+from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time, slice_time
@@ -76,8 +79,10 @@ def main() -> None:
         changes |= ALONE
         changes["batches twice as large"] = {"max_batch_size": 2 * spec.settings.max_batch_size}
     with tempfile.TemporaryDirectory() as scratch:
-        field = Field(spec, traffic, Path(scratch))
-        results = field.screened(changes) if arguments.exhaustive else field.whole(changes, arguments.rounds)
+        if arguments.exhaustive:
+            results = screened(spec, traffic, changes, Path(scratch))
+        else:
+            results = results_of(whole(spec, traffic, changes, arguments.rounds, Path(scratch)))
     document = {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
@@ -99,97 +104,69 @@ def combinations() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
             yield names, {key: value for change in chosen for key, value in change.items()}
 
 
-class Field:
-    """Arms on one workload and schedule."""
+def whole(
+    spec: WorkloadSpec, traffic: Traffic, changes: dict[str, dict[str, Any]], rounds: int, folder: Path
+) -> Trial:
+    """Each change beside the workload as it is, on the whole traffic, all of them in each round."""
+    base = Idea(name=AS_IT_IS, spec=spec, settings=spec.settings)
+    ideas = [base, *(idea_of_changes(name, base, change) for name, change in changes.items())]
+    return SideBySide(ideas, traffic, folder, Options(rounds=rounds), watch=_quiet, say=lambda _: None).run()
 
-    def __init__(self, spec: Any, traffic: Traffic, scratch: Path) -> None:
-        self._spec = spec
-        self._traffic = traffic
-        self._scratch = scratch
-        self._count = 0
-        self.accuracy: dict[str, float] = {}
 
-    def whole(self, changes: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
-        """Every arm on the whole traffic, all of them in each round, their order turned from round to round."""
-        records: dict[str, list[RunRecord]] = {name: [] for name in ("as it is", *changes)}
-        failed: dict[str, str] = {}
-        for number in range(rounds):
-            names = list(records)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                if name in failed:
-                    continue
-                try:
-                    records[name].append(self._fresh(name, changes.get(name, {})))
-                except LatfixError as error:
-                    failed[name] = error.message
-        base = records.pop("as it is")
-        results: dict[str, Any] = {}
-        for name, of_arm in records.items():
-            if name in failed or len(of_arm) < len(base):
-                results[name] = {"failed": failed.get(name, "it has fewer rounds")}
-                print(f"{name:<28} did not run: {results[name]['failed']}")
-                continue
-            compared = compare_rounds(base, of_arm)
-            results[name] = compared.to_json() | {"accuracy": self.accuracy[name]}
-            told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
-            print(f"{name:<28} {told}")
-        return results
+def results_of(trial: Trial) -> dict[str, Any]:
+    """By the name of each arm its comparison and its accuracy, or why it did not run."""
+    found: dict[str, Any] = {}
+    for idea in trial.ideas:
+        if idea.comparison is None:
+            found[idea.name] = {"failed": idea.failure}
+            print(f"{idea.name:<28} did not run: {idea.failure}")
+            continue
+        found[idea.name] = idea.comparison.to_json() | {"accuracy": idea.accuracy}
+        told = ", ".join(_told(key, idea.comparison.ratio[key]) for key in ("mean", "p99"))
+        print(f"{idea.name:<28} {told}", flush=True)
+    return found
 
-    def screened(self, changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Every arm on the screening windows, each in turns with the workload as it is."""
-        base = self._arm("as it is", {})
-        baseline = base.replay(self._folder("baseline"), self._traffic, _quiet, seed=0)
-        windows = screening_windows(self._traffic, baseline)
-        results: dict[str, Any] = {}
-        for name, change in changes.items():
-            arm = self._arm(name, change)
-            try:
-                for each in (base, arm):
-                    if not each.settled:
-                        each.prime(baseline.folder)
-                        for window in windows:  # as latfix optimize does: a first use is no setting's fault
-                            each.replay(self._folder(each.label), scale_time(window, 2.0), _quiet, seed=0)
-                        each.settled = True
-                pairs = []
-                for k, window in enumerate(windows):
-                    order = (base, arm) if k % 2 == 0 else (arm, base)
-                    records = {
-                        each.label: each.replay(self._folder(each.label), window, _quiet, seed=0) for each in order
-                    }
-                    pairs.append((records[base.label], records[arm.label]))
-            except LatfixError as error:
-                results[name] = {"failed": error.message}
-                print(f"{name:<44} did not run: {error.message}", flush=True)
-                continue
-            finally:
-                arm.close()
-            compared = compare_windows(pairs, 0)
-            results[name] = {key: compared.ratio[key].to_json() for key in _KEYS}
-            told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
-            print(f"{name:<44} {told}", flush=True)
-        base.close()
-        return results
 
-    def _fresh(self, name: str, change: dict[str, Any]) -> RunRecord:
-        arm = self._arm(name, change)
+def screened(
+    spec: WorkloadSpec, traffic: Traffic, changes: dict[str, dict[str, Any]], folder: Path
+) -> dict[str, Any]:
+    """Every change on the screening windows, each in turns with the workload as it is."""
+
+    def arm_of(name: str, change: dict[str, Any]) -> Arm:
+        return Arm(name, spec, spec.settings.with_overrides(change), (), folder / "runner.log")
+
+    def replay(arm: Arm, part: Traffic) -> RunRecord:
+        return arm.replay(new_folder(folder / arm.label), part, _quiet, seed=0)
+
+    base = arm_of("as it is", {})
+    baseline = replay(base, traffic)
+    windows = screening_windows(traffic, baseline)
+    results: dict[str, Any] = {}
+    for name, change in changes.items():
+        arm = arm_of(name, change)
         try:
-            record = arm.replay(self._folder(name), self._traffic, _quiet, seed=0)
-            if name not in self.accuracy:  # the workload as it is comes first, and keeps its answers for the others
-                reference = self._scratch / "outputs.npz"
-                way = {"reference": str(reference)} if reference.exists() else {"save": str(reference)}
-                self.accuracy[name] = arm.ask("evaluate", folder=str(record.folder), **way)["score"]
-            return record
+            for each in (base, arm):
+                if not each.settled:
+                    each.prime(baseline.folder)
+                    for window in windows:  # as latfix optimize does: a first use is no setting's fault
+                        replay(each, scale_time(window, 2.0))
+                    each.settled = True
+            pairs = []
+            for k, window in enumerate(windows):
+                records = {each.label: replay(each, window) for each in ((base, arm) if k % 2 == 0 else (arm, base))}
+                pairs.append((records[base.label], records[arm.label]))
+        except LatfixError as error:
+            results[name] = {"failed": error.message}
+            print(f"{name:<44} did not run: {error.message}", flush=True)
+            continue
         finally:
             arm.close()
-
-    def _arm(self, name: str, change: dict[str, Any]) -> Arm:
-        settings: RunnerSettings = self._spec.settings.with_overrides(change)
-        return Arm(name, self._spec, settings, (), self._scratch / "runner.log")
-
-    def _folder(self, name: str) -> Path:
-        self._count += 1
-        plain = "".join(c if c.isalnum() else "-" for c in name)
-        return self._scratch / f"{self._count:04d}-{plain}"
+        compared = compare_windows(pairs, 0)
+        results[name] = {key: compared.ratio[key].to_json() for key in _KEYS}
+        told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
+        print(f"{name:<44} {told}", flush=True)
+    base.close()
+    return results
 
 
 def _told(key: str, ratio: Any) -> str:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from alternatives import Field
+from alternatives import results_of, whole
 
 from latfix.config.plan import read_plan
 from latfix.config.workload_toml import read_spec
@@ -44,7 +44,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "one thread": {"intra_op_threads": 1},
     "two workers": {"workers": 2, "intra_op_threads": 1},
 }
-_AS_IS, _PLAN = "as it is", "latfix"
+_PLAN = "latfix"
 
 
 def main() -> None:
@@ -95,11 +95,9 @@ def arms(name: str, options: argparse.Namespace, plan: dict[str, Any] | None) ->
     traffic = slice_time(traffic, 0, min(options.duration, traffic.duration_s + 1e-3))
     changes = ALONE | ({_PLAN: plan} if plan else {})
     with tempfile.TemporaryDirectory() as scratch:
-        field = Field(spec, traffic, Path(scratch))
-        found = field.whole(changes, options.rounds)
-        ran = [each for each in found.values() if "failed" not in each]
-        base = {_AS_IS: {"after": ran[0]["before"], "accuracy": field.accuracy[_AS_IS]}} if ran else {}
-    return base | found
+        trial = whole(spec, traffic, changes, options.rounds, Path(scratch))
+    base = {"after": trial.summary.to_json(), "accuracy": trial.base.accuracy} if trial.summary else {}
+    return ({trial.base.name: base} if base else {}) | results_of(trial)
 
 
 def show(name: str, found: dict[str, Any]) -> None:

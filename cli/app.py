@@ -24,6 +24,7 @@ from latfix.runners.replay.folder_lock import release_all
 COMMANDS = {
     "diagnose": ("running.diagnose:diagnose", "Replay traffic, and attribute slow requests to causes."),
     "optimize": ("running.optimize:optimize", "Try fixes on the same traffic, and keep what is better."),
+    "try": ("running.try_:try_ideas", "Replay your own ideas side by side, in one table."),
     "compare": ("reading.compare:compare", "Compare recorded runs, and judge gates on the difference."),
     "gate": ("running.gate:gate", "Replay two services in turns until gates are decided."),
     "sweep": ("running.sweep:sweep", "Find the largest load that meets the objective."),

@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
+from latfix.files.json_documents import Document
 from latfix.statistics.change_points import rising_level
 from latfix.statistics.distributions import normal_quantile
 
 Floats = npt.NDArray[np.float64]
 Status = Literal["found", "above", "below", "undecided"]
+#: An interval; an end that was not measured is ``None``.
+OpenInterval = tuple[float | None, float | None]
 
 #: The largest load is found where its interval's ends are within this factor.
 FOUND_RATIO = 1.25
@@ -29,41 +32,42 @@ _REPLICATES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestLoad:
+class LargestLoad(Document):
     """The largest load that meets the objective, in requests a second.
 
-    :param value: where the percentile crosses the limit, interpolated; ``None`` where it does not.
-    :param lo: the largest load that surely meets it, with none below that surely misses it; ``None``: none does.
-    :param hi: the smallest load that surely misses it; ``None``: none does.
+    :param status: which side of the loads it lies on.
+    :param rps: where the percentile crosses the limit, interpolated; ``None`` where it does not.
+    :param ci95_rps: the largest load that surely meets it, with none below that surely misses it, and the smallest
+        that surely misses it; ``None``: none does.
     :param reason: one sentence.
     """
 
     status: Status
-    value: float | None
-    lo: float | None
-    hi: float | None
-    reason: str
+    rps: float | None
+    ci95_rps: OpenInterval
+    reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """``ci95_rps`` has an open end (``null``) where nothing was measured there."""
-        return {"status": self.status, "rps": self.value, "ci95_rps": [self.lo, self.hi], "reason": self.reason}
+    @property
+    def lo(self) -> float | None:
+        """The largest load that surely meets the objective."""
+        return self.ci95_rps[0]
+
+    @property
+    def hi(self) -> float | None:
+        """The smallest load that surely misses it."""
+        return self.ci95_rps[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knee:
+class Knee(Document):
     """The load beyond which the percentile grows faster than the load, in requests a second.
 
     :param bracketed: ``True`` where lower and higher loads were measured; otherwise it may lie beyond them.
     """
 
-    value: float
-    lo: float
-    hi: float
+    rps: float
+    ci95_rps: tuple[float, float]
     bracketed: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"rps": …, "ci95_rps": …, "bracketed": …}``."""
-        return {"rps": self.value, "ci95_rps": [self.lo, self.hi], "bracketed": self.bracketed}
 
 
 def largest_load(cells: Sequence[Cell], target: Target) -> LargestLoad | None:
@@ -85,7 +89,8 @@ def largest_load(cells: Sequence[Cell], target: Target) -> LargestLoad | None:
     hi = ordered[missed].offered if missed is not None else None
     crossing = _crossing(ordered, target.limit, lo, hi)
     status, reason = _told(ordered, meets, sure, missed)
-    return LargestLoad(status=status, value=crossing if lo is not None else None, lo=lo, hi=hi, reason=reason)
+    rps = crossing if lo is not None else None
+    return LargestLoad(status=status, rps=rps, ci95_rps=(lo, hi), reason=reason)
 
 
 def _told(
@@ -166,9 +171,11 @@ def knee(cells: Sequence[Cell], *, seed: int) -> Knee | None:
     low, high = min(low, best), max(high, best)
     rate = [cell.offered for cell in usable]
     return Knee(
-        value=rate[best],
-        lo=math.sqrt(rate[low] * rate[low - 1]) if low > 0 else rate[0],
-        hi=math.sqrt(rate[high] * rate[high + 1]) if high + 1 < len(rate) else rate[-1],
+        rps=rate[best],
+        ci95_rps=(
+            math.sqrt(rate[low] * rate[low - 1]) if low > 0 else rate[0],
+            math.sqrt(rate[high] * rate[high + 1]) if high + 1 < len(rate) else rate[-1],
+        ),
         bracketed=0 < best < len(usable) - 1,
     )
 
@@ -183,18 +190,20 @@ def _drawn(cell: Cell, rng: np.random.Generator) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontPoint:
-    """A cell on the front of throughput against the percentile, or possibly on it.
+class ParetoPoint(Document):
+    """A point than which no other has both more throughput and a lower percentile.
 
-    :param certain: no other cell is as good in both, given the intervals, and some is worse in one.
+    :param certain: no other one is as good in both, given the intervals.
     """
 
     setting: int
-    cell: Cell
+    load: float
+    achieved_rps: float
+    percentile_ms: float | None
     certain: bool
 
 
-def pareto(cells: Sequence[tuple[int, Cell]]) -> list[FrontPoint]:
+def pareto(cells: Sequence[tuple[int, Cell]]) -> list[ParetoPoint]:
     """Cells that no other one beats in both throughput and percentile, by rising throughput.
 
     Saturated cells are left out: their latency depends on how long the replay lasted.
@@ -211,8 +220,16 @@ def pareto(cells: Sequence[tuple[int, Cell]]) -> list[FrontPoint]:
             continue
         rivals = (o for o in others if o.achieved >= cell.achieved * 0.98)
         certain = all(rival.percentile.lo > cell.percentile.hi for rival in rivals)
-        front.append(FrontPoint(setting=setting, cell=cell, certain=certain))
-    return sorted(front, key=lambda point: point.cell.achieved)
+        front.append(
+            ParetoPoint(
+                setting=setting,
+                load=cell.load,
+                achieved_rps=cell.achieved,
+                percentile_ms=cell.percentile.value * 1e3,
+                certain=certain,
+            )
+        )
+    return sorted(front, key=lambda point: point.achieved_rps)
 
 
 def _beats(one: Cell, other: Cell) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.capacity.objective import Decision, Percentile, Target, decide, percentile_of
+from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.stages import Status
@@ -256,7 +257,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Document):
     """How much replays of the same cell differ beyond what their requests explain.
 
     :param ratio: one standard deviation of a replay's percentile as a factor: 1.1 is ten percent up or down.
@@ -265,18 +266,14 @@ class Spread:
     :param largest: the largest ratio of two replays of one cell.
     """
 
-    ratio: float
-    freedom: int
-    largest: float | None
+    ratio: float = field(metadata=json_key("run_to_run_ratio"))
+    freedom: int = field(metadata=json_key("repeats"))
+    largest: float | None = field(metadata=json_key("largest_ratio"))
 
     def factor(self, repeats: int) -> float:
         """By how much the mean of so many replays may be off, at 95 %."""
         quantile = student_t(0.95, self.freedom + _USUAL_FREEDOM)
         return math.exp(quantile * math.log(self.ratio) / math.sqrt(max(repeats, 1)))
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"run_to_run_ratio": …, "repeats": …, "largest_ratio": …}``."""
-        return {"run_to_run_ratio": self.ratio, "repeats": self.freedom, "largest_ratio": self.largest}
 
 
 def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from latfix.capacity.measured_load import LoadPoint
 from latfix.capacity.model_predictions import Modelled, ServiceModel
+from latfix.files.json_documents import Document, json_key
 from latfix.settings import RunnerSettings
 
 #: A queue that is watched for fewer relaxation times than this has not settled.
@@ -24,16 +24,12 @@ _MODELLED = ("bursts", "window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class Reason(Document):
     """Why reality departs from a model, in a sentence and in figures."""
 
-    id: str
+    id: str = field(metadata=json_key("reason"))
     text: str
     figures: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"reason": self.id, "text": self.text, "figures": dict(self.figures)}
 
 
 def reasons(

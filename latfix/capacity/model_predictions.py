@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,18 +40,6 @@ class ServiceModel:
     noise: Floats
     loads: tuple[float, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Moments in milliseconds."""
-        pool = Service.of(self.prepare)
-        return {
-            "batch_fixed_ms": self.batch.fixed * 1e3,
-            "batch_each_ms": self.batch.each * 1e3,
-            "batch_scv": self.batch.scv,
-            "prepare_mean_ms": pool.mean * 1e3,
-            "prepare_scv": pool.scv,
-            "measured_at_loads": list(self.loads),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -69,15 +56,6 @@ class Prediction:
     percentile: float | None = None
     fitted: bool = False
     why_not: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Milliseconds."""
-        figures = {"mean_wait_ms": self.wait, "mean_ms": self.latency, "percentile_ms": self.percentile}
-        return {
-            **{key: None if value is None else value * 1e3 for key, value in figures.items()},
-            "fitted": self.fitted,
-            "why_not": self.why_not or None,
-        }
 
 
 def service_model(points: Sequence[tuple[float, LoadPoint]], settings: RunnerSettings) -> ServiceModel | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,11 +51,6 @@ class Burstiness:
         if not self.windows:
             return self.gap_scv
         return float(np.interp(math.log(max(gaps, 1e-9)), np.log(self.windows), self.index))
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"gap_scv": …, "index_of_dispersion": [[gaps, index], …]}``."""
-        pairs = [list(pair) for pair in zip(self.windows, self.index, strict=True)]
-        return {"gap_scv": self.gap_scv, "index_of_dispersion": pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

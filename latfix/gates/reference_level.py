@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
+from latfix.files.json_documents import Document, json_key
 from latfix.formatting import key_label
 from latfix.gates.subject import GateSubject
 from latfix.statistics.distributions import student_t
@@ -20,7 +21,7 @@ _BY_FACTOR_NOT = ("error_rate", "accuracy", "unexplained_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class Level(Document):
     """The usual figure of some runs.
 
     :param value: their median.
@@ -28,10 +29,10 @@ class Level:
     :param runs: how many there are.
     """
 
-    value: float
+    value: float = field(metadata=json_key("median"))
     spread: float
-    runs: int
     by_factor: bool
+    runs: int
 
     @classmethod
     def of(cls, values: Sequence[float], metric: str) -> Level:

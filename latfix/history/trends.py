@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from latfix.formatting import finite
+from latfix.gates.evaluate import GateResult
 from latfix.gates.reference_level import Level
 from latfix.history.rows import HistoryRow, Series
+from latfix.results.history import HistoryTrend, LevelChange, PastRun
 from latfix.statistics.block_bootstrap import ranks
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
@@ -22,54 +23,9 @@ FEWEST = 8
 SMALLEST = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One run. ``value`` is ``None`` where the run did not measure the figure."""
-
-    row: HistoryRow
-    value: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A new level.
-
-    :param point: the run that began it.
-    :param before: median of the runs of the level before; ``after`` of this one.
-    :param differs: what else differs between this run and the one before it: settings, versions.
-    """
-
-    point: Point
-    before: float
-    after: float
-    differs: tuple[str, ...]
-
-    @property
-    def ratio(self) -> float | None:
-        """After over before; ``None`` where before is zero."""
-        return self.after / self.before if self.before else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """A figure over the runs of one series, oldest first.
-
-    :param level: the usual figure of the runs that others are held against; ``None`` where fewer than two have it.
-    """
-
-    series: Series
-    metric: str
-    points: tuple[Point, ...]
-    changes: tuple[Change, ...]
-    level: Level | None
-
-    @property
-    def values(self) -> list[float]:
-        """What was measured, in order."""
-        return [point.value for point in self.points if point.value is not None]
-
-
-def trends(rows: Sequence[HistoryRow], metric: str, *, last: int | None = None, seed: int = 0) -> list[Trend]:
+def trends(
+    rows: Sequence[HistoryRow], metric: str, *, last: int | None = None, seed: int = 0
+) -> tuple[HistoryTrend, ...]:
     """A trend for each series, in the order in which they began.
 
     Change points are looked for in all runs that can be held against each other, the latest ones of very many;
@@ -81,32 +37,52 @@ def trends(rows: Sequence[HistoryRow], metric: str, *, last: int | None = None, 
     series: dict[Series, list[HistoryRow]] = {}
     for row in rows:
         series.setdefault(row.series, []).append(row)
-    return [_trend(key, known, metric, last, seed) for key, known in series.items()]
+    return tuple(_trend(key, known, metric, last, seed) for key, known in series.items())
 
 
-def _trend(series: Series, rows: Sequence[HistoryRow], metric: str, last: int | None, seed: int) -> Trend:
-    points = tuple(Point(row=row, value=finite(row.subject.figure(metric))) for row in rows)
-    sound = [point for point in points if point.value is not None and not point.row.unusable]
-    values = [point.value for point in sound if point.value is not None]
-    shown = points if last is None else points[-last:]
+def _trend(series: Series, rows: Sequence[HistoryRow], metric: str, last: int | None, seed: int) -> HistoryTrend:
+    runs = tuple(_past_run(row, metric) for row in rows)
+    sound = [run for run in runs if run.value is not None and not run.not_compared_because]
+    values = [run.value for run in sound if run.value is not None]
+    shown = runs if last is None else runs[-last:]
+    names = {run.run for run in shown}
     level = Level.of(values, metric) if len(values) > 1 else None
     least = SMALLEST if level is not None and level.by_factor else 0.0
-    changes = [change for change in _changes(sound[-MOST_VALUES:], least, seed) if change.point in shown]
-    return Trend(
-        series=series,
-        metric=metric,
-        points=shown,
-        changes=tuple(changes),
+    return HistoryTrend(
+        workload=series.workload,
+        machine=series.machine,
+        machine_facts=rows[-1].machine,
+        device=series.device,
+        command=series.command,
+        plan=series.plan,
+        traffic=series.traffic,
         level=level,
+        runs=shown,
+        changes=tuple(change for change in _changes(sound[-MOST_VALUES:], least, seed) if change.run in names),
     )
 
 
-def _changes(points: Sequence[Point], least: float, seed: int) -> list[Change]:
+def _past_run(row: HistoryRow, metric: str) -> PastRun:
+    return PastRun(
+        run=row.run,
+        started=row.started,
+        value=finite(row.subject.figure(metric)),
+        verdict=row.verdict,
+        folder=row.folder,
+        settings=row.settings,
+        versions=row.versions,
+        requests=row.subject.requests,
+        gates=tuple(GateResult.from_json(gate) for gate in row.gates),
+        not_compared_because=row.unusable,
+    )
+
+
+def _changes(runs: Sequence[PastRun], least: float, seed: int) -> list[LevelChange]:
     """Where the level changed: change points of the ranks, so that one run that is far off makes none.
 
     :param least: the smallest change that is reported, as a share of what was before.
     """
-    values = np.array([point.value for point in points], dtype=np.float64)
+    values = np.array([run.value for run in runs], dtype=np.float64)
     if len(values) < FEWEST:
         return []
     edges = [0, *_edges(values, seed), len(values)]
@@ -116,11 +92,14 @@ def _changes(points: Sequence[Point], least: float, seed: int) -> list[Change]:
         smallest = min(range(len(steps)), key=steps.__getitem__)
         if steps[smallest] > 0:
             return [
-                Change(
-                    point=points[edge],
+                LevelChange(
+                    run=runs[edge].run,
+                    started=runs[edge].started,
+                    folder=runs[edge].folder,
                     before=before,
                     after=after,
-                    differs=tuple(_differs(points[edge - 1].row, points[edge].row)),
+                    ratio=after / before if before else None,
+                    differs=tuple(_differs(runs[edge - 1], runs[edge])),
                 )
                 for edge, (before, after) in zip(edges[1:-1], itertools.pairwise(levels), strict=True)
             ]
@@ -142,7 +121,7 @@ def _edges(values: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[int
     return found[1:]
 
 
-def _differs(first: HistoryRow, second: HistoryRow) -> list[str]:
+def _differs(first: PastRun, second: PastRun) -> list[str]:
     found = ["settings"] if first.settings != second.settings else []
     keys = dict.fromkeys((*first.versions, *second.versions))
     found += [

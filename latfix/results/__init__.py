@@ -15,6 +15,7 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "diagnosis": ("latfix.results.diagnosis", "Diagnosis"),
     "explanation": ("latfix.results.request_explanation", "Story"),
     "comparison": ("latfix.results.comparison", "Comparison"),
+    "trial": ("latfix.results.comparison", "Trial"),
     "optimization": ("latfix.results.optimization", "Optimization"),
     "sweep": ("latfix.results.sweep", "Sweep"),
     "selftest": ("latfix.results.selftest_scoreboard", "Scoreboard"),

@@ -1,4 +1,4 @@
-"""Two runs, or rounds of two arms, compared: what changed, and whether the data can tell."""
+"""Runs, or rounds of two or more arms, compared: what changed, and whether the data can tell."""
 
 from __future__ import annotations
 
@@ -106,6 +106,84 @@ class Comparison(Document):
     def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
         """What gates look at: the new arm, which carries the ratio, and the baseline."""
         return _subject(self.after, self.ratio), _subject(self.before, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedIdea(Document):
+    """One arm of a trial: the workload as it is, or with somebody's changes.
+
+    :param name: as the command line has it.
+    :param settings: what differs from the workload as it is, by key.
+    :param fixes: ids of the plan's fixes, where it is a plan.
+    :param failure: why it did not run; empty where it did. It has no comparison then.
+    :param comparison: with the workload as it is, over the rounds that both completed; ``None`` for that itself.
+    :param accuracy: its score; ``None`` where it was not measured.
+    :param accurate: within the objective's limit; ``None`` likewise. ``accuracy_reason`` has the figures.
+    :param memory_bytes: the most that its process had resident; ``device_memory_bytes`` reserved on one device.
+    :param start_s: seconds until its process could serve, the median of its starts.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fixes: tuple[str, ...] = ()
+    failure: str = ""
+    comparison: Comparison | None = None
+    accuracy: float | None = None
+    accurate: bool | None = None
+    accuracy_reason: str = ""
+    memory_bytes: int = 0
+    device_memory_bytes: int = 0
+    start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Document):
+    """Ideas side by side on the same traffic: ``trial.json``.
+
+    :param base: the workload as it is; ``summary`` has its latencies over all rounds, ``None`` before the first.
+    :param judged: the key of the ratios that verdicts are about.
+    :param rounds: complete ones.
+    :param from_s: where in the traffic the replayed stretch begins, and ``to_s`` where it ends.
+    :param requests: in one replay.
+    :param whole: all of the traffic was replayed.
+    :param accuracy_limit: the lowest score that an idea may have; ``None`` before one was measured.
+    :param interrupted: Ctrl-C ended it; what was complete is here.
+    :param failure: why the workload as it is could not be run any more; empty where it could.
+    """
+
+    SCHEMA: ClassVar[str] = "latfix.trial/1"
+    COMPUTED: ClassVar[tuple[str, ...]] = ("best",)
+
+    workload: str
+    device: str
+    base: TriedIdea
+    summary: Summary | None
+    ideas: tuple[TriedIdea, ...]
+    judged: str = "p99"
+    rounds: int
+    from_s: float
+    to_s: float
+    requests: int
+    whole: bool
+    accuracy_limit: float | None = None
+    interrupted: bool = False
+    failure: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str:
+        """The idea that is decisively better within the limit of accuracy, by the least ratio; empty for none."""
+        found = [
+            (idea.comparison.ratio[self.judged].value, idea.name)
+            for idea in self.ideas
+            if idea.comparison is not None and idea.comparison.verdict == "better" and idea.accurate
+        ]
+        return min(found, default=(1.0, ""))[1]
+
+
+def summarize(records: Sequence[RunRecord], *, seed: int = 0, accuracy: float | None = None) -> Summary:
+    """The replays of one arm together."""
+    return _summary(records, [_arm(record, _size(record)) for record in records], seed, accuracy)
 
 
 def compare_records(

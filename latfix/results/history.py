@@ -8,21 +8,17 @@ from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document
 from latfix.gates.evaluate import GateResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsualLevel(Document):
-    """Where the figure usually lies; ``spread`` is a factor where ``by_factor``, else in the figure's unit."""
-
-    median: float
-    spread: float
-    by_factor: bool
-    runs: int
+from latfix.gates.reference_level import Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun(Document):
-    """One recorded run; ``not_compared_because`` is empty where it counts."""
+    """One recorded run.
+
+    :param value: the figure; ``None`` where the run did not measure it.
+    :param settings: digest of the runner's settings.
+    :param not_compared_because: empty where later runs are held against it.
+    """
 
     run: str
     started: str
@@ -30,7 +26,7 @@ class PastRun(Document):
     verdict: str
     folder: str
     settings: str
-    versions: Mapping[str, str]
+    versions: Mapping[str, Any]
     requests: Mapping[str, int]
     gates: tuple[GateResult, ...] = ()
     not_compared_because: str = ""
@@ -38,7 +34,12 @@ class PastRun(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange(Document):
-    """A run from which on the figure is another, and what differs from the runs before."""
+    """A run from which on the figure is another.
+
+    :param before: median of the runs of the level before; ``after`` of this one.
+    :param ratio: after over before; ``None`` where before is zero.
+    :param differs: what else differs between this run and the one before it: settings, versions.
+    """
 
     run: str
     started: str
@@ -51,7 +52,10 @@ class LevelChange(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryTrend(Document):
-    """The runs of one workload on one machine that are compared with each other."""
+    """The runs of one workload on one machine that are compared with each other, oldest first.
+
+    :param level: the usual figure of the runs that others are held against; ``None`` where fewer than two have it.
+    """
 
     workload: str
     machine: str
@@ -60,14 +64,19 @@ class HistoryTrend(Document):
     command: str
     plan: str
     traffic: str
-    level: UsualLevel | None
+    level: Level | None
     runs: tuple[PastRun, ...]
     changes: tuple[LevelChange, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """What was measured, in order."""
+        return [run.value for run in self.runs if run.value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryTrends(Document):
-    """Trends of a figure: milliseconds, requests a second, or shares.
+    """Trends of a figure in milliseconds, requests a second, or shares: what ``latfix history`` shows.
 
     :param file: the history that was read.
     """

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from latfix.capacity.measured_load import Cell, LoadPoint, cell_of, run_spread, with_spread
+from latfix.capacity.max_load import Knee, LargestLoad, OpenInterval, ParetoPoint
+from latfix.capacity.measured_load import Cell, LoadPoint, Spread, cell_of, run_spread, with_spread
+from latfix.capacity.model_discrepancies import Reason
 from latfix.capacity.next_load import Kind
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part
 from latfix.files.json_documents import Document
 from latfix.run_record.run_meta import RunMeta
 from latfix.settings import RunnerSettings
-
-#: An interval; an end that was not measured is ``None``.
-OpenInterval = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +47,6 @@ class SweepTraffic(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestLoadFound(Document):
-    """The largest load that meets the objective.
-
-    :param status: ``found``, ``below``, ``above``, …: which side of the loads it lies on.
-    """
-
-    status: str
-    rps: float | None
-    ci95_rps: OpenInterval
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BestSetting(Document):
     """The setting that bears most; ``maybe_as_good`` are ids of those that may bear as much."""
 
@@ -71,15 +57,6 @@ class BestSetting(Document):
     ci95_rps: OpenInterval
     reason: str = ""
     maybe_as_good: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KneeFound(Document):
-    """The load beyond which the percentile grows faster than the load; ``bracketed`` by measured loads."""
-
-    rps: float
-    ci95_rps: tuple[float, float]
-    bracketed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +85,8 @@ class SweptSetting(Document):
     label: str
     values: Mapping[str, Any]
     failure: str | None
-    largest: LargestLoadFound | None
-    knee: KneeFound | None
+    largest: LargestLoad | None
+    knee: Knee | None
     most_achieved_rps: float | None
     capacity_rps: float | None
     service: ServiceMoments | None
@@ -145,15 +122,6 @@ class LoadPrediction(Document):
     percentile_ms: float | None
     fitted: bool
     why_not: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discrepancy(Document):
-    """Why a point departs from what textbooks say of its rate, with the figures that show it."""
-
-    reason: str
-    text: str
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,19 +165,8 @@ class SweepPoint(Document):
     trustworthy: bool
     dispersion: float | None
     predictions: Mapping[str, LoadPrediction]
-    reasons: tuple[Discrepancy, ...]
+    reasons: tuple[Reason, ...]
     runs: tuple[PointRun, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParetoPoint(Document):
-    """A point than which no other has both more throughput and a lower percentile."""
-
-    setting: int
-    load: float
-    achieved_rps: float
-    percentile_ms: float | None
-    certain: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +189,6 @@ class ModelErrors(Document):
     percentile: float | None
     loads: int
     silent: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpread(Document):
-    """How far replays of the same point differ."""
-
-    run_to_run_ratio: float
-    repeats: int
-    largest_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +227,7 @@ class Sweep(Document):
     best: BestSetting | None = None
     gate: CapacityGate | None = None
     models: Mapping[str, ModelErrors] = field(default_factory=dict)
-    spread: RunSpread | None = None
+    spread: Spread | None = None
     skipped: tuple[SkippedLoad, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -338,15 +286,6 @@ class Measured:
     fresh: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
-    """A load that was asked for and not replayed."""
-
-    setting: int
-    load: float
-    reason: str
-
-
 @dataclass(slots=True)
 class Outcome:
     """What a sweep measured.
@@ -358,7 +297,7 @@ class Outcome:
     part: Part
     target: Target
     measured: list[Measured] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[SkippedLoad] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     meta: RunMeta = field(default_factory=RunMeta)
     interrupted: bool = False

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
 from latfix.formatting import visible
 from latfix.reports.charts.inline_svg import INK, draw, number_axis
-from latfix.reports.sweep_rows import MODEL_WORDS, PointRow, SettingRow, SweepRows
+from latfix.reports.sweep_rows import MODEL_WORDS, SettingRow, SweepRows, predicted_ms, wait_ms
+from latfix.results.sweep import SweepPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,18 +53,17 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
         for place, setting in _named(rows.settings):
-            some = [point for point in setting.points if point.percentile_ms is not None]
-            x = [point.offered for point in some]
-            y = [point.percentile_ms or 0.0 for point in some]
+            some = [point for point in setting.points if point.objective.percentile_ms is not None]
+            x = [point.offered_rps for point in some]
+            y = [_percentile(point) for point in some]
             values += y
-            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
+            label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
             axes.plot(x, y, color=_color(place), linewidth=1.8, label=label)
             for point in some:
                 _interval(axes, point, _color(place))
             _marks(axes, setting, some, _color(place))
-        if rows.slo_ms is not None:
-            axes.axhline(rows.slo_ms, color=INK["bad"], linewidth=1.2, label="limit")
-        _milliseconds(axes, values, rows.slo_ms)
+        _limit(axes, rows)
+        _milliseconds(axes, values, rows.found.objective.slo_ms)
         axes.set_ylabel(f"{rows.percentile}, ms")
         axes.set_xlabel("offered load, requests a second")
         axes.set_xlim(0, None)
@@ -73,31 +73,41 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
     return draw(name, f"{rows.percentile} of latency by offered load", 4.2, 1, plot)
 
 
-def _interval(axes: Axes, point: PointRow, color: str) -> None:
-    low, value = point.ci95_ms[0], point.percentile_ms
-    if low is None or value is None:
+def _percentile(point: SweepPoint) -> float:
+    value = point.objective.percentile_ms
+    return np.nan if value is None else value
+
+
+def _limit(axes: Axes, rows: SweepRows) -> None:
+    limit = rows.found.objective.slo_ms
+    if limit is not None:
+        axes.axhline(limit, color=INK["bad"], linewidth=1.2, label="limit")
+
+
+def _interval(axes: Axes, point: SweepPoint, color: str) -> None:
+    (low, high), value, x = point.objective.ci95_ms, _percentile(point), point.offered_rps
+    if low is None:
         return
-    high = point.ci95_ms[1]
-    axes.plot((point.offered, point.offered), (low, value if high is None else high), color=color, linewidth=1.1)
+    axes.plot((x, x), (low, value if high is None else high), color=color, linewidth=1.1)
     if high is None:  # open above
-        axes.plot([point.offered], [value * 1.12], color=color, marker="^", markersize=4, linestyle="none")
+        axes.plot([x], [value * 1.12], color=color, marker="^", markersize=4, linestyle="none")
 
 
-def _marks(axes: Axes, setting: SettingRow, points: Sequence[PointRow], color: str) -> None:
+def _marks(axes: Axes, setting: SettingRow, points: Sequence[SweepPoint], color: str) -> None:
     for point in points:
         face = "none" if point.saturated else color
         axes.plot(
-            [point.offered],
-            [point.percentile_ms or np.nan],
+            [point.offered_rps],
+            [_percentile(point)],
             color=color,
             marker="o",
             markersize=6,
             markerfacecolor=face,
             linestyle="none",
         )
-    knee = next((point for point in points if setting.knee is not None and point.offered == setting.knee), None)
-    if knee is not None and knee.percentile_ms is not None:
-        axes.plot([knee.offered], [knee.percentile_ms], color=INK["ink"], marker="x", markersize=9, linestyle="none")
+        if setting.found.knee is not None and point.offered_rps == setting.found.knee.rps:
+            x, y = point.offered_rps, _percentile(point)
+            axes.plot([x], [y], color=INK["ink"], marker="x", markersize=9, linestyle="none")
 
 
 def throughput_over_load(name: str, rows: SweepRows) -> Markup:
@@ -105,14 +115,14 @@ def throughput_over_load(name: str, rows: SweepRows) -> Markup:
 
     def plot(panels: list[Axes]) -> None:
         top, bottom = panels
-        offered = [point.offered for _, setting in _named(rows.settings) for point in setting.points]
+        offered = [point.offered_rps for _, setting in _named(rows.settings) for point in setting.points]
         reach = max(offered, default=1.0)
         top.plot((0, reach), (0, reach), color=INK["muted"], linewidth=1, linestyle=":", label="all that is offered")
         for place, setting in _named(rows.settings):
-            x = [point.offered for point in setting.points]
-            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
-            served = [np.nan if p.achieved is None else p.achieved for p in setting.points]
-            busy = [np.nan if p.workers is None else 100 * p.workers for p in setting.points]
+            x = [point.offered_rps for point in setting.points]
+            label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
+            served = [point.achieved_rps for point in setting.points]
+            busy = [100 * point.utilization.get("workers", np.nan) for point in setting.points]
             top.plot(x, served, color=_color(place), marker="o", markersize=4, linewidth=1.8, label=label)
             bottom.plot(x, busy, color=_color(place), marker="o", markersize=4, linewidth=1.8)
         top.set_ylabel("served, 1/s")
@@ -134,28 +144,23 @@ def front(name: str, rows: SweepRows) -> Markup:
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
         for place, setting in _named(rows.settings):
-            some = [p for p in setting.points if p.percentile_ms is not None and not p.saturated]
-            values += [point.percentile_ms or 0.0 for point in some]
-            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
+            some = [p for p in setting.points if p.objective.percentile_ms is not None and not p.saturated]
+            values += [_percentile(point) for point in some]
+            label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
             axes.plot(
-                [np.nan if point.achieved is None else point.achieved for point in some],
-                [point.percentile_ms or np.nan for point in some],
+                [point.achieved_rps for point in some],
+                [_percentile(point) for point in some],
                 color=_color(place),
                 marker="o",
                 markersize=5,
                 linestyle="none",
                 label=label,
             )
-        known = [
-            (point.served, point.percentile_ms)
-            for point in rows.front
-            if point.served is not None and point.percentile_ms is not None
-        ]
+        known = [(p.achieved_rps, p.percentile_ms) for p in rows.found.pareto if p.percentile_ms is not None]
         if known:
             axes.plot(*zip(*known, strict=True), color=INK["ink"], linewidth=1.4, label="front")
-        if rows.slo_ms is not None:
-            axes.axhline(rows.slo_ms, color=INK["bad"], linewidth=1.2, label="limit")
-        _milliseconds(axes, values, rows.slo_ms)
+        _limit(axes, rows)
+        _milliseconds(axes, values, rows.found.objective.slo_ms)
         axes.set_xlabel("served, requests a second (right is better)")
         axes.set_ylabel(f"{rows.percentile}, ms (down is better)")
         axes.set_xlim(0, None)
@@ -170,24 +175,30 @@ def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:
 
     def plot(panels: list[Axes]) -> None:
         waits, tails = panels
-        _compared(waits, setting, [p.wait_ms for p in setting.points], [p.waits_ms for p in setting.points])
-        _compared(tails, setting, [p.percentile_ms for p in setting.points], [p.predicted_ms for p in setting.points])
+        _compared(waits, setting, [p.wait_ms.get("mean") for p in setting.points], wait_ms)
+        _compared(tails, setting, [p.objective.percentile_ms for p in setting.points], predicted_ms)
         waits.set_ylabel("mean wait, ms")
         tails.set_ylabel(f"{rows.percentile}, ms")
         tails.set_xlabel("offered load, requests a second")
-        waits.set_title(visible(setting.label, limit=_LABEL))
+        waits.set_title(visible(setting.found.label, limit=_LABEL))
         _legend(waits, columns=2)
         tails.set_xlim(0, None)
         number_axis(tails.xaxis)
 
-    return draw(name, f"Measured and predicted waits and {rows.percentile}, {setting.label}", 5.4, 2, plot)
+    return draw(name, f"Measured and predicted waits and {rows.percentile}, {setting.found.label}", 5.4, 2, plot)
 
 
-def _compared(axes: Axes, setting: SettingRow, measured: Sequence[float | None], models: Sequence[Any]) -> None:
-    x = [point.offered for point in setting.points]
+def _compared(
+    axes: Axes,
+    setting: SettingRow,
+    measured: Sequence[float | None],
+    predicted: Callable[[SweepPoint, str], float | None],
+) -> None:
+    x = [point.offered_rps for point in setting.points]
     every = [value for value in measured if value]
     for model, words in MODEL_WORDS.items():
-        y = [np.nan if answer.get(model) is None else float(answer[model]) for answer in models]
+        answers = [predicted(point, model) for point in setting.points]
+        y = [np.nan if answer is None else answer for answer in answers]
         if not np.isfinite(y).any():
             continue
         every += [value for value in y if np.isfinite(value)]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latfix.formatting import (
-    count,
-    key_label,
-    ratio,
-)
-from latfix.history.trends import Trend
+from latfix.formatting import count, key_label, ratio
 from latfix.reports.history_rows import figure_words, machine_words, reach_words
 from latfix.reports.html.page_file import write_page
+from latfix.results.history import HistoryTrend, HistoryTrends
 
 
-def write_history_page(path: Path, found: Sequence[Trend], *, file: Path, workload: str | None) -> None:
+def write_history_page(path: Path, found: HistoryTrends, *, workload: str | None) -> None:
     """The page of a history.
 
-    :param file: the history's own file.
     :raises InputError: the page cannot be written.
     """
     write_page(
@@ -27,67 +21,58 @@ def write_history_page(path: Path, found: Sequence[Trend], *, file: Path, worklo
         "history.html",
         kind="latfix history",
         heading=workload or "All workloads",
-        facts=str(file),
-        trends=[_trend(trend) for trend in found],
+        facts=found.file,
+        trends=[_trend(found.metric, trend) for trend in found.trends],
         overview=[
             [
-                trend.series.workload,
+                trend.workload,
                 machine_words(trend),
-                " ".join((trend.series.command, trend.series.plan)).strip(),
-                count(len(trend.points)),
-                figure_words(trend.metric, trend.values[-1] if trend.values else None),
-                figure_words(trend.metric, None if trend.level is None else trend.level.value),
-                reach_words(trend.metric, trend.level),
+                " ".join((trend.command, trend.plan)).strip(),
+                count(len(trend.runs)),
+                figure_words(found.metric, trend.values[-1] if trend.values else None),
+                figure_words(found.metric, None if trend.level is None else trend.level.value),
+                reach_words(found.metric, trend.level),
             ]
-            for trend in found
+            for trend in found.trends
         ],
     )
 
 
-def _trend(trend: Trend) -> dict[str, Any]:
+def _trend(metric: str, trend: HistoryTrend) -> dict[str, Any]:
     """A trend drawn as a line through its runs, at equal distances: a level is of runs, not of days."""
     width, height, margin = 960.0, 180.0, 14.0
     low, high = min(trend.values, default=0.0), max(trend.values, default=0.0)
     span = (high - low) or max(abs(high), 1e-9)
-    step = (width - 2 * margin) / max(len(trend.points) - 1, 1)
-    began = {change.point.row.run for change in trend.changes}
-    series = trend.series
+    step = (width - 2 * margin) / max(len(trend.runs) - 1, 1)
+    began = {change.run for change in trend.changes}
     return {
-        "title": f"{series.workload}, {machine_words(trend)}, {series.command} {series.plan}".strip(),
-        "workload": series.workload,
-        "metric": key_label(trend.metric),
-        "began": [
-            f"{margin + (k - 0.5) * step:.1f}" for k, point in enumerate(trend.points) if point.row.run in began
-        ],
+        "title": f"{trend.workload}, {machine_words(trend)}, {trend.command} {trend.plan}".strip(),
+        "workload": trend.workload,
+        "metric": key_label(metric),
+        "began": [f"{margin + (k - 0.5) * step:.1f}" for k, run in enumerate(trend.runs) if run.run in began],
         "dots": [
             {
                 "x": f"{margin + k * step:.1f}",
-                "y": f"{height - margin - (point.value - low) / span * (height - 2 * margin):.1f}",
-                "hollow": bool(point.row.unusable),
-                "words": f"{point.row.started}: {figure_words(trend.metric, point.value)}",
+                "y": f"{height - margin - (run.value - low) / span * (height - 2 * margin):.1f}",
+                "hollow": bool(run.not_compared_because),
+                "words": f"{run.started}: {figure_words(metric, run.value)}",
             }
-            for k, point in enumerate(trend.points)
-            if point.value is not None
+            for k, run in enumerate(trend.runs)
+            if run.value is not None
         ],
         "changes": [
             [
-                change.point.row.started,
-                figure_words(trend.metric, change.before),
-                figure_words(trend.metric, change.after),
+                change.started,
+                figure_words(metric, change.before),
+                figure_words(metric, change.after),
                 ratio(change.ratio, "×"),
                 ", ".join(change.differs),
-                change.point.row.folder,
+                change.folder,
             ]
             for change in trend.changes
         ],
         "runs": [
-            [
-                point.row.started,
-                figure_words(trend.metric, point.value),
-                point.row.verdict,
-                point.row.unusable,
-                point.row.folder,
-            ]
-            for point in reversed(trend.points)
+            [run.started, figure_words(metric, run.value), run.verdict, run.not_compared_because, run.folder]
+            for run in reversed(trend.runs)
         ],
     }

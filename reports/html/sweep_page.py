@@ -2,108 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from latfix.formatting import (
-    NONE,
-    count,
-    finite,
-    milliseconds,
-    rate,
-    ratio,
-    significant,
-)
+from latfix.formatting import NONE, count, finite, milliseconds, rate, ratio, sentence, significant
+from latfix.reports import sweep_rows
 from latfix.reports.charts import sweep_charts
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of
-from latfix.reports.sweep_rows import SettingRow, SweepRows, mapping, read_sweep
-from latfix.reports.vocabulary import (
-    SWEEP_DEFINITIONS,
-)
+from latfix.reports.sweep_rows import MODEL_WORDS, SweepRows, largest_words
+from latfix.reports.vocabulary import SWEEP_DEFINITIONS
+from latfix.results.sweep import Sweep
 
 #: Settings whose theory is drawn.
 _DRAWN = 6
 
 
-def write_sweep_report(path: Path, document: Mapping[str, Any]) -> None:
-    """The page of ``sweep.json``.
+def write_sweep_report(path: Path, found: Sweep) -> None:
+    """The page of a sweep.
 
     :raises InputError: the file cannot be written.
     """
-    rows = read_sweep(document)
+    rows = sweep_rows.sweep_rows(found)
     drawn = [setting for setting in rows.settings if setting.has_theory]
-    front = len(rows.settings) > 1 and bool(rows.front)
-    state = str(document.get("state", ""))
-    runs = sum(point.repeats for setting in rows.settings for point in setting.points)
-    facts = [str(document.get("device", "")), f"{count(runs)} replays", "" if state == "complete" else state]
+    front = len(rows.settings) > 1 and bool(found.pareto)
+    runs = sum(len(point.runs) for point in found.points)
+    facts = [found.device, f"{count(runs)} replays", "" if found.state == "complete" else found.state]
     anchors = ("settings", "loads", *(["front"] if front else []), *(["theory"] if drawn else []), "method")
-    knee_rule = f"{str(document.get('knee_rule', '')).capitalize()}."
     write_page(
         path,
         "sweep.html",
         kind="latfix sweep",
-        heading=str(document.get("workload", "")),
+        heading=found.workload,
         facts=" · ".join(filter(None, facts)),
         contents=contents_of(anchors),
         rows=rows,
-        cards=_sweep_cards(rows, finite(mapping(document.get("traffic")).get("dispersion"))),
+        found=found,
+        words=sweep_rows,
+        cards=_sweep_cards(rows),
         charts={
             "latency": sweep_charts.latency_over_load("sweep-latency", rows),
             "served": sweep_charts.throughput_over_load("sweep-served", rows),
             "front": sweep_charts.front("sweep-front", rows) if front else "",
         },
         theory=[
-            (setting, sweep_charts.theory(f"sweep-theory-{setting.number}", setting, rows))
+            (setting, sweep_charts.theory(f"sweep-theory-{setting.found.id}", setting, rows))
             for setting in drawn[:_DRAWN]
         ],
         undrawn=len(drawn[_DRAWN:]),
         model_errors=[
-            [each.model, ratio(each.wait, "×"), ratio(each.percentile, "×"), count(each.loads), count(each.silent)]
-            for each in rows.errors.values()
+            [words, ratio(each.wait, "×"), ratio(each.percentile, "×"), count(each.loads), count(each.silent)]
+            for words, each in ((words, found.models.get(name)) for name, words in MODEL_WORDS.items())
+            if each is not None
         ],
-        method=_sweep_method(document),
-        definitions=[(name, words or knee_rule) for name, words in SWEEP_DEFINITIONS],
+        method=_sweep_method(found),
+        definitions=[(name, words or sentence(found.knee_rule)) for name, words in SWEEP_DEFINITIONS],
     )
 
 
-def _sweep_cards(rows: SweepRows, dispersion: float | None) -> list[Card]:
-    best = rows.best_setting()
-    label = "" if best is None else best.label
+def _sweep_cards(rows: SweepRows) -> list[Card]:
+    found, best = rows.found, rows.found.best
     cards: list[Card] = []
     if rows.judged:
-        words = best.largest_words() if best is not None else "undecided" if rows.undecided() else "none"
-        cards.append(("largest load that meets it", words, label))
-        cards.append(("objective", f"{rows.percentile} < {milliseconds(rows.slo_ms)}", ""))
-    knees = [setting for setting in rows.settings if setting.knee is not None]
-    top: SettingRow | None = best if best in knees else max(knees, key=lambda s: s.knee or 0.0, default=None)
-    cards.append(("knee", NONE, "") if top is None else ("knee", top.knee_words(), top.label))
+        words = largest_words(best) if best is not None else "undecided" if rows.undecided() else "none"
+        cards.append(("largest load that meets it", words, "" if best is None else best.label))
+        cards.append(("objective", f"{rows.percentile} < {milliseconds(found.objective.slo_ms)}", ""))
+    top = rows.best_setting()
+    top = top if top is not None and top.found.knee is not None else rows.top_knee()
+    cards.append(("knee", NONE, "") if top is None else ("knee", top.knee_words(), top.found.label))
+    dispersion = found.traffic.dispersion
     burst = f"index of dispersion {significant(dispersion)}; independent arrivals have 1"
-    cards.append(("recorded", rate(rows.recorded), "" if dispersion is None else burst))
+    cards.append(("recorded", rate(found.traffic.recorded_rps), "" if dispersion is None else burst))
     if rows.gate is not None:
         cards.append((rows.gate.gate, rows.gate.words, rows.gate.reason))
     return cards
 
 
-def _sweep_method(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    traffic, spread = mapping(document.get("traffic")), mapping(document.get("spread"))
+def _sweep_method(found: Sweep) -> list[tuple[str, str]]:
+    spread = found.spread
     words = "no point was replayed twice; that replays differ by a tenth is assumed"
-    if finite(spread.get("run_to_run_ratio")) is not None and finite(spread.get("repeats")):
+    if spread is not None and spread.freedom:
         words = (
             "beyond what their requests explain, the percentiles of two replays of one point differ by a factor of "
-            f"{significant(spread.get('run_to_run_ratio'))} (one standard deviation, repeats: "
-            f"{count(spread.get('repeats'))}; the largest ratio was {significant(spread.get('largest_ratio'))})"
+            f"{significant(spread.ratio)} (one standard deviation, repeats: "
+            f"{count(spread.freedom)}; the largest ratio was {significant(spread.largest)})"
         )
-    machine = {name: value for name, value in mapping(document.get("machine")).items() if value is not None}
-    machine.pop("torch", None)
+    machine = {name: value for name, value in found.machine.items() if value is not None and name != "torch"}
     memory = finite(machine.pop("memory_bytes", None))
     return [
-        ("Requests a point", f"{count(traffic.get('requests_per_point'))}, or several times these at high loads"),
-        ("Seconds", f"{significant(document.get('seconds'))} of {significant(document.get('budget_s'))}"),
-        ("Order", f"settings in turns, loads in random order, seed {document.get('seed', 0)}"),
+        ("Requests a point", f"{count(found.traffic.requests_per_point)}, or several times these at high loads"),
+        ("Seconds", f"{significant(found.seconds)} of {significant(found.budget_s)}"),
+        ("Order", f"settings in turns, loads in random order, seed {found.seed or 0}"),
         ("Between replays", words),
-        *((str(name), str(value)) for name, value in machine.items()),
+        *((name, str(value)) for name, value in machine.items()),
         *([] if memory is None else [("memory", f"{significant(memory / 2**30)} GiB")]),
-        *((str(name), str(value)) for name, value in mapping(document.get("versions")).items()),
+        *((name, str(value)) for name, value in found.versions.items()),
     ]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import NONE, rate, ratio, significant, visible
-from latfix.reports.sweep_rows import ModelError, PointRow, SettingRow, SweepRows, read_sweep
+from latfix.reports.sweep_rows import (
+    SettingRow,
+    SweepRows,
+    departure,
+    interval_words,
+    largest_words,
+    percentile_words,
+    point_state,
+    predicted_ms,
+    sweep_rows,
+    wait_ms,
+)
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Bar,
@@ -27,6 +37,7 @@ from latfix.reports.terminal.widgets import (
     warnings,
 )
 from latfix.reports.vocabulary import Severity
+from latfix.results.sweep import ModelErrors, Sweep, SweepPoint
 
 #: Settings whose loads are listed one by one; the others are in the summary, the page and the JSON.
 _LISTED = 4
@@ -38,25 +49,24 @@ _BAR_LIMITS = 2.0
 _FAR_OFF, _MOST_TOLD = 2.0, 2
 
 
-def render_sweep(document: Mapping[str, Any], *, folder: Path | None) -> RenderableType:
-    """``sweep.json`` for a person.
+def render_sweep(found: Sweep, *, folder: Path | None) -> RenderableType:
+    """A sweep for a person.
 
     :param folder: where records and report are; ``None`` where nothing was kept.
     """
-    rows = read_sweep(document)
+    rows = sweep_rows(found)
     style = SEVERITY_STYLE[rows.severity()]
-    workload, device = document.get("workload", ""), document.get("device", "")
-    parts: list[RenderableType] = [title_line(workload, device, rows.sentence(), style, limit=1000)]
-    parts += warnings(rows.notes)
+    parts: list[RenderableType] = [title_line(found.workload, found.device, rows.sentence(), style, limit=1000)]
+    parts += warnings(found.notes)
     if len(rows.settings) > 1:
         parts += [heading("Settings"), _summary(rows)]
     for setting in _listed(rows):
         parts += _loads(setting, rows)
-    if len(rows.settings) > 1 and rows.front:
+    if len(rows.settings) > 1 and found.pareto:
         parts += [heading(f"Front: throughput against {rows.percentile}"), _front(rows)]
     parts += _theory(rows)
     parts += gate_lines(() if rows.gate is None else (rows.gate,), title="Gate")
-    parts += _skipped(rows)
+    parts += _skipped(found)
     if folder is not None:
         parts += [Text(""), report_line(folder)]
     return Portable(Group(*parts))
@@ -64,15 +74,11 @@ def render_sweep(document: Mapping[str, Any], *, folder: Path | None) -> Rendera
 
 def _listed(rows: SweepRows) -> list[SettingRow]:
     """The settings that matter most: the best one, then those on the front, then the rest."""
-    best = rows.best_setting()
-    first = [best.number] if best is not None else []
-    order = list(
-        dict.fromkeys(
-            [*first, *(point.setting for point in reversed(rows.front)), *(s.number for s in rows.settings)]
-        )
-    )
-    by_number = {setting.number: setting for setting in rows.settings if setting.points}
-    return [by_number[number] for number in order if number in by_number][:_LISTED]
+    found = rows.found
+    first = [found.best.setting] if found.best is not None else []
+    order = [*first, *(point.setting for point in reversed(found.pareto)), *(s.id for s in found.settings)]
+    by_number = {setting.found.id: setting for setting in rows.settings if setting.points}
+    return [by_number[number] for number in dict.fromkeys(order) if number in by_number][:_LISTED]
 
 
 def _summary(rows: SweepRows) -> RenderableType:
@@ -84,13 +90,14 @@ def _summary(rows: SweepRows) -> RenderableType:
     table.add_column("knee", min_width=10)
     table.add_column("served", justify="right", no_wrap=True, min_width=6)
     for setting in rows.settings:
-        cells: list[RenderableType] = [safe(setting.label, limit=80)]
-        if setting.failure:
-            table.add_row(safe(setting.label), safe(f"failed: {setting.failure}", "red", limit=200))
+        found = setting.found
+        cells: list[RenderableType] = [safe(found.label, limit=80)]
+        if found.failure:
+            table.add_row(safe(found.label), safe(f"failed: {found.failure}", "red", limit=200))
             continue
         if rows.judged:
-            cells += [setting.largest_words(), _status(setting)]
-        table.add_row(*cells, setting.knee_words(), rate(setting.most))
+            cells += [largest_words(found.largest), _status(setting)]
+        table.add_row(*cells, setting.knee_words(), rate(found.most_achieved_rps))
     return table
 
 
@@ -99,22 +106,22 @@ def _status(setting: SettingRow) -> Text:
 
 
 def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
-    yield heading(f"Loads, {visible(setting.label, limit=120)}")
+    yield heading(f"Loads, {visible(setting.found.label, limit=120)}")
     full = _full_bar(setting, rows)
     table = plain_table()
     add_figures(table, "load", "offered/s", "served/s", "busy", f"{rows.percentile} ms", "95 %")
     table.add_column("", no_wrap=True)
     table.add_column(rows.percentile, min_width=4)
     for point in setting.points:
-        words, severity = point.state(rows.judged)
-        repeated = f" x{point.repeats}" if point.repeats > 1 else ""
+        words, severity = point_state(point, judged=rows.judged)
+        repeated = f" x{len(point.runs)}" if len(point.runs) > 1 else ""
         table.add_row(
             significant(point.load),
-            significant(point.offered),
-            significant(point.achieved),
-            _percent(point.workers),
-            point.percentile_words(),
-            point.interval_words(),
+            significant(point.offered_rps),
+            significant(point.achieved_rps),
+            _percent(point.utilization.get("workers")),
+            percentile_words(point),
+            interval_words(point),
             Text(f"{words}{repeated}", style=SEVERITY_STYLE[severity]),
             _bar(point, full, severity),
         )
@@ -123,11 +130,11 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
         yield Text(f"a full bar is {significant(_BAR_LIMITS)} times the limit", style="dim")
         yield Text.assemble(
             "largest load ",
-            (setting.largest_words(), "bold"),
+            (largest_words(setting.found.largest), "bold"),
             ": ",
             _status(setting),
             ", ",
-            safe(setting.reason, limit=300),
+            safe("" if setting.found.largest is None else setting.found.largest.reason, limit=300),
         )
     yield Text.assemble("knee ", (setting.knee_words(), "bold"))
 
@@ -137,14 +144,15 @@ def _percent(value: float | None) -> str:
 
 
 def _full_bar(setting: SettingRow, rows: SweepRows) -> float:
-    if rows.slo_ms is not None:
-        return _BAR_LIMITS * rows.slo_ms
-    steady = [p.percentile_ms for p in setting.points if not p.saturated and p.percentile_ms is not None]
+    if rows.found.objective.slo_ms is not None:
+        return _BAR_LIMITS * rows.found.objective.slo_ms
+    steady = (point.objective.percentile_ms or 0.0 for point in setting.points if not point.saturated)
     return max(steady, default=1.0) or 1.0
 
 
-def _bar(point: PointRow, full: float, severity: Severity) -> Bar:
-    length = 1.0 if point.percentile_ms is None else min(point.percentile_ms / full, 1.0)
+def _bar(point: SweepPoint, full: float, severity: Severity) -> Bar:
+    value = point.objective.percentile_ms
+    length = 1.0 if value is None else min(value / full, 1.0)
     return Bar([(length, "█", SEVERITY_STYLE[severity])])
 
 
@@ -154,11 +162,11 @@ def _front(rows: SweepRows) -> RenderableType:
     table.add_column("setting", overflow="fold")
     table.add_column("load", justify="right")
     table.add_column("")
-    for point in rows.front:
+    for point in rows.found.pareto:
         table.add_row(
-            rate(point.served),
+            rate(point.achieved_rps),
             significant(point.percentile_ms),
-            safe(point.label, limit=80),
+            safe(rows.label(point.setting), limit=80),
             significant(point.load),
             Text("" if point.certain else "maybe", style="dim"),
         )
@@ -167,13 +175,25 @@ def _front(rows: SweepRows) -> RenderableType:
 
 def _theory(rows: SweepRows) -> Iterator[RenderableType]:
     setting = rows.best_setting() or next((s for s in rows.settings if s.points), None)
-    if setting is None or not any(point.waits_ms.get("mm1") is not None for point in setting.points):
+    if setting is None or not any(wait_ms(point, "mm1") is not None for point in setting.points):
         return
-    label = visible(setting.label, limit=120)
-    yield heading(f"Theory beside it, {label}")
-    yield _models("mean wait, ms", setting, rows, wait=True)
+    models = [rows.found.models.get(name) for name in _SHORT]
+    yield heading(f"Theory beside it, {visible(setting.found.label, limit=120)}")
+    yield _models(
+        "mean wait, ms",
+        setting,
+        measured=lambda point: significant(point.wait_ms.get("mean")),
+        model=wait_ms,
+        off=[_off(errors, None if errors is None else errors.wait) for errors in models],
+    )
     yield Text("")
-    yield _models(f"{rows.percentile}, ms", setting, rows, wait=False)
+    yield _models(
+        f"{rows.percentile}, ms",
+        setting,
+        measured=percentile_words,
+        model=predicted_ms,
+        off=[_off(errors, None if errors is None else errors.percentile) for errors in models],
+    )
     yield Text("in brackets: the model was given what was measured at that load", style="dim")
     yield from _reasons(setting)
 
@@ -181,47 +201,50 @@ def _theory(rows: SweepRows) -> Iterator[RenderableType]:
 def _reasons(setting: SettingRow) -> Iterator[RenderableType]:
     """Why loads depart from Kingman's formula, the farthest off first; no kind of reason more than twice."""
     told: Counter[str] = Counter()
-    for point in sorted(setting.points, key=lambda p: p.departure() or 0.0, reverse=True):
-        off = point.departure()
+    for point in sorted(setting.points, key=lambda p: departure(p) or 0.0, reverse=True):
+        off = departure(point)
         far = off is not None and math.isfinite(off) and off >= _FAR_OFF
         factor = f" (wait off by x{significant(off)})" if far else ""
-        for kind, text in point.reasons:
-            if told[kind] < (_MOST_TOLD if far else 1):
-                told[kind] += 1
+        for reason in point.reasons:
+            if told[reason.id] < (_MOST_TOLD if far else 1):
+                told[reason.id] += 1
                 where = f"  at load {significant(point.load)}{factor}: "
-                yield Text.assemble((where, "dim"), safe(text, limit=500))
+                yield Text.assemble((where, "dim"), safe(reason.text, limit=500))
 
 
-def _models(title: str, setting: SettingRow, rows: SweepRows, *, wait: bool) -> RenderableType:
+def _models(
+    title: str,
+    setting: SettingRow,
+    *,
+    measured: Callable[[SweepPoint], str],
+    model: Callable[[SweepPoint, str], float | None],
+    off: list[str],
+) -> RenderableType:
     """Measured and predicted, load by load, and by what factor each model is off."""
     table = plain_table()
     table.add_column(title, no_wrap=True)
     add_figures(table, "measured", *_SHORT.values())
     for point in setting.points:
-        answers = point.waits_ms if wait else point.predicted_ms
-        measured = significant(point.wait_ms) if wait else point.percentile_words()
-        table.add_row(f"load {significant(point.load)}", measured, *(_answer(point, answers, n) for n in _SHORT))
-    off = [_off(rows.errors.get(name), wait=wait) for name in _SHORT]
+        answers = (_answer(point, name, model(point, name)) for name in _SHORT)
+        table.add_row(f"load {significant(point.load)}", measured(point), *answers)
     table.add_row(Text("off by", style="dim"), "", *(Text(text, style="dim") for text in off))
     return table
 
 
-def _answer(point: PointRow, answers: Mapping[str, float | None], name: str) -> str:
-    text = significant(answers.get(name))
-    return f"[{text}]" if name in point.fitted and name != "replay_own" and text != NONE else text
+def _answer(point: SweepPoint, name: str, value: float | None) -> str:
+    text = significant(value)
+    fitted = name != "replay_own" and name in point.predictions and point.predictions[name].fitted
+    return f"[{text}]" if fitted and text != NONE else text
 
 
-def _off(error: ModelError | None, *, wait: bool) -> str:
+def _off(errors: ModelErrors | None, value: float | None) -> str:
     """``x1.20``; with ``!`` where the model is silent at some of the loads."""
-    value = None if error is None else error.wait if wait else error.percentile
-    if error is None or value is None:
-        return NONE
-    return f"{ratio(value)}{'!' if error.silent else ''}"
+    return f"{ratio(value)}{'!' if errors is not None and errors.silent and value is not None else ''}"
 
 
-def _skipped(rows: SweepRows) -> Iterator[RenderableType]:
-    if rows.skipped:
-        kinds = Counter(reason.partition(":")[0] for _, _, reason in rows.skipped)
+def _skipped(found: Sweep) -> Iterator[RenderableType]:
+    if found.skipped:
+        kinds = Counter(one.reason.partition(":")[0] for one in found.skipped)
         words = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
         yield Text("")
         yield Text.assemble(("not replayed: ", "dim"), safe(words, "dim"))

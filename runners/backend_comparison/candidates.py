@@ -17,7 +17,7 @@ from latfix.config.tensorrt_requirements import driver_missing
 from latfix.errors import LatfixError, RunnerError
 from latfix.runners.backend_comparison.cold_load import OPENVINO, first_load_s, load_file
 from latfix.runners.backends.onnx_export import Exported, dynamic_of, example_of, export, sizes_of
-from latfix.runners.backends.replaced_model import FlatModel, export_program
+from latfix.runners.backends.replaced_model import SCRIPTED, FlatModel, export_program
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
@@ -76,7 +76,7 @@ def _obstacle(adapter: Workload, backend: str) -> str:
     if own == onnx_runtime.BACKEND and backend != OPENVINO:
         return "nothing makes a module of torch of an ONNX file; give the model that it was converted from"
     if own == torchscript.BACKEND and backend != torchscript.BACKEND:
-        return "torch.export takes Python modules, and TorchScript is none; give the model that it was made from"
+        return SCRIPTED
     return ""
 
 

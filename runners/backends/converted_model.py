@@ -34,6 +34,7 @@ class Conversion:
     :param deviation: the largest among them, as a share of the original's largest number.
     :param varying: dimensions that may differ from batch to batch, of all inputs.
     :param precisions: what the backend's operators compute in, where it says so.
+    :param file: the model file that the backend runs as it is; empty where the model was exported for it.
     """
 
     backend: str
@@ -45,6 +46,7 @@ class Conversion:
     varying: int
     threads: int
     precisions: dict[str, int]
+    file: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the evidence."""
@@ -93,24 +95,17 @@ def _convert(
             expected = [flatten(call_model(model, batch)) for batch in batches]
         graph = load_graph(exported, threads, settings)
         converted = _stand_in(model, exported, tally.counting(graph.run), batches[0], expected[0][1])
-        deviation = max(
-            deviation_of(tensors, flatten(call_model(converted, batch))[0])
-            for (tensors, _), batch in zip(expected, batches, strict=True)
-        )
+        deviation = largest_deviation([tensors for tensors, _ in expected], converted, batches)
     except KeyboardInterrupt:
         raise
     except USER_ERRORS as error:
         if exported.cached:
             raise _FromCache from error
         raise RunnerError(f"the model as converted for {settings.backend} does not run: {describe(error)}") from error
-    # Whoever asked for bfloat16 gets its error, and has it judged by the accuracy.
-    if deviation > MOST_DEVIATION and settings.precision == "default":
+    if too_far(deviation, settings):
         if exported.cached:
             raise _FromCache
-        raise RunnerError(
-            f"the model as converted for {settings.backend} answers something else: the largest deviation over"
-            f" {len(batches)} batches is {deviation:.2g} of the largest number, limit {MOST_DEVIATION:g}"
-        )
+        raise other_answers(f"the model as converted for {settings.backend}", deviation, len(batches))
     return converted, Conversion(
         backend=f"{settings.backend} {graph.version}",
         seconds=round(time.perf_counter() - started, 3),
@@ -121,6 +116,30 @@ def _convert(
         varying=sum(size is None for of in exported.sizes for size in of),
         threads=threads,
         precisions=graph.precisions(),
+    )
+
+
+def largest_deviation(expected: Sequence[Sequence[torch.Tensor]], model: Any, batches: Sequence[Any]) -> float:
+    """Over all batches, how far a model's answers are from those expected, as a share of the largest number."""
+    return max(
+        deviation_of(tensors, flatten(call_model(model, batch))[0])
+        for tensors, batch in zip(expected, batches, strict=True)
+    )
+
+
+def too_far(deviation: float, settings: RunnerSettings) -> bool:
+    """True if answers so far from the original's are those of something else.
+
+    Whoever asked for bfloat16 gets its error, and has it judged by the accuracy.
+    """
+    return deviation > MOST_DEVIATION and settings.precision == "default"
+
+
+def other_answers(what: str, deviation: float, batches: int) -> RunnerError:
+    """The refusal of ``what`` for its answers."""
+    return RunnerError(
+        f"{what} answers something else: the largest deviation over {batches} batches is {deviation:.2g} of the"
+        f" largest number, limit {MOST_DEVIATION:g}"
     )
 
 

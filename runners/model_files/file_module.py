@@ -20,6 +20,7 @@ class FileModule(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
         super().__init__()
         self.model = model
+        self.layout = layout
         self._axes = [given.batch_axis for given in layout.inputs]
         self._fixed = layout.fixed_batch or layout.least_batch
         self._plain = not self._fixed and all(axis == 0 for axis in self._axes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latfix.runners.calls.model_call import call_model
+from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms.precision import kept_modules
 from latfix.runners.model_transforms.precision_support import by_torchao
@@ -22,7 +23,8 @@ class Census:
     """One forward pass.
 
     :param modules: leaf modules that ran, by type.
-    :param dtypes: what they answered in.
+    :param dtypes: what they answered in; of a graph (TorchScript, torch.export), whose layers are not called, what it
+        answered in itself.
     :param kept: types of the leaf modules inside of what was to keep its precision, as they ran.
     :param layouts: four-dimensional answers in memory: ``channels_last``, ``contiguous``, or ``either`` where the
         shape tells no difference.
@@ -65,15 +67,18 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
     if hooks:
         # Before hooks that a module has already: they may turn its answer into what its neighbors expect.
         working = [module for module in instance.model.modules() if does_work(module)]
+        working = [module for module in working if not isinstance(module, torch.jit.ScriptModule)]  # which takes none
         handles = [module.register_forward_hook(note, prepend=True) for module in working]
     try:
         with instance.guard(), instance.working():
             inputs = instance.on_device(batch)
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as seen:
-                call_model(instance.model, inputs)
+                answer = call_model(instance.model, inputs)
     finally:
         for handle in handles:
             handle.remove()
+    if hooks and not dtypes:  # of a graph, whose layers are no modules that are called
+        dtypes.update(str(tensor.dtype).removeprefix("torch.") for tensor in tensors_of(answer))
     return Census(
         modules=dict(modules),
         dtypes=dict(dtypes),

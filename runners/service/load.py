@@ -176,7 +176,8 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
 def convert_models(
     models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes | None = None
 ) -> None:
-    """Have another backend run the models, where the settings ask for it; they are converted once.
+    """Have another backend run the models, where the settings ask for it; they are converted once, and an ONNX file
+    is read as it is.
 
     :param batches: of the traffic's own inputs, of several sizes.
     :param shapes: of the traffic's batches; TensorRT needs them.
@@ -189,9 +190,14 @@ def convert_models(
         _convert_for_tensorrt(models, batches, settings, shapes)
         return
     from latfix.runners.backends.converted_model import convert
+    from latfix.runners.model_files.served_file import serve_file, serves_file
 
     for instance in models.distinct():
-        model, conversion = convert(instance.model, batches, settings, models.adapter.folder, models.tally)
+        model: Any
+        if serves_file(instance.model):
+            model, conversion = serve_file(instance.model, batches, settings, models.tally)
+        else:
+            model, conversion = convert(instance.model, batches, settings, models.adapter.folder, models.tally)
         models.replace_model(instance.model, model)
         models.conversions.append(conversion.to_json())
 

@@ -33,6 +33,7 @@ from latfix.runners.service.adapter_file import check_inputs
 from latfix.runners.service.batch_shapes import traffic_shapes
 from latfix.runners.service.forward_census import Census, census, weight_kinds
 from latfix.runners.service.load import LoadedModels, convert_models, load_models, pool_applies, unused_on_host
+from latfix.runners.service.model_makeup import makeup
 from latfix.runners.service.numa_weights import bring_home
 from latfix.runners.service.warm_up import Warmup, as_worker, prepared_sample, rehearsal, representative, sizes_to_run
 from latfix.settings import RunnerSettings
@@ -334,6 +335,7 @@ class Service:
             "compile_parts": self._has_parts(),
             "conversions": self.models.conversions,
             "outside": self.models.outside.to_json(),
+            "made_of": asdict(makeup(self.models.instances[0].model, self.models.adapter)),
             **summary(instance.calls for instance in self.models.instances),
         }
         if self.settings.backend == "torch":

@@ -1,4 +1,4 @@
-"""``sweep.json``: everything that a sweep found, in plain values; docs/capacity.md describes it."""
+"""``sweep.json``: everything that a sweep found; docs/capacity.md describes it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,31 @@ import numpy as np
 
 from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
 from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
-from latfix.capacity.model_predictions import ServiceModel
+from latfix.capacity.model_predictions import Prediction, ServiceModel
 from latfix.capacity.objective import TAIL_REQUESTS
+from latfix.capacity.queueing_models import Service
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.formatting import finite
-from latfix.results.sweep import Measured, Outcome, Setting
+from latfix.results.sweep import (
+    BestSetting,
+    CapacityGate,
+    LoadPrediction,
+    Measured,
+    Outcome,
+    PointObjective,
+    PointRun,
+    ServiceMoments,
+    Setting,
+    Sweep,
+    SweepObjective,
+    SweepPoint,
+    SweepTraffic,
+    SweptSetting,
+)
 from latfix.runners.sweep.predictions import Predicted, predict, typical_errors
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 from latfix.traffic.transforms import MAX_REQUESTS
-
-SCHEMA = "latfix.sweep/1"
 
 #: A queue that was watched for fewer of its relaxation times tells little of a load that lasts: after an empty start
 #: waits are a tenth short of steady ones in 3, a quarter in 1 (benchmarks/sweep_decisions.py).
@@ -33,14 +47,14 @@ KNEE_RULE = (
 )
 
 
-def points_document(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
+def points_document(spec: WorkloadSpec, outcome: Outcome) -> Sweep:
     """What there is while a sweep goes on: its points, without the answers that need all of them."""
-    return {**_head(spec, outcome), "state": "running", "points": _points(outcome, outcome.cells(), {})}
+    return Sweep(**_head(spec, outcome), state="running", points=_points(outcome, outcome.cells(), {}))
 
 
 def sweep_document(
     spec: WorkloadSpec, outcome: Outcome, *, seed: int, budget_s: float, at_least_rps: float | None = None
-) -> dict[str, Any]:
+) -> Sweep:
     """The whole document.
 
     :param at_least_rps: the gate, where one was asked for.
@@ -52,57 +66,47 @@ def sweep_document(
     known = {number: one for number, one in largest.items() if one is not None}
     best = _best(outcome, known)
     spread = run_spread(outcome.plain_cells())
-    return {
+    return Sweep(
         **_head(spec, outcome),
-        "state": "interrupted" if outcome.interrupted else "complete",
-        "seed": seed,
-        "budget_s": budget_s,
-        "seconds": outcome.seconds,
-        "settings": [
+        state="interrupted" if outcome.interrupted else "complete",
+        seed=seed,
+        budget_s=budget_s,
+        seconds=outcome.seconds,
+        settings=tuple(
             _setting(setting, cells[setting.number], largest[setting.number], answers, seed)
             for setting in outcome.settings
-        ],
-        "points": _points(outcome, cells, predicted),
-        "pareto": [
-            {
-                "setting": point.setting,
-                "load": point.cell.load,
-                "achieved_rps": point.cell.achieved,
-                "percentile_ms": _ms(point.cell.percentile.value),
-                "certain": point.certain,
-            }
-            for point in pareto([(number, cell) for number, own in cells.items() for cell in own])
-        ],
-        "knee_rule": KNEE_RULE,
-        "best": best,
-        "gate": None if at_least_rps is None else _gate(list(known.values()), at_least_rps),
-        "models": typical_errors(outcome, predicted),
-        "spread": spread.to_json(),
-        "skipped": [{"setting": one.setting, "load": one.load, "reason": one.reason} for one in outcome.skipped],
-        "machine": dict(outcome.meta.machine),
-        "versions": dict(outcome.meta.versions),
-        "notes": [*outcome.notes, *_unsettled(outcome, best, predicted), *_notes(outcome, cells, spread)],
-    }
+        ),
+        points=_points(outcome, cells, predicted),
+        pareto=tuple(pareto([(number, cell) for number, own in cells.items() for cell in own])),
+        knee_rule=KNEE_RULE,
+        best=best,
+        gate=None if at_least_rps is None else _gate(list(known.values()), at_least_rps),
+        models=typical_errors(outcome, predicted),
+        spread=spread,
+        skipped=tuple(outcome.skipped),
+        machine=outcome.meta.machine,
+        versions=outcome.meta.versions,
+        notes=(*outcome.notes, *_unsettled(outcome, best, predicted), *_notes(outcome, cells, spread)),
+    )
 
 
 def _head(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
     part, target = outcome.part, outcome.target
     return {
-        "schema": SCHEMA,
         "workload": spec.name,
         "device": outcome.meta.device,
-        "objective": {
-            "percentile": target.percentile,
-            "slo_ms": None if target.limit is None else target.limit * 1e3,
-        },
-        "traffic": {
-            "recorded_rps": part.recorded,
-            "requests_per_point": len(part.traffic),
-            "repeated": part.repeated,
-            "dispersion": finite(part.dispersion),
-            "dispersion_recorded": finite(part.whole),
-            **part.bursts.to_json(),
-        },
+        "objective": SweepObjective(
+            percentile=target.percentile, slo_ms=None if target.limit is None else target.limit * 1e3
+        ),
+        "traffic": SweepTraffic(
+            recorded_rps=part.recorded,
+            requests_per_point=len(part.traffic),
+            repeated=part.repeated,
+            dispersion=finite(part.dispersion),
+            dispersion_recorded=finite(part.whole),
+            gap_scv=part.bursts.gap_scv,
+            index_of_dispersion=tuple(zip(part.bursts.windows, part.bursts.index, strict=True)),
+        ),
     }
 
 
@@ -112,107 +116,134 @@ def _setting(
     largest: LargestLoad | None,
     answers: Mapping[int, tuple[ServiceModel | None, Mapping[float, Predicted]]],
     seed: int,
-) -> dict[str, Any]:
+) -> SweptSetting:
     service, predicted = answers.get(setting.number, (None, {}))
-    found = knee(cells, seed=seed)
     capacity = next((entry.modelled.capacity for entry in predicted.values()), None)
-    served = [cell.achieved for cell in cells]
-    return {
-        "id": setting.number,
-        "label": setting.label,
-        "values": dict(setting.values),
-        "failure": setting.failure or None,
-        "largest": None if largest is None else largest.to_json(),
-        "knee": None if found is None else found.to_json(),
-        "most_achieved_rps": max(served, default=None),
-        "capacity_rps": None if capacity is None else finite(capacity),
-        "service": None if service is None else service.to_json(),
-    }
+    return SweptSetting(
+        id=setting.number,
+        label=setting.label,
+        values=setting.values,
+        failure=setting.failure or None,
+        largest=largest,
+        knee=knee(cells, seed=seed),
+        most_achieved_rps=max((cell.achieved for cell in cells), default=None),
+        capacity_rps=finite(capacity),
+        service=None if service is None else _moments(service),
+    )
+
+
+def _moments(service: ServiceModel) -> ServiceMoments:
+    pool = Service.of(service.prepare)
+    return ServiceMoments(
+        batch_fixed_ms=service.batch.fixed * 1e3,
+        batch_each_ms=service.batch.each * 1e3,
+        batch_scv=service.batch.scv,
+        prepare_mean_ms=pool.mean * 1e3,
+        prepare_scv=pool.scv,
+        measured_at_loads=service.loads,
+    )
 
 
 def _points(
     outcome: Outcome, cells: Mapping[int, Sequence[Cell]], predicted: Mapping[int, Mapping[float, Predicted]]
-) -> list[dict[str, Any]]:
-    return [
+) -> tuple[SweepPoint, ...]:
+    return tuple(
         _point(number, cell, outcome.points(number)[cell.load], predicted.get(number, {}).get(cell.load))
         for number, own in cells.items()
         for cell in own
-    ]
+    )
 
 
-def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predicted | None) -> dict[str, Any]:
+def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predicted | None) -> SweepPoint:
     points = [one.point for one in ones]
     served = np.concatenate([point.latency[np.isfinite(point.latency)] for point in points]) * 1e9
-    intervals = summary_intervals_ms(served, seed=0) if len(served) and predicted is not None else {}
     waits = np.concatenate([point.wait for point in points])
     decision = cell.decision
-    return {
-        "setting": number,
-        "load": cell.load,
-        "offered_rps": cell.offered,
-        "achieved_rps": cell.achieved,
-        "requests": {name: sum(point.requests[name] for point in points) for name in points[0].requests},
-        "latency_ms": summarize_ms(served),
-        "latency_ci95_ms": {key: list(bounds) for key, bounds in intervals.items()},
-        "objective": {
-            "percentile_ms": _ms(cell.percentile.value),
-            "ci95_ms": [_ms(cell.percentile.lo), _ms(cell.percentile.hi)],
-            "at_least": any(point.cut for point in points),
-            "meets": None if decision is None else decision.meets,
-            "slow_share": None if decision is None else finite(decision.share),
-            "slow_share_ci95": None if decision is None else [decision.lo, decision.hi],
+    return SweepPoint(
+        setting=number,
+        load=cell.load,
+        offered_rps=cell.offered,
+        achieved_rps=cell.achieved,
+        requests={name: sum(point.requests[name] for point in points) for name in points[0].requests},
+        latency_ms=summarize_ms(served),
+        latency_ci95_ms=summary_intervals_ms(served, seed=0) if len(served) and predicted is not None else {},
+        objective=PointObjective(
+            percentile_ms=_ms(cell.percentile.value),
+            ci95_ms=(_ms(cell.percentile.lo), _ms(cell.percentile.hi)),
+            at_least=any(point.cut for point in points),
+            meets=None if decision is None else decision.meets,
+            slow_share=None if decision is None else finite(decision.share),
+            slow_share_ci95=None if decision is None else (decision.lo, decision.hi),
+        ),
+        enough_requests=cell.enough,
+        saturated=cell.saturated,
+        wait_ms={
+            "mean": _ms(float(waits.mean())) if len(waits) else None,
+            "p99": _ms(float(np.quantile(waits, 0.99))) if len(waits) else None,
         },
-        "enough_requests": cell.enough,
-        "saturated": cell.saturated,
-        "wait_ms": {"mean": _ms(float(waits.mean())), "p99": _ms(float(np.quantile(waits, 0.99)))}
-        if len(waits)
-        else {"mean": None, "p99": None},
-        "utilization": {
+        utilization={
             "workers": _mean(points, "worker_share"),
             "held_open": _mean(points, "held_share"),
             "prepare": _mean(points, "prepare_share"),
         },
-        "batch_size": _mean(points, "mean_size"),
-        "in_flight_at_end": max(point.in_flight for point in points),
-        "trustworthy": all(point.trustworthy for point in points),
-        "dispersion": None if predicted is None else predicted.modelled.index,
-        "predictions": {}
+        batch_size=_mean(points, "mean_size"),
+        in_flight_at_end=max(point.in_flight for point in points),
+        trustworthy=all(point.trustworthy for point in points),
+        dispersion=None if predicted is None else predicted.modelled.index,
+        predictions={}
         if predicted is None
-        else {name: answer.to_json() for name, answer in predicted.predictions.items()},
-        "reasons": [] if predicted is None else [reason.to_json() for reason in predicted.reasons],
-        "runs": [
-            {
-                "folder": one.folder.relative_to(one.folder.parent.parent).as_posix(),
-                "kind": one.kind,
-                "began_s": one.began_s,
-                "percentile_ms": _ms(value),
-                "ended_early": one.point.cut,
-                "fresh_process": one.fresh,
-            }
+        else {name: _prediction(answer) for name, answer in predicted.predictions.items()},
+        reasons=() if predicted is None else predicted.reasons,
+        runs=tuple(
+            PointRun(
+                folder=one.folder.relative_to(one.folder.parent.parent).as_posix(),
+                kind=one.kind,
+                began_s=one.began_s,
+                percentile_ms=_ms(value),
+                ended_early=one.point.cut,
+                fresh_process=one.fresh,
+            )
             for one, value in zip(ones, cell.runs, strict=True)
-        ],
-    }
+        ),
+    )
+
+
+def _prediction(answer: Prediction) -> LoadPrediction:
+    return LoadPrediction(
+        mean_wait_ms=_ms(answer.wait),
+        mean_ms=_ms(answer.latency),
+        percentile_ms=_ms(answer.percentile),
+        fitted=answer.fitted,
+        why_not=answer.why_not or None,
+    )
 
 
 def _mean(points: Sequence[LoadPoint], name: str) -> float:
     return float(np.mean([getattr(point, name) for point in points]))
 
 
-def _best(outcome: Outcome, largest: Mapping[int, LargestLoad]) -> dict[str, Any] | None:
+def _best(outcome: Outcome, largest: Mapping[int, LargestLoad]) -> BestSetting | None:
     """The setting that bears most, and those that may bear as much."""
     bearing = {number: one for number, one in largest.items() if one.lo is not None}
     if not bearing:
         return None
-    number = max(bearing, key=lambda key: (bearing[key].lo or 0.0, bearing[key].value or 0.0))
+    number = max(bearing, key=lambda key: (bearing[key].lo or 0.0, bearing[key].rps or 0.0))
     best = bearing[number]
-    rivals = [
+    rivals = (
         other for other, one in largest.items() if other != number and (one.hi is None or one.hi > (best.lo or 0.0))
-    ]
-    labels = {setting.number: setting.label for setting in outcome.settings}
-    return {"setting": number, "label": labels[number], **best.to_json(), "maybe_as_good": rivals}
+    )
+    return BestSetting(
+        setting=number,
+        label=next(setting.label for setting in outcome.settings if setting.number == number),
+        status=best.status,
+        rps=best.rps,
+        ci95_rps=best.ci95_rps,
+        reason=best.reason,
+        maybe_as_good=tuple(rivals),
+    )
 
 
-def _gate(largest: Sequence[LargestLoad], rps: float) -> dict[str, Any]:
+def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
     passed = at_least(largest, rps)
     lows = [one.lo for one in largest if one.lo is not None]
     highs = [one.hi for one in largest]
@@ -223,16 +254,16 @@ def _gate(largest: Sequence[LargestLoad], rps: float) -> dict[str, Any]:
     else:
         low = f"{max(lows):.4g}/s" if lows else "no load"
         reason = f"{low} surely meets the objective, and at {rps:.4g}/s the data cannot tell"
-    return {"at_least_rps": rps, "passed": passed, "reason": reason}
+    return CapacityGate(at_least_rps=rps, passed=passed, reason=reason)
 
 
 def _unsettled(
-    outcome: Outcome, best: Mapping[str, Any] | None, predicted: Mapping[int, Mapping[float, Predicted]]
+    outcome: Outcome, best: BestSetting | None, predicted: Mapping[int, Mapping[float, Predicted]]
 ) -> list[str]:
     """That the largest load was not watched for long enough to tell of one that lasts."""
-    if best is None:
+    if best is None or best.ci95_rps[0] is None:
         return []
-    number, lo = best["setting"], best["ci95_rps"][0]
+    number, lo = best.setting, best.ci95_rps[0]
     for load, ones in outcome.points(number).items():
         entry = predicted.get(number, {}).get(load)
         if entry is None or not math.isclose(float(np.mean([one.point.offered for one in ones])), lo):
@@ -295,5 +326,5 @@ def _longer(outcome: Outcome) -> str:
     return f"it takes {needed:,} requests a point: --budget {minutes}m or more, or --requests {needed}"
 
 
-def _ms(seconds: float) -> float | None:
-    return seconds * 1e3 if math.isfinite(seconds) else None
+def _ms(seconds: float | None) -> float | None:
+    return seconds * 1e3 if seconds is not None and math.isfinite(seconds) else None

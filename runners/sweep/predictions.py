@@ -18,7 +18,7 @@ from latfix.capacity.model_predictions import (
     service_model,
 )
 from latfix.capacity.objective import percentile_of
-from latfix.results.sweep import Measured, Outcome, Setting
+from latfix.results.sweep import Measured, ModelErrors, Outcome, Setting
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.sweep.replay_prediction import measured_work, replayed, replays_exactly
 
@@ -115,20 +115,12 @@ def _replayed(
     )
 
 
-def typical_errors(
-    outcome: Outcome, predicted: Mapping[int, Mapping[float, Predicted]]
-) -> dict[str, dict[str, float | int | None]]:
-    """How far each model is off at loads that it was not fitted to and that are not saturated.
-
-    ``wait`` and ``percentile``: the median factor between prediction and measurement, 1.2 for twenty percent either
-    way; ``loads``: how many it rests on, ``silent`` those of them where the model says that there is no steady state.
-    """
+def typical_errors(outcome: Outcome, predicted: Mapping[int, Mapping[float, Predicted]]) -> dict[str, ModelErrors]:
+    """How far each model is off at loads that it was not fitted to and that are not saturated."""
     return {name: _typical_error(name, outcome, predicted) for name in MODELS}
 
 
-def _typical_error(
-    name: str, outcome: Outcome, predicted: Mapping[int, Mapping[float, Predicted]]
-) -> dict[str, float | int | None]:
+def _typical_error(name: str, outcome: Outcome, predicted: Mapping[int, Mapping[float, Predicted]]) -> ModelErrors:
     waits, percentiles, silent = [], [], 0
     for number, cells in outcome.cells().items():
         for cell in cells:
@@ -142,12 +134,12 @@ def _typical_error(
             measured = _mean_wait(outcome.points(number)[cell.load])
             waits += _factor(answer.wait, measured)
             percentiles += _factor(answer.percentile, cell.percentile.value)
-    return {
-        "wait": float(np.median(waits)) if waits else None,
-        "percentile": float(np.median(percentiles)) if percentiles else None,
-        "loads": len(percentiles) + silent,
-        "silent": silent,
-    }
+    return ModelErrors(
+        wait=float(np.median(waits)) if waits else None,
+        percentile=float(np.median(percentiles)) if percentiles else None,
+        loads=len(percentiles) + silent,
+        silent=silent,
+    )
 
 
 def _mean_wait(ones: Sequence[Measured]) -> float:

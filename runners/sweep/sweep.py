@@ -16,7 +16,7 @@ from latfix.capacity.next_load import Kind, Proposal, ceiling, propose
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
-from latfix.results.sweep import Measured, Options, Outcome, Setting, Skipped
+from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
 from latfix.run_record.run_record import SCHEDULE, RunRecord
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
@@ -172,7 +172,7 @@ class Sweep:
         return (load > min(over), abs(math.log(load / min(over))))
 
     def _skip(self, setting: int, load: float, reason: str) -> None:
-        self._outcome.skipped.append(Skipped(setting=setting, load=load, reason=reason))
+        self._outcome.skipped.append(SkippedLoad(setting=setting, load=load, reason=reason))
 
     def _search(self) -> None:
         """Loads that the measured ones ask for, the most telling first, a few at a time in random order."""

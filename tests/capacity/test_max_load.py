@@ -48,7 +48,7 @@ def test_found_between_what_meets_and_what_misses() -> None:
     answer = found([cell(0.5, 0.05, True), cell(1.0, 0.08, True), cell(1.2, 0.125, False), cell(2.0, 1.0, False)])
     assert (answer.status, answer.lo, answer.hi) == ("found", 100.0, 120.0)
     # log-log: from 0.08 to 0.125 the limit lies halfway
-    assert answer.value == pytest.approx(math.sqrt(100 * 120), rel=1e-3)
+    assert answer.rps == pytest.approx(math.sqrt(100 * 120), rel=1e-3)
 
 
 def test_undecided_where_noise_decides_or_nothing_was_replayed_between() -> None:
@@ -65,7 +65,7 @@ def test_above_and_below_what_was_replayed() -> None:
     above = found([cell(0.5, 0.01, True), cell(1.0, 0.02, True)])
     assert (above.status, above.lo, above.hi) == ("above", 100.0, None)
     below = found([cell(0.5, 0.2, False), cell(1.0, 0.5, False)])
-    assert (below.status, below.lo, below.hi, below.value) == ("below", None, 50.0, None)
+    assert (below.status, below.lo, below.hi, below.rps) == ("below", None, 50.0, None)
     assert largest_load([cell(1.0, 0.1)], Target(percentile=99.0)) is None, "no objective, no answer"
 
 
@@ -95,14 +95,15 @@ def test_the_knee_of_mm1_is_at_half_load_and_its_interval_grows_with_the_noise()
     # Throughput over p99 is x (1 - x): largest at one half.
     at, sharp, blunt = (knee([mm1(load, width) for load in LOADS], seed=0) for width in (1.05, 1.005, 1.5))
     assert at is not None and sharp is not None and blunt is not None
-    assert at.value == 50.0 and at.bracketed
-    assert at.lo < 50.0 < at.hi and at.lo >= 30.0 and at.hi <= 75.0
-    assert blunt.hi / blunt.lo > 1.3 * sharp.hi / sharp.lo
+    assert at.rps == 50.0 and at.bracketed
+    assert 30.0 <= at.ci95_rps[0] < 50.0 < at.ci95_rps[1] <= 75.0
+    widths = [found.ci95_rps[1] / found.ci95_rps[0] for found in (sharp, blunt)]
+    assert widths[1] > 1.3 * widths[0]
 
 
 def test_a_knee_beyond_the_loads_is_not_bracketed() -> None:
     at = knee([mm1(load) for load in (0.1, 0.2, 0.3)], seed=0)
-    assert at is not None and at.value == 30.0 and not at.bracketed
+    assert at is not None and at.rps == 30.0 and not at.bracketed
     assert knee([mm1(0.1), mm1(0.2)], seed=0) is None
 
 
@@ -115,7 +116,7 @@ def test_the_front() -> None:
         cell(9.0, 0.01, achieved=500.0, saturated=True),
     )
     front = pareto([(0, slow), (1, fast), (0, between), (1, beaten), (1, gone)])
-    assert [(point.setting, point.cell.achieved) for point in front] == [(0, 50.0), (0, 90.0), (1, 120.0)]
+    assert [(point.setting, point.achieved_rps) for point in front] == [(0, 50.0), (0, 90.0), (1, 120.0)]
     assert all(point.certain for point in front)
 
 

@@ -64,8 +64,8 @@ def test_it_closes_in_on_the_truth(seed: int, make_traffic: MakeTraffic, simulat
     truth = 100 - math.log(10) / 0.06
     search = Searched(make_traffic, simulate, target, each=0.01, n=2500, seed=seed)
     answer = search.run(most=44)
-    assert answer is not None and answer.value is not None
-    assert answer.value == pytest.approx(truth, rel=0.1)
+    assert answer is not None and answer.rps is not None
+    assert answer.rps == pytest.approx(truth, rel=0.1)
     assert answer.lo is not None and answer.hi is not None
     assert answer.lo < 1.05 * truth and answer.hi > 0.95 * truth
     assert answer.hi / answer.lo < 1.35

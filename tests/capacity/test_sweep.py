@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -156,7 +157,7 @@ def run(
         Options(loads=GRID, budget_s=budget_s, target=target or Target(percentile=90.0, limit=0.1), seed=seed),
         watch=silent,
         say=said.append,
-        keep=lambda outcome: kept.append(len(points_document(SPEC, outcome)["points"])),
+        keep=lambda outcome: kept.append(len(points_document(SPEC, outcome).points)),
         clock=lambda: world.now,
     )
     outcome = sweep.run()
@@ -168,20 +169,22 @@ def run(
 def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     outcome = run(world, make_traffic(1000, 50.0), tmp_path)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=20.0)
-    assert document["schema"] == "latfix.sweep/1" and document["state"] == "complete"
-    (setting,) = document["settings"]
+    assert document.state == "complete"
+    written = document.to_json()
+    assert type(document).from_json(json.loads(json.dumps(written))).to_json() == written
+    (setting,) = document.settings
     # 62.5 a second at most: some load below it is the largest that meets the objective.
-    assert 15 < setting["largest"]["ci95_rps"][0] < setting["largest"]["ci95_rps"][1] < 66
-    assert setting["largest"]["status"] == "found"
-    assert 10 < setting["knee"]["rps"] < 60
-    assert setting["capacity_rps"] == pytest.approx(62.5, rel=0.05)
-    assert document["gate"]["passed"] is True
-    assert document["best"]["setting"] == 0
+    assert setting.largest is not None and setting.largest.status == "found"
+    assert 15 < (setting.largest.lo or 0.0) < (setting.largest.hi or 0.0) < 66
+    assert setting.knee is not None and 10 < setting.knee.rps < 60
+    assert setting.capacity_rps == pytest.approx(62.5, rel=0.05)
+    assert document.gate is not None and document.gate.passed is True
+    assert document.best is not None and document.best.setting == 0
     for model in ("mg1", "kingman", "replay"):
-        assert document["models"][model]["percentile"] < 1.6, (model, document["models"])
-    assert {point["setting"] for point in document["points"]} == {0}
-    assert any(len(point["runs"]) > 1 for point in document["points"]), "repeats show the spread"
-    assert document["spread"]["repeats"] > 0 and document["spread"]["run_to_run_ratio"] > 1
+        assert (document.models[model].percentile or 9.0) < 1.6, (model, document.models)
+    assert {point.setting for point in document.points} == {0}
+    assert any(len(point.runs) > 1 for point in document.points), "repeats show the spread"
+    assert document.spread is not None and document.spread.freedom > 0 and document.spread.ratio > 1
 
 
 def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
@@ -202,8 +205,8 @@ def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: 
     first = [label for label, _ in world.replays[:8]]
     assert all(set(first[k : k + 2]) == {"max_batch_size=1", "max_batch_size=4"} for k in range(0, 8, 2))
     document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
-    assert document["best"]["label"] == "max_batch_size=4", "its service is faster here"
-    assert {point["setting"] for point in document["pareto"]} <= {0, 1}
+    assert document.best is not None and document.best.label == "max_batch_size=4", "its service is faster here"
+    assert {point.setting for point in document.pareto} <= {0, 1}
 
 
 def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
@@ -217,9 +220,9 @@ def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
     past = {one.load for one in outcome.skipped if one.reason.startswith("past saturation")}
     assert past and max(one.load for one in outcome.measured) <= min(past)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
-    saturated = [point for point in document["points"] if point["saturated"]]
-    assert saturated and all(point["objective"]["meets"] is False for point in saturated)
-    assert any(point["objective"]["at_least"] and point["objective"]["ci95_ms"][1] is None for point in saturated)
+    saturated = [point for point in document.points if point.saturated]
+    assert saturated and all(point.objective.meets is False for point in saturated)
+    assert any(point.objective.at_least and point.objective.ci95_ms[1] is None for point in saturated)
 
 
 def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
@@ -248,8 +251,8 @@ def test_a_drain_is_cut_where_it_tells_nothing_more(world: World, make_traffic: 
     (one,) = [one for one in outcome.measured if one.load == 1.0]
     assert one.point.cut and one.point.grew
     document = sweep_document(SPEC, outcome, seed=0, budget_s=30.0)
-    (point,) = [point for point in document["points"] if point["load"] == 1.0]
-    assert point["objective"]["meets"] is False and point["objective"]["at_least"]
+    (point,) = [point for point in document.points if point.load == 1.0]
+    assert point.objective.meets is False and point.objective.at_least
 
 
 def test_a_recording_that_is_repeated_and_one_that_is_too_short_are_told(
@@ -257,7 +260,7 @@ def test_a_recording_that_is_repeated_and_one_that_is_too_short_are_told(
 ) -> None:
     traffic = make_traffic(3, 20.0)
     outcome = run(world, traffic, tmp_path, requests=51, budget_s=60.0, target=Target(percentile=99.0, limit=0.1))
-    notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0)["notes"])
+    notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0).notes)
     assert "The recording holds 3 requests, and each point replays it 17 times over" in notes
     needed = re.search(r"it takes 1,000 requests a point: --budget (\d+)m or more, or --requests 1000", notes)
     assert needed is not None
@@ -276,8 +279,8 @@ def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
     for requests in (60, 2000):
         outcome = run(world, make_traffic(requests, 50.0), tmp_path / str(requests), requests=requests)
         document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
-        assert document["best"] is not None
-        notes[requests] = " ".join(document["notes"])
+        assert document.best is not None
+        notes[requests] = " ".join(document.notes)
     assert "to settle: where this load lasts, waits are longer" in notes[60]
     assert "to settle" not in notes[2000]
 
@@ -286,8 +289,8 @@ def test_one_point_is_measured_whatever_the_budget(world: World, make_traffic: M
     outcome = run(world, make_traffic(500, 50.0), tmp_path, budget_s=1.0, requests=500)
     assert [one.load for one in outcome.measured] == [max(GRID)], "the shortest of them"
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
-    assert any("twice" in note for note in document["notes"])
-    assert document["settings"][0]["knee"] is None
+    assert any("twice" in note for note in document.notes)
+    assert document.settings[0].knee is None
 
 
 def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
@@ -297,8 +300,8 @@ def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffi
     )
     assert {one.setting for one in outcome.measured} == {0}
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
-    assert document["settings"][1]["failure"] == "the model does not fit"
-    assert document["best"]["setting"] == 0
+    assert document.settings[1].failure == "the model does not fit"
+    assert document.best is not None and document.best.setting == 0
 
 
 def test_where_every_setting_fails_so_does_the_sweep(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
@@ -315,7 +318,7 @@ def test_what_was_measured_is_kept_on_an_interrupt(
     outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500)
     assert outcome.interrupted and len(outcome.measured) == at
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
-    assert document["state"] == "interrupted" and len(document["points"]) == at
+    assert document.state == "interrupted" and len(document.points) == at
 
 
 def test_few_processes_are_alive_at_once(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
@@ -329,6 +332,6 @@ def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: 
     world.simulate = lambda *args, **more: usual(*args, **{**more, "lost": 0.3})
     outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, budget_s=600.0)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
-    assert document["settings"][0]["largest"]["status"] == "below"
-    assert document["gate"]["passed"] is False
-    assert document["best"] is None
+    assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"
+    assert document.gate is not None and document.gate.passed is False
+    assert document.best is None

@@ -40,7 +40,7 @@ def test_the_run_that_began_a_new_level_is_named(seed: int) -> None:
     values = _noisy([100.0] * 14 + [140.0] * 9, seed)
     (trend,) = trends(_rows(values), "p99")
     (change,) = trend.changes
-    assert change.point.row.run == "run 14"
+    assert change.run == "run 14"
     assert change.ratio == pytest.approx(1.4, rel=0.06)
     assert change.before == pytest.approx(np.median(values[:14]))
 
@@ -48,7 +48,7 @@ def test_the_run_that_began_a_new_level_is_named(seed: int) -> None:
 def test_two_changes_are_two() -> None:
     values = _noisy([100.0] * 15 + [150.0] * 15 + [80.0] * 15, 3)
     (trend,) = trends(_rows(values), "p99")
-    assert [change.point.row.run for change in trend.changes] == ["run 15", "run 30"]
+    assert [change.run for change in trend.changes] == ["run 15", "run 30"]
 
 
 def test_single_runs_that_are_far_off_and_too_few_runs_show_no_change() -> None:
@@ -71,7 +71,7 @@ def test_how_often_a_rise_is_dated(rise: float, least: int) -> None:
     dated = 0
     for seed in range(100):
         changes = trends(_rows(_noisy([100.0] * 8 + [100.0 * rise] * 8, seed, 0.05)), "p99")[0].changes
-        dated += [change.point.row.run in ("run 7", "run 8", "run 9") for change in changes] == [True]
+        dated += [change.run in ("run 7", "run 8", "run 9") for change in changes] == [True]
     assert dated >= least
 
 
@@ -85,7 +85,7 @@ def test_unusable_runs_are_shown_and_not_reckoned_with() -> None:
     rows = _rows([100.0] * 9)
     odd = _rows([5.0] * 9, unusable="it did not reach its end")
     (trend,) = trends([*rows, *odd], "p99")
-    assert len(trend.points) == 18 and trend.changes == ()
+    assert len(trend.runs) == 18 and trend.changes == ()
     assert trend.level is not None and (trend.level.value, trend.level.runs) == (100.0, 9)
 
 
@@ -99,16 +99,16 @@ def test_what_else_is_different_is_told() -> None:
 def test_each_series_has_its_own_trend() -> None:
     other = Series(workload="w", machine="other", device="cpu", command="diagnose", traffic="t")
     found = trends([*_rows([1.0, 2.0]), *_rows([3.0], series=other)], "p99")
-    assert [(trend.series.machine, trend.values) for trend in found] == [("m", [1.0, 2.0]), ("other", [3.0])]
+    assert [(trend.machine, trend.values) for trend in found] == [("m", [1.0, 2.0]), ("other", [3.0])]
 
 
 def test_last_cuts_what_is_shown_and_not_what_is_known() -> None:
     rows = _rows(_noisy([100.0] * 14 + [140.0] * 10, 2))
     (trend,) = trends(rows, "p99", last=12)
-    assert len(trend.points) == 12 and [change.point.row.run for change in trend.changes] == ["run 14"]
+    assert len(trend.runs) == 12 and [change.run for change in trend.changes] == ["run 14"]
     assert trends(rows, "p99", last=5)[0].changes == ()
 
 
 def test_a_figure_that_no_run_has() -> None:
     (trend,) = trends(_rows([1.0, 2.0]), "accuracy")
-    assert trend.values == [] and trend.level is None and len(trend.points) == 2
+    assert trend.values == [] and trend.level is None and len(trend.runs) == 2

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from latfix.reports.html.sweep_page import write_sweep_report
-from latfix.reports.sweep_rows import read_sweep
+from latfix.reports.sweep_rows import sweep_rows
 from latfix.reports.terminal.sweep import render_sweep
+from latfix.results.sweep import Sweep
 from tests.reports.conftest import HOSTILE, printed
 from tests.reports.html.test_pages import Page, checked
 
 
-def objective(ms: float, ci95: list[float | None], meets: bool | None) -> dict[str, Any]:
+def objective(ms: float | None, ci95: list[float | None], meets: bool | None) -> dict[str, Any]:
     return {"percentile_ms": ms, "ci95_ms": ci95, "at_least": ci95[1] is None, "meets": meets}
 
 
@@ -37,10 +37,12 @@ def point(setting: int, load: float, latency: float, meets: bool | None, **more:
         "wait_ms": {"mean": 5.0 * load, "p99": 30.0},
         "utilization": {"workers": 0.3 * load, "held_open": 0.0, "prepare": 0.01},
         "batch_size": 1.5,
+        "in_flight_at_end": 0,
+        "trustworthy": True,
         "dispersion": 3.0,
         "predictions": {name: {**answer, "why_not": None} for name in models},
         "reasons": [{"reason": "bursts", "text": "arrivals are burstier than independent ones", "figures": {}}],
-        "runs": [{"folder": "points/000", "kind": "grid"}, {"folder": "points/001", "kind": "repeat"}],
+        "runs": [{"folder": "p/0", "kind": "grid", "ended_early": False, "fresh_process": True}] * 2,
         **more,
     }
 
@@ -52,7 +54,7 @@ def document() -> dict[str, Any]:
         "device": "cpu",
         "state": "complete",
         "objective": {"percentile": 99.0, "slo_ms": 100.0},
-        "traffic": {"recorded_rps": 40.0, "requests_per_point": 1000, "dispersion": 3.2},
+        "traffic": {"recorded_rps": 40.0, "requests_per_point": 1000, "repeated": 1, "dispersion": 3.2},
         "settings": [
             {
                 "id": k,
@@ -76,7 +78,14 @@ def document() -> dict[str, Any]:
             {"setting": 1, "load": 1.0, "achieved_rps": 39.0, "percentile_ms": 80.0, "certain": True},
         ],
         "knee_rule": "the load at which throughput over the objective's percentile is largest",
-        "best": {"setting": 1, "label": "max_batch_size=8", "status": "found", "maybe_as_good": [0]},
+        "best": {
+            "setting": 1,
+            "label": "max_batch_size=8",
+            "status": "found",
+            "rps": 46.0,
+            "ci95_rps": [40.0, 50.0],
+            "maybe_as_good": [0],
+        },
         "gate": {"at_least_rps": 44.0, "passed": None, "reason": "at 44/s the data cannot tell"},
         "models": {"mm1": {"wait": 2.2, "percentile": 3.1, "loads": 6, "silent": 1}},
         "spread": {"run_to_run_ratio": 1.05, "repeats": 7, "largest_ratio": 1.2},
@@ -91,12 +100,16 @@ def document() -> dict[str, Any]:
 
 
 def shown(content: dict[str, Any], *, encoding: str = "utf-8", width: int = 240) -> str:
-    return printed(render_sweep(content, folder=Path("runs/x")), width=width, encoding=encoding)
+    return printed(render_sweep(Sweep.from_json(content), folder=Path("runs/x")), width=width, encoding=encoding)
 
 
 def page(content: dict[str, Any], tmp_path: Path) -> Page:
-    write_sweep_report(tmp_path / "report.html", content)
+    write_sweep_report(tmp_path / "report.html", Sweep.from_json(content))
     return checked(tmp_path / "report.html")
+
+
+def sentence(content: dict[str, Any]) -> str:
+    return sweep_rows(Sweep.from_json(content)).sentence()
 
 
 def test_the_terminal_has_the_answers() -> None:
@@ -130,6 +143,7 @@ def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
     content["machine"] = {HOSTILE: HOSTILE}
     for setting in content["settings"]:
         setting["label"] = setting["largest"]["reason"] = HOSTILE
+    content["best"]["label"] = HOSTILE
     content["settings"][1]["failure"] = HOSTILE
     for one in content["points"]:
         one["reasons"][0]["text"] = HOSTILE
@@ -142,7 +156,6 @@ def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
 AWKWARD: dict[str, Any] = {
     "no objective": {"objective": {"percentile": 99.0, "slo_ms": None}, "best": None, "gate": None},
     "nothing replayed": {"points": [], "pareto": [], "best": None, "models": {}},
-    "nothing at all": None,
     "one setting": "one",
     "nothing known": "nulls",
 }
@@ -151,25 +164,25 @@ AWKWARD: dict[str, Any] = {
 @pytest.mark.parametrize("kind", AWKWARD)
 def test_awkward_documents(kind: str, tmp_path: Path) -> None:
     content, change = document(), AWKWARD[kind]
-    if change is None:
-        content = {}
-    elif change == "one":
+    if change == "one":
         content["settings"] = content["settings"][:1]
         content["points"] = [one for one in content["points"] if one["setting"] == 0]
-        content["settings"][0]["label"] = "as it is"
+        content["settings"][0]["label"] = content["best"]["label"] = "as it is"
         content["best"]["setting"] = 0
     elif change == "nulls":
         for one in content["points"]:
-            one.update({key: None for key in one if key not in ("setting", "load", "offered_rps")})
-        content["settings"][0].update(largest=None, knee=None, capacity_rps=None)
+            one.update({key: {} for key, value in one.items() if isinstance(value, dict) and key != "objective"})
+            one.update(objective=objective(None, [None, None], None), dispersion=None, reasons=[], runs=[])
+        for setting in content["settings"]:
+            setting.update(largest=None, knee=None, capacity_rps=None)
     else:
         content.update(change)
-    assert shown(copy.deepcopy(content), encoding="ascii").strip()
+    assert shown(content, encoding="ascii").strip()
     assert "h1" in page(content, tmp_path).tags
     if kind == "no objective":
-        assert "there is no objective" in read_sweep(content).sentence()
+        assert "there is no objective" in sentence(content)
     if kind == "one setting":
-        assert "The service as it is bears" in read_sweep(content).sentence()
+        assert "The service as it is bears" in sentence(content)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +206,15 @@ def test_sentences(status: str, ends: list[float | None] | None, words: str) -> 
         for setting in content["settings"]:
             setting["largest"] = {"status": status, "rps": None, "ci95_rps": [None, None], "reason": ""}
     else:
-        content["settings"][1]["largest"].update(status=status, ci95_rps=ends)
-    assert words in read_sweep(content).sentence()
+        content["best"].update(status=status, ci95_rps=ends)
+    assert words in sentence(content)
 
 
 def test_a_knee_outside_the_loads_is_told_on_the_right_side() -> None:
     content = document()
     for at, words in ((20.0, "or below"), (60.0, "or beyond")):
         content["settings"][0]["knee"] = {"rps": at, "ci95_rps": [at, at], "bracketed": False}
-        assert words in read_sweep(content).settings[0].knee_words()
+        assert words in sweep_rows(Sweep.from_json(content)).settings[0].knee_words()
 
 
 def test_the_reason_of_the_load_that_is_farthest_off_is_told() -> None:

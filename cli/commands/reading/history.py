@@ -13,8 +13,6 @@ from latfix.formatting import did_you_mean
 
 if TYPE_CHECKING:
     from latfix.history.store import History
-    from latfix.history.trends import Trend
-    from latfix.results.history import HistoryTrend, HistoryTrends
 
 
 def history(
@@ -46,9 +44,9 @@ def history(
     from latfix.gates.syntax import parse_metric
     from latfix.history.store import VARIABLE, History
     from latfix.history.trends import trends
-    from latfix.reports.history_rows import history_document
     from latfix.reports.html.history_page import write_history_page
     from latfix.reports.terminal.history import render_history
+    from latfix.results.history import HistoryTrends
 
     check_seed(seed)
     key = parse_metric(metric)
@@ -63,11 +61,11 @@ def history(
         see_that_it_can_be_written("--html", str(html))
     past = History.read(history_file(chosen))
     name = None if workload is None else _name(past, workload)
-    found = trends(past.rows(workload=name), key, last=last, seed=seed)
+    shown = trends(past.rows(workload=name), key, last=last, seed=seed)
+    found = HistoryTrends(file=str(past.path), metric=key, trends=shown)
     if html is not None:
-        write_history_page(html, found, file=past.path, workload=name)
-    document = history_document(found, file=past.path, metric=key)
-    target.report(document, lambda: render_history(found, file=past.path, workload=name))
+        write_history_page(html, found, workload=name)
+    target.report(found.to_json(), lambda: render_history(found, workload=name))
     return 0
 
 
@@ -88,59 +86,3 @@ def _name(past: History, workload: str) -> str:
         return name
     advice = did_you_mean(name, known, f"it knows {', '.join(known[:12]) or 'none yet'}")
     raise InputError(f"{workload}: found no run of it in {past.path}; {advice}")
-
-
-def trends_of(document: HistoryTrends) -> list[Trend]:
-    """The trends of a document that ``--json`` wrote: what its runs say, without the history itself."""
-    return [_trend(each, document.metric) for each in document.trends]
-
-
-def _trend(each: HistoryTrend, metric: str) -> Trend:
-    from latfix.gates.reference_level import Level
-    from latfix.gates.subject import GateSubject
-    from latfix.history.rows import HistoryRow, Series
-    from latfix.history.trends import Change, Point, Trend
-
-    series = Series(
-        workload=each.workload,
-        machine=each.machine,
-        device=each.device,
-        command=each.command,
-        traffic=each.traffic,
-        plan=each.plan,
-    )
-    points = [
-        Point(
-            row=HistoryRow(
-                run=run.run,
-                started=run.started,
-                series=series,
-                subject=GateSubject(latency_ms={}, requests=run.requests),
-                verdict=run.verdict,
-                folder=run.folder,
-                machine=each.machine_facts,
-                versions=run.versions,
-                settings=run.settings,
-                gates=[gate.to_json() for gate in run.gates],
-                unusable=run.not_compared_because,
-            ),
-            value=run.value,
-        )
-        for run in each.runs
-    ]
-    by_run = {point.row.run: point for point in points}
-    changes = [
-        Change(point=by_run[change.run], before=change.before, after=change.after, differs=change.differs)
-        for change in each.changes
-        if change.run in by_run
-    ]
-    level = each.level
-    return Trend(
-        series=series,
-        metric=metric,
-        points=tuple(points),
-        changes=tuple(changes),
-        level=None
-        if level is None
-        else Level(value=level.median, spread=level.spread, runs=level.runs, by_factor=level.by_factor),
-    )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Documents that commands write into their folders, beside those of a run.
 _DOCUMENTS = tuple(
-    f"{name}.json" for name in ("optimization", "comparison", "sweep", "selftest", "doctor", "fragmentation")
+    f"{name}.json" for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation")
 )
 
 
@@ -119,10 +119,9 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
 
     :param folder: where its page was written.
     """
-    from latfix.cli.commands.reading.history import trends_of
-    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep
+    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep, trial
     from latfix.results.answer_check import BackendsTable
-    from latfix.results.comparison import Comparison
+    from latfix.results.comparison import Comparison, Trial
     from latfix.results.diagnosis import Diagnosis
     from latfix.results.doctor_finding import Doctor
     from latfix.results.fragmentation import Fragmentation
@@ -139,8 +138,10 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
             return diagnosis.render_comparison(result)
         case Optimization():
             return diagnosis.render_optimization(result, folder=folder)
+        case Trial():
+            return trial.render_trial(result, folder=None)
         case Sweep():
-            return sweep.render_sweep(document, folder=folder)
+            return sweep.render_sweep(result, folder=folder)
         case Scoreboard():
             return selftest.render_scoreboard(result)
         case Doctor():
@@ -150,7 +151,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
         case Fragmentation():
             return fragmentation.render_fragmentation(result)
         case HistoryTrends():
-            return history.render_history(trends_of(result), file=Path(result.file), workload=None)
+            return history.render_history(result, workload=None)
     raise InputError("found run.json; expected the folder that it is in, whose rows a report needs")
 
 
@@ -168,7 +169,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
     from latfix.results.sweep import Sweep
 
     if isinstance(result, Sweep):
-        write_sweep_report(page, result.to_json())
+        write_sweep_report(page, result)
         return True
     if isinstance(result, Comparison):
         base, new = (_record(result, name, folder) for name in ("base", "new"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.replay_progress import ReplayLines
+from latfix.cli.shared.setting_options import setting_rule, setting_value
 from latfix.errors import (
     EXIT_GATE_FAILED,
     EXIT_INCONCLUSIVE,
@@ -21,11 +21,11 @@ from latfix.errors import (
     InputError,
     RunnerError,
 )
-from latfix.formatting import did_you_mean
 
 if TYPE_CHECKING:
     from latfix.capacity.sweep_traffic import Part
     from latfix.results.sweep import Outcome, Setting
+    from latfix.results.sweep import Sweep as Swept
     from latfix.settings import RunnerSettings
 
 DEFAULT_LOADS = "0.25,0.5,0.75,1,1.25,1.5"
@@ -129,34 +129,33 @@ def sweep(
         fixes=tuple(fix.id for fix in fixes),
     )
     outcome = runner.run()
-    document = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
-    return _conclude(folder, document, outcome, json_target)
+    found = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
+    return _conclude(folder, found, outcome, json_target)
 
 
-def _conclude(folder: Path, document: dict[str, Any], outcome: Outcome, target: options.Target) -> int:
+def _conclude(folder: Path, found: Swept, outcome: Outcome, target: options.Target) -> int:
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.reports.terminal.sweep import render_sweep
 
-    _write(folder, document)
-    write_sweep_report(folder / "report.html", document)
-    target.report(document, lambda: render_sweep(document, folder=folder))
+    _write(folder, found)
+    write_sweep_report(folder / "report.html", found)
+    target.report(found.to_json(), lambda: render_sweep(found, folder=folder))
     if outcome.interrupted:
         return EXIT_INTERRUPTED
     if outcome.measured and not any(one.point.requests["ok"] for one in outcome.measured):
         first = next((one.point.error for one in outcome.measured if one.point.error), "none ended in time")
-        raise RunnerError(f"{document['workload']}: no request ended ok at any load; the first failure: {first}")
-    gate = document["gate"]
-    if gate is None or gate["passed"]:
+        raise RunnerError(f"{found.workload}: no request ended ok at any load; the first failure: {first}")
+    if found.gate is None or found.gate.passed:
         return EXIT_OK
-    return EXIT_INCONCLUSIVE if gate["passed"] is None else EXIT_GATE_FAILED
+    return EXIT_INCONCLUSIVE if found.gate.passed is None else EXIT_GATE_FAILED
 
 
-def _write(folder: Path, document: dict[str, Any]) -> None:
+def _write(folder: Path, found: Swept) -> None:
     from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
 
     with writing_into(folder):
-        write_json(folder / "sweep.json", document)
+        write_json(folder / "sweep.json", found.to_json())
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
@@ -193,37 +192,11 @@ def parse_variants(options: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _variant(text: str) -> tuple[str, list[Any]]:
-    from latfix.settings import RunnerSettings, rules_of
-
-    key, equals, listed = text.partition("=")
-    key = key.strip()
-    rules = rules_of(RunnerSettings)
-    known = [name for name in rules if name not in _NOT_SWEPT]
-    if not equals or not listed.strip():
+    key, equals, listed = (word.strip() for word in text.partition("="))
+    if not equals or not listed:
         raise InputError(f"--set: found {text!r}; expected KEY=V1,V2, as in max_batch_size=1,4,8")
-    if key not in known:
-        advice = did_you_mean(key, known, f"settings are {', '.join(known)}")
-        found = f"{key!r}, which cannot be listed" if key in _NOT_SWEPT else f"{key!r}, which is no setting"
-        raise InputError(f"--set: found {found}; {advice}")
-    values: list[Any] = []
-    for part in listed.split(","):
-        value = _value(part.strip())
-        if not rules[key].check(value):
-            raise InputError(f"--set {key}: found {part.strip()!r}; expected {rules[key].expected}")
-        if value not in values:
-            values.append(value)
-    return key, values
-
-
-def _value(text: str) -> Any:
-    """A value as TOML would have it, texts without quotes."""
-    if text in ("true", "false"):
-        return text == "true"
-    if re.fullmatch(r"[+-]?\d{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d{1,3})?", text):
-        return float(text)
-    return text.strip("\"'")
+    rule = setting_rule(key, _NOT_SWEPT)
+    return key, list(dict.fromkeys(setting_value(key, part.strip(), rule) for part in listed.split(",")))
 
 
 def _settings(base: RunnerSettings, combinations: Sequence[dict[str, Any]]) -> list[Setting]:

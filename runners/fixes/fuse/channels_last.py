@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, torch_runs_it
+from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, python_modules, torch_runs_it
 
 
 def _images_to_lay_out(context: Context) -> str:
@@ -41,8 +41,9 @@ FIX = Fix(
     needs=(
         at_default("memory_format", "the memory format is {} already"),
         at_default("compile", "the model is compiled, and the compiler lays images out itself"),
-        _images_to_lay_out,
         torch_runs_it,
+        python_modules("how images lie in it cannot be seen, so that the effect would not be verified"),
+        _images_to_lay_out,
     ),
     sets={"memory_format": "channels_last"},
     verify=_verify,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
-from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, replaced, torch_runs_it
+from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, not_scripted, replaced, torch_runs_it
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 
 #: Seconds to compile the samples' models.
 COMPILING_S = 90.0
 #: Where the compiler breaks a model into graphs and steps between them, graphs must take this share of the time.
 _MOST_TIME = 0.5
+
+#: Of a scripted model ``torch.compile`` makes no graph at all.
+NOT_SCRIPTED = not_scripted("the compiler does not see into it")
 
 
 def compiler_there(_: Context) -> str:
@@ -55,6 +58,7 @@ FIX = Fix(
             "does not go with quantize.int8_dynamic, whose kernels it cannot see into",
         ),
         torch_runs_it,
+        NOT_SCRIPTED,
         compiler_there,
     ),
     sets=_sets,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Change, Context, Fix
-from latfix.runners.fixes.fuse.compile import COMPILING_S, compiler_there
+from latfix.runners.fixes.fuse.compile import COMPILING_S, NOT_SCRIPTED, compiler_there
 from latfix.runners.fixes.fuse.compile import FIX as COMPILE
 from latfix.runners.fixes.shared.conditions import on_gpu
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
@@ -31,6 +31,7 @@ FIX = Fix(
         on_gpu("the model runs on the CPU, where there is one kernel to choose from; fuse.compile applies"),
         _not_tuned,
         torch_runs_it,
+        NOT_SCRIPTED,
         compiler_there,
     ),
     sets=_sets,

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from latfix.runners.backends.replaced_model import SCRIPTED
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu, on_host
-from latfix.runners.fixes.shared.model_facts import facts, replaced
+from latfix.runners.fixes.shared.model_facts import facts, made_of, not_scripted, own_operators, replaced
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
 CONVERTING_S = 10.0
 #: Settings that only torch knows, and what they must be.
 _OF_TORCH = ("compile", "memory_format", "attention")
+
+
+def reads_file(context: Context) -> bool:
+    """True if the model is an ONNX file, which ONNX Runtime runs and OpenVINO reads as it is."""
+    made = made_of(context)
+    return bool(made.get("file")) and made.get("runtime") == "ONNX Runtime"
+
+
+_EXPORTABLE = (
+    own_operators,
+    not_scripted(SCRIPTED),
+    need(
+        lambda context: not facts(context).get("compile_parts"),
+        "its forward is a Python loop around parts (compile_parts), which no exporter can take whole",
+    ),
+)
+
+
+def exportable(context: Context) -> str:
+    """The model must be one that exporters take."""
+    return next((reason for condition in _EXPORTABLE if (reason := condition(context))), "")
 
 
 def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -> tuple[Condition, ...]:
@@ -33,11 +55,8 @@ def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -
         on_host() if on == "cpu" else on_gpu("the model runs on the CPU"),
         same_precision,
         *(at_default(name, f"{name} is {{}} already, which is torch's own") for name in _OF_TORCH),
-        need(
-            lambda context: not facts(context).get("compile_parts"),
-            "its forward is a Python loop around parts (compile_parts), which no exporter can take whole",
-        ),
-        lambda _: backend_missing(backend),
+        lambda context: "" if reads_file(context) else exportable(context),
+        lambda context: backend_missing(backend, exports=not reads_file(context)),
     )
 
 
@@ -49,8 +68,9 @@ def converted(applied: Applied, backend: str) -> Verified:
         return Verified(False, f"no model was converted; {ran.evidence}")
     one = conversions[0]
     came = "found in the cache" if one["cached"] else "exported"
+    came = f"{one['file']} itself, compared" if one.get("file") else f"{came} and loaded"
     said = (
-        f"{one['backend']} on {one['threads']} thread(s), {came} and loaded in {one['seconds']:.3g} s, at most"
+        f"{one['backend']} on {one['threads']} thread(s), {came} in {one['seconds']:.3g} s, at most"
         f" {one['deviation']:.2g} from the original over {one['batches']} batches; {ran.evidence}"
     )
     return Verified(ran.effective and str(one["backend"]).startswith(backend), said)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
-from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible
+from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible, reads_file
+from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
 
@@ -20,7 +21,10 @@ FIX = Fix(
     risk="a later start by the conversion; the original stays in memory beside it, for batches that it does not fit",
     changes_outputs=True,
     making_s=CONVERTING_S,
-    needs=convertible("onnxruntime", ("default",)),
+    needs=(
+        need(lambda context: not reads_file(context), "ONNX Runtime runs the file already"),
+        *convertible("onnxruntime", ("default",)),
+    ),
     sets={"backend": "onnxruntime"},
     verify=_verify,
 )

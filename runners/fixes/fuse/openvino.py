@@ -1,4 +1,4 @@
-"""``fuse.openvino``: the model converted to ONNX and run by OpenVINO, in the precision that was asked for."""
+"""``fuse.openvino``: the model, an ONNX file or converted to one, run by OpenVINO in the precision asked for."""
 
 from __future__ import annotations
 

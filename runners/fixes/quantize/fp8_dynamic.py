@@ -7,6 +7,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
     compiled_too,
+    own_layers,
     products_in,
     with_compiler,
 )
@@ -30,7 +31,7 @@ FIX = Fix(
     risk="accuracy, measured before speed; a start that is later by the compilation",
     changes_outputs=True,
     making_gpu_s=COMPILING_S,
-    needs=(available("fp8_dynamic"), with_compiler, fast_layers("fp8_dynamic")),
+    needs=(available("fp8_dynamic"), own_layers, with_compiler, fast_layers("fp8_dynamic")),
     sets=_sets,
     verify=_verify,
 )

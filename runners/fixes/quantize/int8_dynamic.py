@@ -10,6 +10,7 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
     compiled_too,
+    own_layers,
     products_in,
     with_compiler,
 )
@@ -23,6 +24,7 @@ QUANTIZED = "nn.quantized.dynamic"
 #: Also those of int8 layers that some others are spared from.
 NEEDS = (
     available("int8_dynamic"),
+    own_layers,
     need(
         lambda context: not context.on_cpu or context.settings.compile == "off",
         "on the CPU it does not go with torch.compile, which cannot see into its kernels",

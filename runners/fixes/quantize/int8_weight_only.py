@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.quantize import bf16
+from latfix.runners.fixes.quantize.reduced_precision import own_layers, weights_in_torch
 from latfix.runners.fixes.shared.conditions import at_default, need, on_host
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, fast_layers, torch_runs_it
 
@@ -26,6 +27,9 @@ FIX = Fix(
     risk="accuracy, less than with int8 activations; measured before speed",
     changes_outputs=True,
     needs=(
+        torch_runs_it,
+        weights_in_torch,
+        own_layers,
         on_host(
             "its packed product is used on the CPU only: on a GPU the weights are widened before each product, which"
             " takes longer than it saves"
@@ -38,7 +42,6 @@ FIX = Fix(
             "all products of a middling request are of many rows, for which the weights are widened to bfloat16:"
             " quantize.bf16 does that without rounding them",
         ),
-        torch_runs_it,
         fast_layers("int8_weight_only", "bf16"),
     ),
     sets={"precision": "int8_weight_only"},

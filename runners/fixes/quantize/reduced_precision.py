@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from latfix.profilers.gpu.kernel_names import Format, is_device_kernel, matrix_formats, number_format
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
 from latfix.runners.fixes.fuse import compile as fuse_compile
-from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.model_facts import count, facts, torch_runs_it
+from latfix.runners.fixes.shared.conditions import at_default, need
+from latfix.runners.fixes.shared.model_facts import count, facts, made_of, python_modules, torch_runs_it
 from latfix.runners.model_transforms.precision_support import Capability, unsupported
 from latfix.settings import Precision
 
@@ -33,14 +33,23 @@ def capability(context: Context) -> Capability | None:
 
 
 def available(precision: Precision) -> Condition:
-    """The device and the packages must have a precision, none may be chosen yet, and torch must run the model."""
+    """Torch must run the model and hold its weights, the device and the packages must have a precision, and none may
+    be chosen yet."""
     unchosen = at_default("precision", "the precision is {} already")
 
     def condition(context: Context) -> str:
-        reason = unsupported(precision, context.device, capability(context))
-        return reason or unchosen(context) or torch_runs_it(context)
+        reason = torch_runs_it(context) or weights_in_torch(context)
+        return reason or unsupported(precision, context.device, capability(context)) or unchosen(context)
 
     return condition
+
+
+#: Weights that are not torch's parameters keep their precision.
+weights_in_torch = need(
+    lambda context: made_of(context).get("parameters") != 0, "the model has no torch parameters to change"
+)
+#: Linear layers are exchanged one by one.
+own_layers = python_modules("there are no linear layers in it that could be exchanged")
 
 
 def new_in_half(context: Context) -> str:
@@ -87,6 +96,8 @@ def _by_answers(applied: Applied, dtype: str) -> Verified:
     dtypes = compiled or applied.evidence.get("dtypes", {})
     found, total = dtypes.get(dtype, 0), sum(dtypes.values())
     what = "operators of the compiled graphs" if compiled else "leaf modules that ran in a forward pass"
+    if not compiled and applied.evidence.get("made_of", {}).get("kind", "modules") != "modules":
+        what = "answers of the model, whose layers cannot be looked at,"
     return Verified(found > 0, f"{found} of {total} {what} answered in {dtype}")
 
 

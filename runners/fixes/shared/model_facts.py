@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.conditions import at_default, need
 
 #: What treats long computations: these causes' milliseconds are, all or in part, the model's.
 COMPUTE = ("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload")
@@ -21,8 +21,45 @@ _MOST_BATCHES = 0.95
 #: A precision is not worth a trial where the layers alone are this much slower; by less, a trial tells better.
 _SLOWER = 1.1
 
-#: A change of torch's own operators does nothing where another backend runs the model.
-torch_runs_it = at_default("backend", "{} runs the model, which is none of torch's operators")
+_OTHER_BACKEND = at_default("backend", "{} runs the model, which is none of torch's operators")
+
+
+def torch_runs_it(context: Context) -> str:
+    """A change of torch's own operators does nothing where something else runs the model."""
+    return _OTHER_BACKEND(context) or own_operators(context)
+
+
+def own_operators(context: Context) -> str:
+    """The model's operators must be torch's, as the adapter or the file brings it."""
+    runtime = made_of(context).get("runtime")
+    return f"the model has no torch parameters: its operators run in {runtime}" if runtime else ""
+
+
+def python_modules(what: str) -> Condition:
+    """The model must be made of modules in Python, not be a graph (TorchScript, torch.export).
+
+    :param what: why, as the end of a sentence about a graph.
+    """
+
+    def condition(context: Context) -> str:
+        kind = made_of(context).get("kind", "modules")
+        return "" if kind == "modules" else f"the model is a graph ({kind}): {what}"
+
+    return condition
+
+
+def not_scripted(what: str) -> Condition:
+    """The model must not be TorchScript.
+
+    :param what: why, as the end of a sentence about it.
+    """
+    return need(lambda context: made_of(context).get("kind") != "TorchScript", f"the model is TorchScript: {what}")
+
+
+def made_of(context: Context) -> Mapping[str, Any]:
+    """:class:`latfix.runners.service.model_makeup.Makeup` of the model before any fix; empty where not known."""
+    found: Mapping[str, Any] = facts(context).get("made_of", {})
+    return found
 
 
 def facts(context: Context) -> Mapping[str, Any]:

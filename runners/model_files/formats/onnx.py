@@ -1,4 +1,4 @@
-"""``.onnx``: a model that ONNX Runtime runs, or OpenVINO where backends are compared."""
+"""``.onnx``: a model that ONNX Runtime runs, or OpenVINO where that is asked for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from latfix.errors import InputError, LatfixError, RunnerError, input_error
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
 from latfix.runners.backends.requirements import backend_missing, import_package
+from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
 from latfix.runners.model_files.file_module import SealedModule, alone_or_tuple
@@ -89,33 +90,56 @@ def _module(session: Any, file: Path, device: str) -> torch.nn.Module:
     if device != "cpu":
         raise RunnerError(f'{file}: ONNX Runtime runs on the CPU only in this version; use device = "cpu"')
     names = [given.name for given in session.get_inputs()]
-    return GraphModule(OnnxRuntimeGraph(session, names), file.name)
+    return GraphModule(OnnxRuntimeGraph(session, names), file, names)
 
 
-def load_graph(file: Path, inputs: Sequence[str], *, openvino: bool = False) -> torch.nn.Module:
+def load_graph(
+    file: Path, inputs: Sequence[str], *, openvino: bool = False, threads: int = 0, half: bool = False
+) -> GraphModule:
     """A module that runs an ONNX file on the CPU.
 
     :param inputs: names of the tensors in order; those that the file does not have are left out.
     :param openvino: in OpenVINO, not in ONNX Runtime.
+    :param threads: of OpenVINO; by default as many as an operator of torch has now.
+    :param half: OpenVINO computes in bfloat16.
     :raises RunnerError: the runtime is not installed.
     """
     if not openvino:
-        return GraphModule(OnnxRuntimeGraph(session_of(file), inputs), file.name)
-    if missing := backend_missing("openvino"):
+        return GraphModule(OnnxRuntimeGraph(session_of(file), inputs), file, inputs)
+    if missing := backend_missing("openvino", exports=False):
         raise RunnerError(missing)
-    return GraphModule(OpenVinoGraph(file, inputs, threads=torch.get_num_threads()), file.name)
+    graph = OpenVinoGraph(file, inputs, threads=threads or torch.get_num_threads(), half=half)
+    return GraphModule(graph, file, inputs)
 
 
 class GraphModule(SealedModule):
-    """An ONNX file that takes its tensors in order."""
+    """An ONNX file that takes its tensors in order.
 
-    def __init__(self, graph: OnnxGraph, file: str) -> None:
-        super().__init__(file, "cpu", "convert the file")
+    :param inputs: their names.
+    """
+
+    def __init__(self, graph: OnnxGraph, file: Path, inputs: Sequence[str]) -> None:
+        super().__init__(file.name, "cpu", "convert the file")
+        self.file, self.inputs = file, tuple(inputs)
         self._graph = graph
+        self._run = graph.run
+
+    @property
+    def version(self) -> str:
+        """Of the runtime."""
+        return self._graph.version
+
+    def precisions(self) -> dict[str, int]:
+        """Operators by the type that they compute in; empty where the runtime does not report it."""
+        return self._graph.precisions()
+
+    def count_in(self, tally: Tally) -> None:
+        """Have ``tally`` count and time the runs of the file from now on."""
+        self._run = tally.counting(self._graph.run)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]
-        return alone_or_tuple([_value(output) for output in self._graph.run(arrays)])
+        return alone_or_tuple([_value(output) for output in self._run(arrays)])
 
 
 def _value(output: Any) -> Any:

@@ -199,7 +199,7 @@ def test_a_comparison_that_fails_leaves_its_reports(diagnose: Cli, cli: Cli, tmp
         *("compare", tmp_path / "run-1", tmp_path / "run-1", "--gate", gate, "--junit", tmp_path / "j"),
         *("--markdown", tmp_path / "m", "--annotations"),
     )
-    assert code == 2 and "found no accuracy in this run" in err
+    assert code == 2 and "found no accuracy here" in err
     assert _outcomes(tmp_path / "j") == {gate: "error"}
     assert "failed" in (tmp_path / "m").read_text() and out.startswith("::error title=latfix compare w::")
 

@@ -304,7 +304,7 @@ def machine_that_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     for where, what in {
         "quantize.bf16.native_bf16": lambda: True,
         "fuse.compile.compiler_missing": lambda: "",
-        "fuse.converted_model.backend_missing": lambda _: "",
+        "fuse.converted_model.backend_missing": lambda _, **_exports: "",
         "memory.allocator.platform": glibc,
         "memory.page_prefault.available_bytes": lambda: 4 << 30,
         "memory.huge_pages.huge_page_mode": lambda: "madvise",

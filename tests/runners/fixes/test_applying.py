@@ -329,7 +329,7 @@ def test_a_backend_may_be_asked_for_its_precisions_where_it_is_installed(
     for precision in precisions:
         assert BY_ID[fix].obstacle(make_context(run, RunnerSettings(precision=precision))) == ""
     missing = "latfix.runners.fixes.fuse.converted_model.backend_missing"
-    monkeypatch.setattr(missing, lambda backend: f"needs {backend}")
+    monkeypatch.setattr(missing, lambda backend, **_: f"needs {backend}")
     assert BY_ID[fix].obstacle(make_context(run)) == f"needs {fix.partition('.')[2]}"
 
 

@@ -191,7 +191,7 @@ def test_agreement_tells_another_model_from_the_same(no_linear: Path, tmp_path: 
         service.models.instances[0].model.weight[:, 0] = 9.0
     changed = evaluate(service, traffic(), tmp_path / "outputs.npz")
     # All rows were equal, so that the first entry was the largest already, until it is not the first.
-    assert changed.kind == "agreement" and changed.samples == 12
+    assert changed.kind == "agreement: scores" and changed.samples == 12
     with torch.no_grad():
         service.models.instances[0].model.weight[:, 3] = 99.0
     assert evaluate(service, traffic(), tmp_path / "outputs.npz").score < 0.2

@@ -19,6 +19,7 @@ SHOWN = {
     "diagnosis": "Where the tail comes from",
     "comparison": "95 % interval",
     "optimization": "What was tried",
+    "trial": "best is ",
     "sweep": "max_batch_size=4",
     "selftest": "python.gc",
     "doctor": "nothing was changed",
@@ -39,7 +40,9 @@ def test_a_result_is_shown_from_its_json_alone(name: str, cli: Cli, tmp_path: Pa
     assert code == 0 and json.loads(out) == json.loads(file.read_text())
 
 
-@pytest.mark.parametrize("name", ["optimization", "sweep", "selftest", "doctor", "comparison", "fragmentation"])
+@pytest.mark.parametrize(
+    "name", ["optimization", "trial", "sweep", "selftest", "doctor", "comparison", "fragmentation"]
+)
 def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str, cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "result"
     folder.mkdir()

@@ -1,0 +1,167 @@
+"""``latfix try``: the user's own ideas side by side on the same traffic, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfix.cli.shared import options
+from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.results.comparison import Trial
+    from latfix.runners.side_by_side.ideas import Idea
+
+_MOST_IDEAS, _MOST_ROUNDS = 20, 100
+
+
+def try_ideas(
+    workload: options.WorkloadArgument,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE[,…]", help="An idea: the workload with these settings; may be repeated."
+        ),
+    ] = None,
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="NAME", help="An idea: a profile of the workload; may be repeated."),
+    ] = None,
+    plans: Annotated[
+        list[Path] | None,
+        typer.Option("--plan", metavar="FILE", help="An idea: a plan that latfix optimize wrote; may be repeated."),
+    ] = None,
+    combine: Annotated[bool, typer.Option("--combine", help="One idea more: all of the sets together.")] = False,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. One round is replayed in any case.")
+    ] = "3m",
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", metavar="N", help="Replay N rounds if the budget allows; by budget alone."),
+    ] = None,
+    traffic: options.TrafficOption = None,
+    mapping: options.MapOption = None,
+    speed: options.SpeedOption = 1.0,
+    to_duration: options.ToDurationOption = None,
+    duration: options.DurationOption = None,
+    limit: options.LimitOption = None,
+    repeat: options.RepeatOption = 1,
+    seed: options.SeedOption = 0,
+    device: options.DeviceOption = None,
+    skip_bad_lines: options.SkipOption = False,
+    out: options.OutOption = None,
+    json_file: options.JsonOption = None,
+) -> int:
+    """Replay your own ideas side by side, in one table.
+
+    Each takes turns with the workload as it is on the same traffic: latency with intervals, accuracy, memory.
+    """
+    from latfix.cli.commands.running.optimize import parse_budget
+    from latfix.cli.shared.replay_progress import ReplayLines
+    from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.runners.replay.run_session import default_folder, open_folder
+    from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
+
+    replayed = options.TrafficOptions(
+        mapping=tuple(mapping or ()),
+        skip_bad_lines=skip_bad_lines,
+        speed=speed,
+        to_duration=to_duration,
+        duration=duration,
+        limit=limit,
+        repeat=repeat,
+    )
+    replayed.check()
+    if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
+        raise InputError(f"--rounds: found {rounds}; expected a whole number from 1 to {_MOST_ROUNDS}")
+    how = Options(budget_s=parse_budget(budget), rounds=rounds, seed=options.check_seed(seed))
+    shown = ReplayLines()
+    spec = load_spec(workload, traffic=traffic)
+    ideas = parse_ideas(
+        spec,
+        sets or (),
+        [load_spec(workload, traffic=traffic, profile=name) for name in profiles or ()],
+        plans or (),
+        combine=combine,
+        device=options.check_device(device),
+        say=shown.say,
+    )
+    for idea in ideas:
+        check_runs(idea.spec)
+    schedule = options.load_traffic(spec, replayed)
+    target = options.Target.open("--json", json_file)
+    folder = open_folder(out or default_folder(spec.name, "try"))
+    found = SideBySide(ideas, schedule, folder, how, watch=shown.replay, say=shown.say).run()
+    return _conclude(folder, found, target)
+
+
+def parse_ideas(
+    spec: WorkloadSpec,
+    sets: Sequence[str],
+    profiles: Sequence[WorkloadSpec],
+    plans: Sequence[Path],
+    *,
+    combine: bool,
+    device: dict[str, str],
+    say: Callable[[str], None],
+) -> list[Idea]:
+    """The workload as it is, and each idea behind it.
+
+    :param profiles: the workload in each of them.
+    :param device: settings that all ideas share.
+    :param say: takes a warning.
+    :raises InputError: there is no idea, one is there twice, or one is wrong.
+    """
+    from dataclasses import replace
+
+    from latfix.cli.shared.setting_options import parse_changes
+    from latfix.runners.side_by_side import ideas
+
+    base = ideas.Idea(name=ideas.AS_IT_IS, spec=spec, settings=spec.settings.with_overrides(device))
+    found = [base]
+    changes = {text: parse_changes(text) for text in sets}
+    found += [ideas.idea_of_changes(text, base, changes[text]) for text in sets]
+    for each in profiles:
+        idea = ideas.idea_of_profile(base, each)
+        found.append(replace(idea, settings=idea.settings.with_overrides(device)))
+        own = (each.traffic, each.traffic_map, each.speed, each.repeat)
+        if own != (spec.traffic, spec.traffic_map, spec.speed, spec.repeat):
+            say(f"warning: {idea.name} has traffic of its own, which is not replayed: all ideas get the same")
+    for path in plans:
+        idea, plan = ideas.idea_of_plan(base, path)
+        found.append(idea)
+        if strange := plan.strange_to(spec.name):
+            say(f"warning: {strange}")
+    if combine:
+        found.append(ideas.idea_of_changes(ideas.TOGETHER, base, ideas.together(list(changes.values()))))
+    if len(found) == 1:
+        raise InputError("try: found no idea; expected --set KEY=VALUE, --profile NAME or --plan FILE")
+    if len(found) - 1 > _MOST_IDEAS:
+        raise InputError(f"try: found {len(found) - 1} ideas; expected at most {_MOST_IDEAS}")
+    names = [idea.name for idea in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"try: found {twice!r} twice; expected each idea once")
+    return found
+
+
+def _conclude(folder: Path, found: Trial, target: options.Target) -> int:
+    from latfix.cli.shared.diagnose_flow import writing_into
+    from latfix.files.atomic_write import write_json
+    from latfix.reports.terminal.trial import render_trial
+
+    document = found.to_json()
+    with writing_into(folder):
+        write_json(folder / "trial.json", document)
+    target.report(document, lambda: render_trial(found, folder=folder))
+    if found.interrupted:
+        return EXIT_INTERRUPTED
+    if found.failure:
+        raise RunnerError(f"{found.workload}: the workload as it is failed: {found.failure}")
+    if all(idea.failure for idea in found.ideas):
+        raise RunnerError(f"{found.workload}: none of the ideas ran; the first: {found.ideas[0].failure}")
+    return EXIT_OK

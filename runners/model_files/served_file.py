@@ -1,0 +1,70 @@
+"""``backend`` of an ONNX file: the file itself, run by the runtime that the settings ask for; nothing is exported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import torch
+
+from latfix.errors import InputError
+from latfix.runners.backends.converted_model import Conversion, largest_deviation, other_answers, too_far
+from latfix.runners.backends.replaced_model import raised_as
+from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.calls.call_counters import Tally
+from latfix.runners.calls.model_call import call_model
+from latfix.runners.calls.tensor_tree import flatten
+from latfix.runners.model_files.file_module import FileModule
+from latfix.runners.model_files.formats.onnx import GraphModule, load_graph
+from latfix.settings import RunnerSettings
+
+
+def serves_file(model: object) -> TypeGuard[FileModule]:
+    """True if a model is an ONNX file as a workload serves it."""
+    return isinstance(model, FileModule) and isinstance(model.model, GraphModule)
+
+
+def serve_file(
+    model: FileModule, batches: Sequence[Any], settings: RunnerSettings, tally: Tally
+) -> tuple[FileModule, Conversion]:
+    """The same file run by ``settings.backend``, its answers compared with the model's on every batch.
+
+    ONNX Runtime goes on with the session that the file was opened with.
+
+    :param batches: several sizes of what the service will run.
+    :param tally: counts the runs.
+    :raises InputError: the backend is not installed.
+    :raises RunnerError: it does not take the file, or answers something else.
+    """
+    backend, own = settings.backend, model.model
+    assert isinstance(own, GraphModule), "see serves_file"
+    if missing := backend_missing(backend, exports=False):
+        raise InputError(f"backend = {backend!r}: {missing}")
+    started = time.perf_counter()
+    threads = settings.intra_op_threads or torch.get_num_threads()
+    served, deviation = model, 0.0
+    if backend == "openvino":
+        half = settings.precision == "bf16"
+        with raised_as(f"{own.file}: {backend} does not run the file"), torch.no_grad():
+            graph = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
+            served = FileModule(graph, model.layout)
+            expected = [flatten(call_model(model, batch))[0] for batch in batches]
+            deviation = largest_deviation(expected, served, batches)
+    else:
+        graph = own
+    if too_far(deviation, settings):
+        raise other_answers(f"{own.file}: {backend}", deviation, len(batches))
+    graph.count_in(tally)
+    return served, Conversion(
+        backend=f"{backend} {graph.version}",
+        seconds=round(time.perf_counter() - started, 3),
+        export_s=0.0,
+        cached=False,
+        batches=len(batches),
+        deviation=float(deviation),
+        varying=sum(size.symbol != "" for given in model.layout.inputs for size in given.sizes or ()),
+        threads=threads,
+        precisions=graph.precisions(),
+        file=own.file.name,
+    )

@@ -1,0 +1,116 @@
+"""What a model is made of, before any fix: torch's modules, a graph of torch's operators, or another runtime."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from latfix.adapter_api import Workload
+from latfix.runners.model_files.file_module import SealedModule
+from latfix.runners.model_files.file_workload import FileWorkload
+
+Kind = Literal["modules", "TorchScript", "torch.export"]
+
+#: Runtimes by the package that their objects are of.
+_RUNTIMES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "tensorrt": "TensorRT",
+    "tensorflow": "TensorFlow",
+    "tflite_runtime": "LiteRT",
+    "ai_edge_litert": "LiteRT",
+    "ctranslate2": "CTranslate2",
+    "llama_cpp": "llama.cpp",
+    "sklearn": "scikit-learn",
+    "xgboost": "XGBoost",
+    "lightgbm": "LightGBM",
+}
+#: How far from a module a runtime is looked for (an attribute is one step away), and at how many objects.
+_STEPS, _OBJECTS = 4, 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makeup:
+    """What a model is made of.
+
+    :param kind: torch's modules in Python, or a graph that holds their operators.
+    :param parameters: numbers in the parameters and buffers that torch holds.
+    :param runtime: what runs the operators of a model without any; empty where that is torch, or not known.
+    :param file: the model file that is the workload; empty for an adapter.
+    """
+
+    kind: Kind
+    parameters: int
+    runtime: str = ""
+    file: str = ""
+
+
+def makeup(model: Any, adapter: Workload) -> Makeup:
+    """See :class:`Makeup`; nothing is run for it.
+
+    :param adapter: that loaded it.
+    """
+    parameters = sum(int(tensor.numel()) for tensor in (*model.parameters(), *model.buffers()))
+    runtime = "" if parameters else _runtime(model)
+    file = ""
+    if isinstance(adapter, FileWorkload):
+        file = adapter.layout.file.name
+        if any(isinstance(module, SealedModule) for module in model.modules()):
+            runtime = runtime or adapter.model.backend
+    return Makeup(kind=_kind(model), parameters=parameters, runtime=runtime, file=file)
+
+
+def _kind(model: Any) -> Kind:
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return "TorchScript"
+        if isinstance(module, torch.fx.GraphModule) and any(
+            isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes
+        ):
+            return "torch.export"
+    return "modules"
+
+
+def _runtime(model: Any) -> str:
+    """The runtime whose objects the model's modules hold, or their ``forward`` names."""
+    found = list(model.modules())
+    seen = {id(value) for value in found}
+    for _ in range(_STEPS):
+        reached = [child for value in found for child in _held(value)]
+        found = []
+        for child in reached:
+            if id(child) in seen or len(seen) > _OBJECTS:
+                continue
+            if name := _RUNTIMES.get(type(child).__module__.partition(".")[0]):
+                return name
+            seen.add(id(child))
+            found.append(child)
+    return ""
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """Objects one step away: attributes, items, and what a function names."""
+    import torch
+
+    if isinstance(value, torch.nn.Module):
+        yield from vars(value).values()
+        if not type(value).__module__.startswith("torch."):
+            yield type(value).forward
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
+        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType())
+    elif not isinstance(value, type | types.ModuleType | torch.Tensor):
+        yield from getattr(value, "__dict__", {}).values()

@@ -1,0 +1,74 @@
+"""What is tried: the workload as it is, and the changes that somebody wants to see beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from latfix.config.plan import Plan, read_plan
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import InputError
+from latfix.settings import RunnerSettings
+
+#: The workload without any change.
+AS_IT_IS = "as it is"
+#: All of the settings that were given, in one arm.
+TOGETHER = "all sets together"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idea:
+    """One arm.
+
+    :param name: as tables show it; no two are the same.
+    :param spec: whose adapter runs; its traffic and objective are not looked at.
+    :param fixes: ids of the fixes that ``settings`` come from.
+    """
+
+    name: str
+    spec: WorkloadSpec
+    settings: RunnerSettings
+    fixes: tuple[str, ...] = ()
+
+
+def idea_of_changes(name: str, base: Idea, changes: Mapping[str, Any], fixes: tuple[str, ...] = ()) -> Idea:
+    """The workload as it is with some settings replaced."""
+    return replace(base, name=name, settings=base.settings.with_overrides(changes), fixes=fixes)
+
+
+def idea_of_profile(base: Idea, spec: WorkloadSpec) -> Idea:
+    """A profile's adapter and settings, on the traffic and under the objective of the workload as it is."""
+    held = replace(spec, name=base.spec.name, objective=base.spec.objective, traffic=base.spec.traffic)
+    return Idea(name=f"profile {spec.profile}", spec=held, settings=spec.settings)
+
+
+def idea_of_plan(base: Idea, path: Path) -> tuple[Idea, Plan]:
+    """The workload as it is with a plan's settings, and the plan.
+
+    :raises InputError: it cannot be read.
+    """
+    plan = read_plan(path)
+    fixes = tuple(fix.id for fix in plan.fixes)
+    return idea_of_changes(f"plan {path}", base, plan.settings(), fixes), plan
+
+
+def together(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All changes in one.
+
+    :raises InputError: there are fewer than two, or two of them want different values of a setting.
+    """
+    if len(changes) < 2:
+        raise InputError(f"--combine: found {len(changes)} --set; expected two or more to put together")
+    found: dict[str, Any] = {}
+    for each in changes:
+        for key, value in each.items():
+            if key == "env":
+                value = {**found.get(key, {}), **value}
+            elif found.get(key, value) != value:
+                raise InputError(
+                    f"--combine: found {key}={found[key]} and {key}={value}; expected sets that go together"
+                )
+            found[key] = value
+    return found

@@ -1,0 +1,225 @@
+"""``latfix try`` as it is typed: ideas and what is refused, the table, files, exit codes; one real trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from latfix.cli.shared.setting_options import parse_changes
+from latfix.errors import InputError
+from latfix.formatting import interval
+from latfix.reports.terminal.trial import render_trial
+from latfix.results import read_result
+from latfix.results.comparison import Trial
+from latfix.runners.side_by_side import replay_in_turns
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteWorkload = Callable[..., Path]
+DOCUMENT = Path(__file__).parents[3] / "results" / "documents" / "trial.json"
+
+
+def test_an_idea_is_one_or_more_settings() -> None:
+    assert parse_changes("precision=bf16") == {"precision": "bf16"}
+    assert parse_changes("precision = bf16, max_batch_size=1,buffer_pool=true") == {
+        "precision": "bf16",
+        "max_batch_size": 1,
+        "buffer_pool": True,
+    }
+    window = parse_changes("batch_window_ms=5")["batch_window_ms"]
+    assert window == 5.0 and isinstance(window, float)
+    assert parse_changes("env.A=1,env.B='x y',keep_precision=a.b,c") == {
+        "env": {"A": "1", "B": "x y"},
+        "keep_precision": ["a.b", "c"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("precison=bf16", "did you mean 'precision'?"),
+        ("precision=bf-16", "did you mean 'bf16'?"),
+        ("precision=bf16,max_batch=1", "did you mean 'max_batch_size'?"),
+        ("precision", "expected KEY=VALUE[,KEY=VALUE…]"),
+        ("=bf16", "which is no setting"),
+        ("precision=", "expected KEY=VALUE"),
+        ("max_batch_size=1,2", "found '1,2'; expected a whole number"),
+        ("max_batch_size=0", "expected a whole number from 1 to 4096"),
+        ("workers=1,workers=2", "found workers twice"),
+        ("env.A=1,env.A=2", "found env.A twice"),
+        ("env=A", "expected env.NAME=TEXT"),
+        ("env.A B=1", "expected env.NAME=TEXT"),
+        ("keep_precision=a\tb", "expected names of modules"),
+    ],
+)
+def test_ideas_that_are_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        parse_changes(text)
+    assert words in refusal.value.message and refusal.value.message.startswith("--set")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "try: found no idea"),
+        (("--set", "precison=bf16"), "did you mean 'precision'?"),
+        (("--set", "workers=2", "--set", "workers=2"), "found 'workers=2' twice"),
+        (("--set", "workers=2", "--combine"), "expected two or more"),
+        (("--set", "workers=2", "--set", "workers=3", "--combine"), "--combine: found workers=2 and workers=3"),
+        (("--profile", "larg"), "did you mean 'large'?"),
+        (("--plan", "none.toml"), "none.toml"),
+        (("--set", "workers=2", "--rounds", "0"), "--rounds"),
+        (("--set", "workers=2", "--budget", "soon"), "--budget"),
+        (("--set", "workers=2", "--device", "tpu"), "--device"),
+        (("--set", "workers=2", "--json", "nowhere/x.json"), "--json"),
+        (tuple(word for k in range(21) for word in ("--set", f"workers={k + 1}")), "expected at most 20"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_runs(
+    options: tuple[str, ...], words: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
+) -> None:
+    workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
+    with (workload / "workload.toml").open("a", encoding="utf-8") as file:
+        file.write("[profile.large.runner]\nworkers = 4\n")
+    code, out, err = cli("try", workload, *options, "--out", tmp_path / "o")
+    assert code == 2 and not out, err
+    assert words in err and err.count("\n") == 1, err
+    assert not (tmp_path / "o").exists()
+
+
+class Found:
+    """A trial that has been done already; what it was to try is kept."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.ideas: Any = None
+
+    def __call__(self, ideas: Any, *_: Any, **__: Any) -> Found:
+        self.ideas = ideas
+        return self
+
+    def run(self) -> Trial:
+        return self.trial
+
+
+@pytest.fixture
+def document() -> Any:
+    return json.loads(DOCUMENT.read_text(encoding="utf-8"))
+
+
+def test_every_kind_of_idea_is_an_arm(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
+) -> None:
+    found = Found(Trial.from_json(document))
+    monkeypatch.setattr(replay_in_turns, "SideBySide", found)
+    workload = write_workload(tmp_path / "w", runner={"max_batch_size": 4})
+    with (workload / "workload.toml").open("a", encoding="utf-8") as file:
+        file.write("[profile.large.runner]\nworkers = 4\n[profile.large.traffic]\nspeed = 2.0\n")
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'schema = "latfix.plan/1"\nworkload = "other"\n[[fix]]\nid = "gc.freeze"\n[fix.settings]\ngc = "freeze"\n'
+    )
+    sets = ("--set", "precision=bf16", "--set", "max_batch_size=1,env.A=1", "--combine")
+    more = ("--profile", "large", "--plan", plan, "--device", "cpu")
+    code, out, err = cli("try", workload, *sets, *more, "--out", tmp_path / "o")
+    assert code == 0, err
+    base, bf16, single, large, planned, combined = found.ideas
+    assert [idea.name for idea in found.ideas] == [
+        *("as it is", "precision=bf16", "max_batch_size=1,env.A=1", "profile large", f"plan {plan}"),
+        "all sets together",
+    ]
+    assert (base.settings.max_batch_size, single.settings.max_batch_size) == (4, 1)
+    assert (bf16.settings.precision, large.settings.workers, planned.settings.gc) == ("bf16", 4, "freeze")
+    assert planned.fixes == ("gc.freeze",)
+    assert combined.settings == bf16.settings.with_overrides({"max_batch_size": 1, "env": {"A": "1"}})
+    assert "profile large has traffic of its own" in err and "other" in err
+    assert read_result(tmp_path / "o" / "trial.json").to_json() == document
+    assert "95 % intervals" in out and str(tmp_path / "o")[:20] in out
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"interrupted": True}, 130, "Interrupted: what was complete"),
+        ({"failure": "it was killed"}, 4, "the trial ended there: it was killed"),
+        ({"ideas": "failed"}, 4, "none of the ideas ran"),
+    ],
+)
+def test_exit_codes(
+    change: dict[str, Any],
+    code: int,
+    words: str,
+    document: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    write_workload: WriteWorkload,
+    cli: Cli,
+) -> None:
+    if "ideas" in change:
+        change = {"ideas": [{"name": "a", "failure": "no such backend"}]}
+    monkeypatch.setattr(replay_in_turns, "SideBySide", Found(Trial.from_json({**document, **change})))
+    workload = write_workload(tmp_path / "w")
+    found = cli("try", workload, "--set", "workers=2", "--out", tmp_path / "o", "--json", tmp_path / "j")
+    assert found[0] == code and words in " ".join((found[1] + found[2]).split())
+    assert json.loads((tmp_path / "j").read_text()) == json.loads((tmp_path / "o" / "trial.json").read_text())
+
+
+@pytest.mark.parametrize("width", [80, 60, 140])
+def test_the_table_fits_the_terminal(width: int, document: Any) -> None:
+    document["ideas"].append({"name": "x" * 90, "failure": "a very long reason " * 9})
+    found = Trial.from_json(document)
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render_trial(found, folder=None))
+    shown = capture.get()
+    assert max(map(len, shown.splitlines())) <= width
+    compared = [idea.comparison for idea in found.ideas if idea.comparison is not None]
+    for estimate in (each.ratio[key] for each in compared for key in ("p50", "p99", "mean")):
+        assert width < 80 or interval((estimate.lo, estimate.hi)) in shown, "no figure is cut or folded"
+    assert shown.count("…") == 0 and "failed" in shown and "beyond" in shown
+
+
+SLEEPER = """
+import time
+import torch
+from latfix import Workload
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.004)
+        return x * 2
+
+class Sleeper(Workload):
+    def load(self, device):
+        return Model()
+
+    def prepare(self, request):
+        return torch.full((4,), float(request.features["value"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_trial_of_real_processes(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+    """A window of 60 ms that nothing fills: without it requests are faster; a backend that cannot run is a row."""
+    traffic = [{"arrival_s": k * 0.025, "value": k % 9} for k in range(120)]
+    runner = {"max_batch_size": 8, "batch_window_ms": 60.0, "warmup_requests": 4}
+    workload = write_workload(tmp_path / "w", adapter=SLEEPER, traffic=traffic, runner=runner)
+    with (workload / "workload.toml").open("a", encoding="utf-8") as file:
+        file.write("[objective]\npercentile = 50\n")
+    sets = ("--set", "batch_window_ms=0", "--set", "backend=tensorrt")
+    code, out, err = cli("try", workload, *sets, "--rounds", 3, "--out", tmp_path / "o", "--json", "-")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document == json.loads((tmp_path / "o" / "trial.json").read_text())
+    window, refused = document["ideas"]
+    assert window["comparison"]["ratio"]["p50"]["value"] < 0.6 and window["accurate"] is True
+    assert window["memory_bytes"] > 0 and window["start_s"] > 0
+    assert document["rounds"] == 3 and document["whole"]
+    assert refused["failure"] and "comparison" in refused and refused["comparison"] is None
+    code, out, _ = cli("report", tmp_path / "o")
+    assert code == 0 and "batch_window_ms=0" in out

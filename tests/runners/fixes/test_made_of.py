@@ -1,0 +1,211 @@
+"""Fixes that cannot apply to what a model is made of, as a loaded service sees it, are not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.runners.fixes import FIXES, Context
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+WriteWorkload = Callable[..., Path]
+MakeContext = Callable[..., Context]
+
+SESSION = """
+import numpy as np
+import onnxruntime
+import torch
+from onnx import TensorProto, helper
+from latfix import Workload
+
+def session():
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+SHARED = session()
+
+class Runtime:
+    def __init__(self):
+        self.inner = session()
+
+class Held(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.runtime = {"cpu": Runtime()}
+
+    def forward(self, x):
+        return torch.from_numpy(self.runtime["cpu"].inner.run(None, {"x": x.numpy()})[0])
+
+class Named(torch.nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(SHARED.run(None, {"x": x.numpy()})[0])
+
+def closed(own):
+    class Closed(torch.nn.Module):
+        def forward(self, x):
+            return torch.from_numpy(own.run(None, {"x": x.numpy()})[0])
+    return Closed()
+
+class Small(Workload):
+    def load(self, device):
+        return MODEL
+
+    def prepare(self, request):
+        return torch.full((4,), float(request.features["value"]))
+"""
+TORCH = """
+import warnings
+import torch
+from latfix import Workload
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 4, 3)
+        self.out = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.conv(x)).mean((2, 3)))
+
+def exported():
+    batch = torch.export.Dim("batch")
+    return torch.export.export(Net().eval(), (torch.ones(2, 1, 5, 5),), dynamic_shapes=({0: batch},)).module()
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(Net().eval())
+
+class Fixed(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.training = False
+
+    def forward(self, x):
+        return self.inner(x)
+
+    def train(self, mode=True):
+        return self
+
+class Small(Workload):
+    def load(self, device):
+        return MODEL
+
+    def prepare(self, request):
+        return torch.full((1, 5, 5), float(request.features["value"]))
+"""
+
+OF_TORCH = ("quantize.", "fuse.")
+
+
+def traffic() -> Traffic:
+    return Traffic.plain(np.arange(4) * 1_000_000, features={"value": np.arange(4)})
+
+
+def loaded(folder: Path, **values: Any) -> Service:
+    service = Service(folder, "adapter:Small", RunnerSettings(device="cpu", intra_op_threads=1, **values))
+    service.load()
+    service.warm_shapes(traffic())
+    return service
+
+
+@pytest.fixture
+def obstacles(
+    make_record: Callable[..., Any], make_context: MakeContext
+) -> Callable[[Mapping[str, Any]], dict[str, str]]:
+    """Why fixes of the model do not apply, by what a service says of it."""
+
+    def look(facts: Mapping[str, Any]) -> dict[str, str]:
+        now = make_context(make_record(model=facts))
+        return {fix.id: fix.obstacle(now) for fix in FIXES if fix.id.startswith(OF_TORCH)}
+
+    return look
+
+
+@pytest.mark.parametrize("model", ["Held()", "Named()", "closed(session())"])
+def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]], model: str
+) -> None:
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    facts = loaded(write_workload(tmp_path / "w", adapter=SESSION.replace("MODEL", model))).facts(traffic())
+    assert facts["made_of"] == {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": ""}
+    found = obstacles(facts)
+    assert all(found.values()), found
+    for fix in ("quantize.bf16", "quantize.int8_weight_only", "fuse.compile", "fuse.onnxruntime", "fuse.openvino"):
+        assert found[fix] == "the model has no torch parameters: its operators run in ONNX Runtime"
+
+
+def test_of_an_onnx_file_openvino_alone_is_begun(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (helper.make_tensor_value_info(name, float32, ["batch", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    service = Service(tmp_path, "m.onnx", RunnerSettings(device="cpu"))
+    service.load()
+    facts = service.facts(traffic())
+    assert facts["made_of"] == {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": "m.onnx"}
+    found = obstacles(facts)
+    assert [fix for fix, reason in found.items() if not reason] == ["fuse.openvino"]
+    assert found["fuse.onnxruntime"] == "ONNX Runtime runs the file already"
+
+
+def test_of_torchscript_what_exchanges_or_looks_into_layers_is_not_begun(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(scripted())"))
+    facts = loaded(folder).facts(traffic())
+    assert facts["made_of"]["kind"] == "TorchScript" and facts["made_of"]["parameters"] == 4 * 9 + 4 + 8 + 2
+    assert facts["kernels"]["aten::conv2d"] == 1, "what runs in it is seen all the same"
+    found = obstacles(facts)
+    assert [fix for fix, reason in found.items() if not reason] == ["quantize.bf16"]
+    assert "no linear layers in it that could be exchanged" in found["quantize.int8_dynamic"]
+    assert found["fuse.compile"] == "the model is TorchScript: the compiler does not see into it"
+    assert "give the model that it was made from" in found["fuse.openvino"]
+    assert found["fuse.attention"] == "no scaled_dot_product_attention ran in a forward pass"
+
+
+def test_of_an_exported_program_compiling_and_converting_are_begun(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(exported())"))
+    facts = loaded(folder).facts(traffic())
+    assert facts["made_of"]["kind"] == "torch.export"
+    found = obstacles(facts)
+    begun = [fix for fix, reason in found.items() if not reason]
+    assert begun == ["quantize.bf16", "fuse.compile", "fuse.openvino", "fuse.onnxruntime"]
+    assert "would not be verified" in found["fuse.channels_last"]
+
+
+@pytest.mark.parametrize("model", ["Fixed(scripted())", "Fixed(exported())"])
+def test_bfloat16_of_a_graph_is_verified_by_its_answers(
+    tmp_path: Path, write_workload: WriteWorkload, verified: Callable[..., Any], model: str, make_record: Any
+) -> None:
+    folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", model))
+    for precision, effective in (("bf16", True), ("default", False)):
+        evidence = loaded(folder, precision=precision).evidence(traffic())
+        found = verified("quantize.bf16", make_record(settings={"precision": precision}), **evidence)
+        assert found.effective is effective, found.evidence
+        assert found.evidence.startswith(f"{int(effective)} of 1 answers of the model")
+
+
+def test_of_modules_everything_that_they_have_is_begun(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Net()"))).facts(traffic())
+    assert facts["made_of"] == {"kind": "modules", "parameters": 4 * 9 + 4 + 8 + 2, "runtime": "", "file": ""}
+    del facts["linear_ms"], facts["few_row_products"]  # whether a precision pays is measured, here on two numbers
+    begun = {fix for fix, reason in obstacles(facts).items() if not reason}
+    assert begun >= {"quantize.bf16", "quantize.int8_dynamic", "fuse.compile", "fuse.openvino", "fuse.channels_last"}

@@ -1,0 +1,287 @@
+"""Ideas side by side on simulated services and simulated time: order, budget, stretch, failures, Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import InputError, RunnerError
+from latfix.results.comparison import Trial
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import REQUEST_DTYPE
+from latfix.runners.replay.arm import Arm
+from latfix.runners.replay.run_session import Interrupted, schedule_digest
+from latfix.runners.side_by_side.ideas import AS_IT_IS, Idea, idea_of_changes, together
+from latfix.runners.side_by_side.replay_in_turns import MOST_ROUNDS, Options, SideBySide
+from latfix.settings import Objective, RunnerSettings
+from latfix.stages import Status
+from latfix.traffic.schedule import Traffic
+from tests.records import build_record
+
+LOAD_S = 2.0
+SCORING_S = 1.0
+
+
+@dataclass
+class World:
+    """Services whose latency is the factor that their environment names, and a clock that their replays move.
+
+    :param slow: seconds of the traffic in which the service is slow.
+    :param broken: arms that do not start; ``dying`` those that fail in the round of that number.
+    :param scores: of arms; 0.9 for all others.
+    """
+
+    slow: tuple[float, float] = (0.0, 0.0)
+    broken: set[str] = field(default_factory=set)
+    dying: dict[str, int] = field(default_factory=dict)
+    failing: set[str] = field(default_factory=set)
+    late: set[tuple[str, int]] = field(default_factory=set)
+    scores: dict[str, float] = field(default_factory=dict)
+    interrupt_at: tuple[str, int] = ("", 0)
+    now: float = 0.0
+    replays: list[tuple[str, float]] = field(default_factory=list)
+    scored: list[tuple[str, str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    alive: int = 0
+
+    def arm(self, label: str, _spec: Any, settings: RunnerSettings, _fixes: Any, _log: Path) -> Arm:
+        return cast(Arm, FakeArm(self, label, settings))
+
+
+@dataclass
+class FakeArm:
+    world: World
+    label: str
+    settings: RunnerSettings
+    loaded: bool = False
+    start_s: float = 0.0
+
+    def running(self) -> None:
+        if self.label in self.world.broken:
+            raise InputError("no such backend here")
+        if not self.loaded:
+            self.loaded, self.start_s = True, LOAD_S
+            self.world.now += LOAD_S
+            self.world.alive += 1
+
+    def close(self) -> None:
+        self.world.alive -= self.loaded
+        self.loaded = False
+
+    def replay(self, folder: Path, traffic: Traffic, _watch: Any, *, seed: int) -> RunRecord:
+        assert seed == 5 and not folder.exists()
+        number = sum(label == self.label for label, _ in self.world.replays) + 1
+        self.running()
+        self.world.replays.append((self.label, round(traffic.duration_s, 1)))
+        self.world.now += traffic.duration_s
+        record = self._record(folder, traffic, number)
+        folder.mkdir()
+        if self.world.interrupt_at == (self.label, number):
+            raise Interrupted(record)
+        if self.world.dying.get(self.label) == number:
+            raise RunnerError("the runner was killed")
+        return record
+
+    def ask(self, do: str, *, folder: str, **ways: Any) -> dict[str, Any]:
+        assert do == "evaluate" and self.loaded, "the process that has replayed is the one that is asked"
+        self.world.now += SCORING_S
+        self.world.scored.append((self.label, Path(folder).name))
+        assert ("save" in ways) == (self.label == AS_IT_IS) and ("max_drop" in ways) != ("save" in ways)
+        return {"score": self.world.scores.get(self.label, 0.9), "kind": "evaluate", "samples": 1000, "event": "done"}
+
+    def _record(self, folder: Path, traffic: Traffic, number: int) -> RunRecord:
+        n = len(traffic)
+        rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+        rows["index"], rows["arrival_ns"] = np.arange(n), traffic.arrival_ns.copy()
+        place = traffic.features["number"] / 20.0
+        own = np.where((place >= self.world.slow[0]) & (place < self.world.slow[1]), 80e6, 8e6)
+        chance = np.random.default_rng([number, len(self.world.replays)]).normal(1.0, 0.01, n)
+        factor = float(self.settings.env.get("FACTOR", "1"))
+        rows["latency_ns"] = (own * factor * chance).astype(np.int64)
+        if (self.label, number) in self.world.late:
+            rows["dispatch_ns"][:] = 500_000_000
+        if self.label in self.world.failing:
+            rows["status"][:] = Status.ERROR
+        return build_record(
+            rows,
+            traffic=traffic,
+            folder=folder,
+            errors={0: "it raised ValueError"} if self.label in self.world.failing else {},
+            traffic_sha256=schedule_digest(traffic),
+            scheduled=n,
+            settings=self.settings,
+            memory={"peak_bytes": 1000 * number},
+        )
+
+
+def traffic_of(seconds: float) -> Traffic:
+    """Twenty requests a second."""
+    n = int(seconds * 20)
+    return Traffic.plain((np.arange(n) / 20 * 1e9).astype(np.int64), features={"number": np.arange(n)})
+
+
+Try = Callable[..., Trial]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def run(world: World, tmp_path: Path) -> Try:
+    """Tries ideas by name, each a factor of the latency."""
+    spec = WorkloadSpec(
+        name="w",
+        folder=tmp_path,
+        entry="adapter:W",
+        traffic=tmp_path / "t",
+        objective=Objective(max_accuracy_drop=0.01),
+    )
+
+    def call(factors: dict[str, float], *, seconds: float = 10.0, **options: Any) -> Trial:
+        base = Idea(name=AS_IT_IS, spec=spec, settings=RunnerSettings())
+        ideas: Sequence[Idea] = [
+            base,
+            *(idea_of_changes(name, base, {"env": {"FACTOR": str(factor)}}) for name, factor in factors.items()),
+        ]
+        side_by_side = SideBySide(
+            ideas,
+            traffic_of(seconds),
+            tmp_path,
+            Options(seed=5, **options),
+            watch=lambda *_: nullcontext(lambda *_: None),
+            say=world.lines.append,
+            make_arm=world.arm,
+            clock=lambda: world.now,
+        )
+        try:
+            return side_by_side.run()
+        finally:
+            assert world.alive == 0, "every process is gone at the end"
+
+    return call
+
+
+def verdicts(found: Trial) -> dict[str, str]:
+    return {idea.name: idea.comparison.verdict for idea in found.ideas if idea.comparison is not None}
+
+
+def test_arms_take_turns_and_each_gets_its_verdict(run: Try, world: World) -> None:
+    found = run({"half": 0.5, "double": 2.0, "same": 1.0}, rounds=3)
+    order = [label for label, _ in world.replays]
+    there = [AS_IT_IS, "half", "double", "same"]
+    assert order == [*there, *reversed(there), *there]
+    assert verdicts(found)["half"] == "better" and verdicts(found)["double"] == "worse"
+    assert verdicts(found)["same"] in ("no_difference", "undecided")
+    assert found.best == "half" and (found.rounds, found.whole, found.requests) == (3, True, 200)
+    half = found.ideas[0]
+    assert half.comparison is not None and half.comparison.ratio["p99"].value == pytest.approx(0.5, rel=0.05)
+    assert half.comparison.rounds == 3 and half.settings == {"env": {"FACTOR": "0.5"}}
+    assert (half.start_s, half.memory_bytes) == (LOAD_S, 3000)
+    assert found.summary is not None and sum(found.summary.requests.values()) == 600
+    assert Trial.from_json(found.to_json()).to_json() == found.to_json()
+
+
+def test_answers_are_scored_once_and_on_the_same_requests(run: Try, world: World) -> None:
+    world.scores = {"bad": 0.8, "good": 0.895}
+    found = run({"bad": 0.3, "good": 0.6}, rounds=2)
+    assert world.scored == [(AS_IT_IS, "as-it-is-1"), ("bad", "as-it-is-1"), ("good", "as-it-is-1")]
+    bad, good = found.ideas
+    assert (bad.accuracy, bad.accurate, good.accuracy, good.accurate) == (0.8, False, 0.895, True)
+    assert "0.9 -> 0.8" in bad.accuracy_reason and found.accuracy_limit == pytest.approx(0.89)
+    assert found.best == "good", "what is faster and wrong is no best"
+    assert good.comparison is not None
+    assert (good.comparison.before.accuracy, good.comparison.after.accuracy) == (0.9, 0.895)
+
+
+def test_the_whole_traffic_is_replayed_until_the_budget_ends(run: Try, world: World) -> None:
+    found = run({"half": 0.5}, budget_s=120.0)
+    assert found.whole and not found.notes
+    assert 3 < found.rounds < MOST_ROUNDS
+    assert world.now <= 120.0 + 15, "no more than the round that was under way"
+    assert {seconds for _, seconds in world.replays} == {round(traffic_of(10.0).duration_s, 1)}
+
+
+def test_a_stretch_with_the_slow_requests_is_replayed_where_the_whole_does_not_fit(run: Try, world: World) -> None:
+    world.slow = (21.0, 25.0)
+    found = run({"half": 0.5, "same": 1.0}, seconds=40.0, budget_s=160.0)
+    assert not found.whole and found.rounds >= 3
+    assert found.from_s <= 21.0 and found.to_s >= 24.9 and found.to_s - found.from_s < 20
+    assert world.replays[0] == (AS_IT_IS, 40.0) and world.now <= 160.0 + 40
+    (note,) = found.notes
+    assert "with the most slow requests" in note and "do not fit 3 times for 3 arms" in note
+    assert note in world.lines, "it is said before the rounds"
+    assert {folder for _, folder in world.scored} == {"as-it-is-1"}
+
+
+def test_of_long_traffic_only_the_beginning_is_looked_at(run: Try, world: World) -> None:
+    world.slow = (900.0, 910.0)
+    found = run({"half": 0.5}, seconds=1000.0, budget_s=100.0)
+    assert world.replays[0] == (AS_IT_IS, 24.9)
+    assert found.to_s <= 25.0 and "All 1,000 s do not fit" in found.notes[0]
+    assert found.notes[0].endswith("nothing beyond its first 24.9 s was looked at.")
+    assert verdicts(found)["half"] == "better" and world.now <= 100.0 + 25
+
+
+@pytest.mark.parametrize("way", ["broken", "failing", "dying"])
+def test_an_idea_that_fails_is_a_row_and_the_others_go_on(way: str, run: Try, world: World) -> None:
+    reason = {"broken": "no such backend", "failing": "it raised ValueError", "dying": "was killed"}[way]
+    setattr(world, way, {"bad": 2} if way == "dying" else {"bad"})
+    found = run({"bad": 0.1, "half": 0.5}, rounds=3)
+    bad, half = found.ideas
+    assert reason in bad.failure and bad.comparison is None and found.best == "half"
+    assert half.comparison is not None and half.comparison.rounds == 3 and found.rounds == 3
+    assert sum(label == "bad" for label, _ in world.replays) == {"broken": 0, "failing": 1, "dying": 2}[way]
+    assert any(line.startswith("bad: failed: ") for line in world.lines)
+
+
+@pytest.mark.parametrize("way", ["broken", "failing"])
+def test_a_workload_that_does_not_run_is_an_error(way: str, run: Try, world: World) -> None:
+    setattr(world, way, {AS_IT_IS})
+    with pytest.raises((InputError, RunnerError)):
+        run({"half": 0.5})
+    assert not any(label == "half" for label, _ in world.replays)
+
+
+def test_a_workload_that_dies_later_ends_it_with_what_is_complete(run: Try, world: World) -> None:
+    world.dying = {AS_IT_IS: 2}
+    found = run({"half": 0.5}, rounds=4)
+    assert "was killed" in found.failure and found.rounds == 1
+    assert found.ideas[0].comparison is not None and found.ideas[0].comparison.rounds == 1
+
+
+def test_after_an_interrupt_complete_rounds_are_there(run: Try, world: World) -> None:
+    world.interrupt_at = ("half", 2)  # the second round is: double, half, as it is
+    found = run({"half": 0.5, "double": 2.0}, rounds=3)
+    assert found.interrupted and found.rounds == 1
+    assert [idea.comparison and idea.comparison.rounds for idea in found.ideas] == [1, 1]
+
+
+def test_an_interrupt_in_the_first_replay_leaves_no_figures(run: Try, world: World) -> None:
+    world.interrupt_at = (AS_IT_IS, 1)
+    found = run({"half": 0.5})
+    assert found.interrupted and found.rounds == 0 and found.summary is None
+    assert found.ideas[0].comparison is None and not found.ideas[0].failure and found.best == ""
+
+
+def test_rounds_that_were_held_up_are_left_out(run: Try, world: World) -> None:
+    world.late = {("half", 2)}
+    found = run({"half": 0.5, "double": 2.0}, rounds=4)
+    rounds = [idea.comparison.rounds for idea in found.ideas if idea.comparison]
+    assert rounds == [3, 4] and "half: 1 of 4 rounds are left out" in found.notes[0]
+
+
+def test_sets_are_put_together_unless_they_contradict() -> None:
+    both = together([{"workers": 2, "env": {"A": "1"}}, {"precision": "bf16", "env": {"B": "2"}}])
+    assert both == {"workers": 2, "precision": "bf16", "env": {"A": "1", "B": "2"}}
+    for wrong in ([{"workers": 2}], [{"workers": 2}, {"workers": 3}]):
+        with pytest.raises(InputError, match="--combine: found"):
+            together(wrong)
