@@ -51,11 +51,11 @@ def compare(
     befores, afters = ([RunRecord.load(pair[k]) for pair in rounds] for k in (0, 1))
     before, after = befores[-1], afters[-1]
     scored = all(record.meta.accuracy is not None for record in (*befores, *afters))
-    check_gates(gates, baseline=True, accuracy=scored, causes=False)
     outputs = Outputs.open("compare", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out) if out is not None else None
     workload = after.meta.workload or new.name
     with outputs.in_any_case(workload, [one.text for one in gates]):
+        check_gates(gates, baseline=True, accuracy=scored, causes=False)
         comparison = compare_rounds(befores, afters, seed=seed)
         metrics = [one.metric for one in gates]
         subject, baseline = with_percentile_ratios(*comparison.gate_subjects(), (after, before), metrics)
