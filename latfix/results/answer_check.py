@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
 from latfix.formatting import count, significant
-from latfix.statistics.decision import RatioEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +107,14 @@ _WHERE_RUN: Mapping[str, Any] = json_key(omit_empty=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Document):
+    """A figure with its 95 % interval; ``None`` where the data give none."""
+
+    value: float | None
+    ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow(Document):
     """One backend; where it cannot serve the model, ``missing`` says why and the figures are left out.
 
@@ -124,14 +131,14 @@ class BackendRow(Document):
     convert_s: float | None
     missing: str = ""
     rounds: int | None = field(default=None, metadata=_WHERE_RUN)
-    single_rps: Mapping[str, Any] | None = field(default=None, metadata=_WHERE_RUN)
-    batched_rps: Mapping[str, Any] | None = field(default=None, metadata=_WHERE_RUN)
+    single_rps: Estimate | None = field(default=None, metadata=_WHERE_RUN)
+    batched_rps: Estimate | None = field(default=None, metadata=_WHERE_RUN)
     agreeing: int | None = field(default=None, metadata=_WHERE_RUN)
     compared: int | None = field(default=None, metadata=_WHERE_RUN)
     agreement: float | None = field(default=None, metadata=_WHERE_RUN)
     deviation: float | None = None
-    single_speedup: RatioEstimate | None = field(default=None, metadata=_WHERE_RUN)
-    batched_speedup: RatioEstimate | None = field(default=None, metadata=_WHERE_RUN)
+    single_speedup: Estimate | None = field(default=None, metadata=_WHERE_RUN)
+    batched_speedup: Estimate | None = field(default=None, metadata=_WHERE_RUN)
 
     def to_json(self) -> dict[str, Any]:
         """``deviation`` is ``null`` where it ran and answers were not finite, and left out where it did not run."""

@@ -2,104 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import count, finite, interval, ratio, significant
+from latfix.formatting import NONE, count, interval, ratio, significant
 from latfix.reports.terminal.widgets import Portable, plain_table, safe
-from latfix.results.answer_check import AnswerCheck
+from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 
 #: Numbers that differ by more than this share of the largest one are not rounding of another order of sums.
 _ROUNDING = 1e-3
 
 
-def render_backends(document: Mapping[str, Any]) -> RenderableType:
-    """The document of ``latfix backends`` as people read it."""
-    first = document["backends"][0]["backend"]
-    table = plain_table(title=f"{document['workload']}: its model in every backend that takes it here")
-    for name in ("backend", "load", "one at a time", f"in batches of {document['batch_size']}", "answers"):
+def render_backends(found: BackendsTable) -> RenderableType:
+    """The table of ``latfix backends`` as people read it."""
+    first = found.backends[0].backend
+    table = plain_table(title=f"{found.workload}: its model in every backend that takes it here")
+    for name in ("backend", "load", "one at a time", f"in batches of {found.batch_size}", "answers"):
         table.add_column(name, justify="left" if name in ("backend", "answers") else "right", overflow="fold")
-    for row in document["backends"]:
-        if row["missing"]:
+    missing: dict[str, list[str]] = {}
+    for row in found.backends:
+        if row.missing:
+            missing.setdefault(row.missing, []).append(row.backend)
             continue
         table.add_row(
-            safe(row["backend"]),
+            safe(row.backend),
             _seconds(row),
-            _rate(row["single_rps"], row.get("single_speedup")),
-            _rate(row["batched_rps"], row.get("batched_speedup")),
-            _answers(row, first),
+            _rate(row.single_rps, row.single_speedup),
+            _rate(row.batched_rps, row.batched_speedup),
+            Text("the reference", style="dim") if row.backend == first else _answers(row),
         )
     parts: list[RenderableType] = [table]
-    parts += [
-        Text.assemble(f"  {', '.join(names)}: ", safe(why, "dim", limit=400))
-        for why, names in _missing(document["backends"]).items()
-    ]
-    if document.get("answers"):
-        answers = AnswerCheck.from_json(document["answers"])
-        parts += [Text.assemble("\n", safe(line, "bold yellow", limit=600)) for line in answers.faults()]
-        parts += [safe(answers.judged(), "dim", limit=600)]
-    parts += [Text(f"\n{_how(document)}", style="dim")]
-    parts += [Text.assemble("  input ", safe(line)) for line in document["inputs"]]
+    parts += [Text.assemble(f"  {', '.join(names)}: ", safe(why, "dim", limit=400)) for why, names in missing.items()]
+    if found.answers is not None:
+        parts += [Text.assemble("\n", safe(line, "bold yellow", limit=600)) for line in found.answers.faults()]
+        parts += [safe(found.answers.judged(), "dim", limit=600)]
+    parts += [Text(f"\n{_how(found)}", style="dim")]
+    parts += [Text.assemble("  input ", safe(line)) for line in found.inputs]
     return Portable(Group(*parts))
 
 
-def _missing(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Backends by the reason why they are not in the table."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row["missing"]:
-            found.setdefault(row["missing"], []).append(row["backend"])
-    return found
-
-
-def _seconds(row: Mapping[str, Any]) -> Text:
-    text = Text(f"{significant(row['load_s'])} s")
-    if row["convert_s"] is not None:
-        text.append(f"\n* {significant(row['convert_s'])} s", style="dim")
+def _seconds(row: BackendRow) -> Text:
+    text = Text(f"{significant(row.load_s)} s")
+    if row.convert_s is not None:
+        text.append(f"\n* {significant(row.convert_s)} s", style="dim")
     return text
 
 
-def _rate(estimate: Mapping[str, Any], speedup: Mapping[str, Any] | None) -> Text:
-    text = Text(f"{significant(estimate['value'])}/s {interval(estimate['ci95'])}")
-    if speedup is None:
-        return text
-    bounds = speedup["ci95"]
-    style = ""
-    if bounds is not None:
-        style = "green" if bounds[0] > 1 else "red" if bounds[1] < 1 else ""
-    text.append(f"\n{ratio(speedup['value'])} {interval(bounds)}", style=style)
+def _rate(estimate: Estimate | None, speedup: Estimate | None) -> Text:
+    text = Text(NONE if estimate is None else f"{significant(estimate.value)}/s {interval(estimate.ci95)}")
+    if speedup is not None:
+        low, high = speedup.ci95 or (1.0, 1.0)
+        style = "green" if low > 1 else "red" if high < 1 else ""
+        text.append(f"\n{ratio(speedup.value)} {interval(speedup.ci95)}", style=style)
     return text
 
 
-def _answers(row: Mapping[str, Any], first: str) -> Text:
-    if row["backend"] == first:
-        return Text("the reference", style="dim")
-    deviation = finite(row["deviation"])
+def _answers(row: BackendRow) -> Text:
     said = (
         "in shape, kind or whole numbers"
-        if deviation is None
-        else f"by {significant(deviation, 2)} of the largest number"
+        if row.deviation is None
+        else f"by {significant(row.deviation, 2)} of the largest number"
     )
-    if row["agreeing"] < row["compared"]:
-        return Text(f"{row['agreeing']} of {count(row['compared'])} agree; off {said}", style="bold red")
-    if deviation is None or deviation > _ROUNDING:
-        return Text(f"all {count(row['compared'])} agree; off {said}", style="yellow")
-    return Text(f"all {count(row['compared'])} agree; off {said}")
+    if (row.agreeing or 0) < (row.compared or 0):
+        return Text(f"{row.agreeing} of {count(row.compared)} agree; off {said}", style="bold red")
+    style = "yellow" if row.deviation is None or row.deviation > _ROUNDING else ""
+    return Text(f"all {count(row.compared)} agree; off {said}", style=style)
 
 
-def _how(document: Mapping[str, Any]) -> str:
-    rounds = max((row.get("rounds", 0) for row in document["backends"]), default=0)
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    starred = any(row["convert_s"] is not None and not row["missing"] for row in document["backends"])
+def _how(found: BackendsTable) -> str:
+    rounds = max((row.rounds or 0 for row in found.backends), default=0)
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    starred = any(row.convert_s is not None and not row.missing for row in found.backends)
+    threads = "1 thread" if found.threads == 1 else f"{count(found.threads)} threads"
     return (
-        f"{count(document['requests'])} requests of the traffic in {count(rounds)} rounds, in turns, the model's "
-        f"call alone; {_threads(document)}; {versions}; 95 % intervals; load: the first one in a "
+        f"{count(found.requests)} requests of the traffic in {count(rounds)} rounds, in turns, the model's "
+        f"call alone; {threads}; {versions}; 95 % intervals; load: the first one in a "
         "process that has imported torch" + ("; * converting it before, once" if starred else "")
     )
-
-
-def _threads(document: Mapping[str, Any]) -> str:
-    return "1 thread" if document["threads"] == 1 else f"{count(document['threads'])} threads"

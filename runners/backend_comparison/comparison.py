@@ -23,12 +23,13 @@ import numpy as np
 from latfix.config.workload_toml import WorkloadSpec, declared_outputs
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
 from latfix.files.atomic_write import write_json
+from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
+from latfix.statistics.decision import Interval
 from latfix.traffic.io.stored_schedule import load_schedule, save_schedule
 from latfix.traffic.schedule import Traffic
 
-SCHEMA = "latfix.backends/1"
 #: Starts a program and waits for its end; a test does its work without one.
 run_process = subprocess.run
 #: Requests, spread over the traffic, that every backend serves in each round.
@@ -48,13 +49,12 @@ def measure_backends(
     asked: bool,
     seconds: float,
     seed: int,
-) -> dict[str, Any]:
+) -> BackendsTable:
     """Load the workload's model in every backend that takes it, compare their answers, and time them in turns.
 
     :param batch: requests in a batch.
     :param asked: whether somebody asked for just that; otherwise it is held to what the model takes.
     :param seconds: of measuring, conversions not counted.
-    :returns: the document that ``latfix backends --json`` writes.
     :raises LatfixError: the model does not load, or the process died.
     """
     with tempfile.TemporaryDirectory(prefix="latfix-backends-") as name:
@@ -105,16 +105,16 @@ def _death(code: int, log: Path) -> str:
     return f"the process that ran the backends {why}, with no result; the last thing it said: {last[:200]}"
 
 
-def _result(file: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+def _result(file: Path) -> BackendsTable:
+    document = json.loads(file.read_text(encoding="utf-8"))
     if "failed" in document:
         kind = InputError if document["exit_code"] == EXIT_INPUT else RunnerError
         raise kind(document["failed"])
-    return document
+    return BackendsTable.from_json(document)
 
 
-def measure_here(job: dict[str, Any], traffic: Traffic) -> dict[str, Any]:
-    """In the process of its own: the whole document; see :func:`measure_backends`."""
+def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
+    """In the process of its own: the whole table; see :func:`measure_backends`."""
     import torch
 
     from latfix.runners.backend_comparison.candidates import Candidate, candidates, own_backend
@@ -150,19 +150,18 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> dict[str, Any]:
         rules=declared_outputs(Path(job["folder"]), job["entry"]),
     )
     served, check = serve(found, work, job["seconds"], job["seed"])
-    return {
-        "schema": SCHEMA,
-        "workload": job["name"],
-        "entry": job["entry"],
-        "device": "cpu",
-        "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, **_versions()},
-        "requests": len(work.singles),
-        "batch_size": batch,
-        "answers": check.to_json(),
-        "inputs": adapter.describe_inputs(traffic) if isinstance(adapter, FileWorkload) else [],
-        "backends": [_row(candidate, served, found[0].backend, work) for candidate in found],
-    }
+    return BackendsTable(
+        workload=job["name"],
+        entry=job["entry"],
+        device="cpu",
+        threads=torch.get_num_threads(),
+        versions={"torch": torch.__version__, **_versions()},
+        requests=len(work.singles),
+        batch_size=batch,
+        answers=check,
+        inputs=tuple(adapter.describe_inputs(traffic)) if isinstance(adapter, FileWorkload) else (),
+        backends=tuple(_row(candidate, served, found[0].backend, work) for candidate in found),
+    )
 
 
 def _batch_size(adapter: Any, wanted: int, *, asked: bool) -> int:
@@ -239,30 +238,34 @@ def _work(
     return Work(singles, batches, sizes, ids)
 
 
-def _row(candidate: Any, served: Any, first: str, work: Any) -> dict[str, Any]:
+def _row(candidate: Any, served: Any, first: str, work: Any) -> BackendRow:
     from latfix.runners.backend_comparison.throughput import rate, speedup
 
-    row: dict[str, Any] = {"backend": candidate.backend, "load_s": None, "convert_s": None}
     one = served.get(candidate.backend)
-    row["missing"] = candidate.missing or (one.failure if one is not None else "")
+    missing = candidate.missing or (one.failure if one is not None else "")
     if one is None or one.failure:
-        return row
+        return BackendRow(backend=candidate.backend, load_s=None, convert_s=None, missing=missing)
     base, requests = served[first], len(work.singles)
-    row |= {
-        "load_s": candidate.load_s,
-        "convert_s": candidate.convert_s,
-        "rounds": len(one.single_ns),
-        "single_rps": rate(one.single_ns, requests).to_json(),
-        "batched_rps": rate(one.batched_ns, requests).to_json(),
-        "agreeing": one.agreeing,
-        "compared": one.compared,
-        "agreement": one.agreement,
-        "deviation": one.deviation if np.isfinite(one.deviation) else None,
-    }
-    if candidate.backend != first and base.single_ns:
-        row["single_speedup"] = speedup(base.single_ns, one.single_ns).to_json()
-        row["batched_speedup"] = speedup(base.batched_ns, one.batched_ns).to_json()
-    return row
+    beside = candidate.backend != first and bool(base.single_ns)
+    return BackendRow(
+        backend=candidate.backend,
+        load_s=candidate.load_s,
+        convert_s=candidate.convert_s,
+        missing=missing,
+        rounds=len(one.single_ns),
+        single_rps=_estimate(rate(one.single_ns, requests)),
+        batched_rps=_estimate(rate(one.batched_ns, requests)),
+        agreeing=one.agreeing,
+        compared=one.compared,
+        agreement=one.agreement,
+        deviation=one.deviation if np.isfinite(one.deviation) else None,
+        single_speedup=_estimate(speedup(base.single_ns, one.single_ns)) if beside else None,
+        batched_speedup=_estimate(speedup(base.batched_ns, one.batched_ns)) if beside else None,
+    )
+
+
+def _estimate(found: Interval) -> Estimate:
+    return Estimate.from_json(found.to_json())
 
 
 def _versions() -> dict[str, str]:
@@ -281,7 +284,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
     job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
     try:
-        document = measure_here(job, load_schedule(folder / _SCHEDULE))
+        document = measure_here(job, load_schedule(folder / _SCHEDULE)).to_json()
     except LatfixError as error:
         document = {"failed": error.message, "exit_code": error.exit_code}
     except Exception as error:

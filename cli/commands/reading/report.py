@@ -130,7 +130,6 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
     from latfix.results.selftest_scoreboard import Scoreboard
     from latfix.results.sweep import Sweep
 
-    document = result.to_json()
     match result:
         case Diagnosis():
             return diagnosis.render_diagnosis(result, folder=None)
@@ -147,7 +146,7 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
         case Doctor():
             return doctor.render_doctor(result)
         case BackendsTable():
-            return backends.render_backends(document)
+            return backends.render_backends(result)
         case Fragmentation():
             return fragmentation.render_fragmentation(result)
         case HistoryTrends():

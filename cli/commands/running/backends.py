@@ -60,8 +60,8 @@ def backends(
     target = options.Target.open("--json", json_file)
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):
-        document = measure_backends(
+        found = measure_backends(
             spec, schedule, settings, batch=wanted, asked=batch is not None, seconds=seconds, seed=seed
         )
-    target.report(document, lambda: render_backends(document))
+    target.report(found.to_json(), lambda: render_backends(found))
     return EXIT_OK

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from latfix.reports.terminal.backends import render_backends
+from latfix.results.answer_check import BackendsTable
 from tests.reports.conftest import printed
 
 
@@ -24,6 +25,8 @@ def faster(value: float, lo: float, hi: float) -> dict[str, Any]:
 def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, **more: Any) -> str:
     document = {
         "workload": "demo",
+        "entry": "adapter.py:Demo",
+        "device": "cpu",
         "batch_size": 8,
         "requests": 24,
         "threads": 1,
@@ -33,7 +36,7 @@ def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, 
         **more,
     }
     encoding = "ascii" if ascii_only else "utf-8"
-    return printed(render_backends(document), width=160, color=color, encoding=encoding)
+    return printed(render_backends(BackendsTable.from_json(document)), width=160, color=color, encoding=encoding)
 
 
 def test_every_figure_is_there() -> None:

@@ -191,7 +191,7 @@ def test_a_file_tells_why_others_cannot_run_it(script_file: Path, tmp_path: Path
 def test_the_table_of_a_workload(linear: Path) -> None:
     spec = load_spec(str(linear))
     job = job_of(spec, spec.settings, batch=4, asked=False, seconds=0.3, seed=0)
-    document = measure_here(job, read_traffic(spec.traffic))
+    document = measure_here(job, read_traffic(spec.traffic)).to_json()
     assert document["schema"] == "latfix.backends/1"
     assert (document["batch_size"], document["threads"], document["device"]) == (4, 1, "cpu")
     rows = {row["backend"]: row for row in document["backends"]}
