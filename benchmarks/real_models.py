@@ -1,7 +1,7 @@
 """Pretrained models: latfix's plan against each obvious change alone, on the models of ``benchmarks/models``.
 
     python benchmarks/models/install.py
-    python benchmarks/real_models.py [--budget 10m] [--rounds 2] [--duration 60] [--held-out | WORKLOAD …]
+    python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--held-out | WORKLOAD …]
 
 For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
 the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
@@ -52,13 +52,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", choices=[[], *DEVELOPMENT, *HELD_OUT], metavar="WORKLOAD")
     parser.add_argument("--held-out", action="store_true", help="those that are held out, in place of the others")
-    parser.add_argument("--budget", default="10m", help="of latfix optimize")
+    parser.add_argument("--budget", default="5m", help="of latfix optimize")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of the traffic")
     parser.add_argument("--runs", type=Path, default=Path("latfix-runs/real_models"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "real_models.json")
     options = parser.parse_args()
     document: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine(), "workloads": {}}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    document |= {"commit": commit.stdout.strip()}
     document |= {"budget": options.budget, "rounds": options.rounds, "seconds": options.duration}
     for name in options.workloads or (HELD_OUT if options.held_out else DEVELOPMENT):
         found = optimized(name, options) | {"held_out": name in HELD_OUT}
