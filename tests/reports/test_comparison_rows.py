@@ -113,7 +113,7 @@ def test_shares_lead_from_the_first_figure_to_the_last(explained: Optimization) 
 
 def test_predictions_are_told_step_by_step_and_together(explained: Optimization) -> None:
     assert prediction_words(explained) == (
-        "Predictions against replays of the windows: p99 off by 21 % in the median of 3; mean off by 8 % in the "
-        "median of 3. All kept fixes together, on the whole traffic: p99 x0.290 foretold, x0.310 measured; "
+        "Configurations that were replayed: p99 off by 21 % in the median of 3; mean off by 8 % in the "
+        "median of 3. All kept fixes together, in the final replay: p99 x0.290 foretold, x0.310 measured; "
         "mean x0.330 foretold, x0.300 measured."
     )
