@@ -1,4 +1,4 @@
-"""``latfix optimize`` on a model whose int8 costs too much accuracy: refused with figures, and the ladder goes on."""
+"""``latfix optimize`` on a model whose int8 costs too much accuracy: refused with figures, and the search goes on."""
 
 from __future__ import annotations
 

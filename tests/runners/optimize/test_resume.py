@@ -121,7 +121,7 @@ CHOICE = (*KEPT, "choices", 0)
 def test_a_journal_of_another_version_or_an_edited_one_is_one_line(
     search: Any, world: Any, tmp_path: Path, where: tuple[Any, ...], value: object, said: str
 ) -> None:
-    """Whatever is not seen here ends the search much later, within the ladder or when it is written again."""
+    """Whatever is not seen here ends the search much later, within the search or when it is written again."""
     search(world.fix("A", 0.5))
     file = tmp_path / "out" / "search.json"
     document = json.loads(file.read_text())
