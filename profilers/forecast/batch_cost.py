@@ -45,16 +45,6 @@ class BatchCost(Document):
         now = sum(map(float.__mul__, self.after, columns))
         return min(max(now / was, self.least / _BEYOND), self.most * _BEYOND) if was > 0 else self.typical
 
-    def scaled(self, factor: float) -> BatchCost:
-        """The same, all ratios times ``factor``."""
-        return BatchCost(
-            before=self.before,
-            after=tuple(factor * each for each in self.after),
-            least=factor * self.least,
-            most=factor * self.most,
-            typical=factor * self.typical,
-        )
-
 
 def columns(size: int, elements: float, longest: float, others: Sequence[float]) -> list[float]:
     """What the time of a batch is made of.

@@ -70,6 +70,7 @@ def work(n: int = 4) -> Work:
     return Work(singles, [torch.cat(singles)], [n])
 
 
+@pytest.mark.alone
 def test_backends_are_timed_in_turns_and_compared_with_the_first() -> None:
     order: list[str] = []
 
