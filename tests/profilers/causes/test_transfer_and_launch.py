@@ -24,7 +24,8 @@ _CALIBRATION = {f"copy_{way}{part}_ns": value for way in ("in", "out") for part,
 
 
 def _profile(*, sync: float = 0.0, waits: int = 0, busy_ms: float = 9.5) -> list[dict[str, Any]]:
-    row = {"elements": 100, "size": 1, "busy_ns": busy_ms * _MS, "launch_ns": 1e5, "sync_ns": sync * 1e5}
+    row = {"elements": 100, "size": 1, "busy_ns": round(busy_ms * _MS), "launch_ns": 100_000}
+    row["sync_ns"] = round(sync * 1e5)
     return [{**row, "waits": waits, "launches": 300}]
 
 
