@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from latfix.adapter_api import Workload
-from latfix.runners.model_files.file_module import SealedModule
 from latfix.runners.model_files.file_workload import FileWorkload
 
 Kind = Literal["modules", "TorchScript", "torch.export"]
@@ -57,6 +56,8 @@ def makeup(model: Any, adapter: Workload) -> Makeup:
     runtime = "" if parameters else _runtime(model)
     file = ""
     if isinstance(adapter, FileWorkload):
+        from latfix.runners.model_files.file_module import SealedModule  # it imports torch
+
         file = adapter.layout.file.name
         if any(isinstance(module, SealedModule) for module in model.modules()):
             runtime = runtime or adapter.model.backend
