@@ -34,7 +34,7 @@ class TriedFix(Document):
     :param predicted_p99_ms: p99 of the windows as predicted; ``None`` where it was not replayed alone.
     :param p99_ms: p99 of the windows with it.
     :param predicted: what the forecast gave before the replay.
-    :param adds: with all kept fixes over all but this one: what it adds to the others in the end.
+    :param adds: with all kept fixes over all but this one; only in documents of earlier versions.
     :param accuracy: with it.
     :param scored: everything that measuring the accuracy gave, where it was measured.
     :param verified: the evidence that it took effect.
@@ -67,7 +67,7 @@ class Contribution(Document):
     :param before_ms: by statistic (mean, p99); with ``after_ms``, entries lead from the first settings' figure of
         the final replay to the last settings'.
     :param ratio: what it did when it was added.
-    :param adds: by fix, what it gives beside all the others.
+    :param adds: by fix, what it gives beside all the others; only in documents of earlier versions.
     :param predicted: ``ratio`` as it was predicted.
     """
 
@@ -155,8 +155,8 @@ class Optimization(Document):
     :param steps: every fix that was considered, in order.
     :param ablation: what each kept fix gave, and what is left over.
     :param candidates: whole configurations that were measured or replayed: accuracy against latency.
-    :param floor_ms: by statistic (mean, p99), what the fastest accurate way to run the model would take with an empty
-        queue and nobody else in a batch, as foretold; empty without a forecast.
+    :param floor_ms: by statistic (mean, p99), what the fastest way to run the model of those known to be accurate
+        would take with an empty queue and nobody else in a batch, as foretold; empty without a forecast.
     :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
     :param records: folders of the runs that pages draw: ``baseline``, and the last ``before`` and ``after``.
     :param plan: the file with the kept fixes, beside the document.

@@ -27,7 +27,6 @@ class Step:
     :param accuracy: with it.
     :param scored: everything that measuring the accuracy told, where it was measured.
     :param verified: the evidence that it took effect.
-    :param adds: with all kept fixes over all but this one, on the windows: what it adds to the others in the end.
     :param pairs: the replays that it was judged by, as folders of the optimization's: without and with it.
     """
 
@@ -43,7 +42,6 @@ class Step:
     scored: Mapping[str, Any] = field(default_factory=dict)
     verified: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    adds: Comparison | None = None
     pairs: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -66,7 +64,6 @@ class Step:
             predicted_p99_ms=self.predicted_p99_ms,
             p99_ms=compared.after.latency_ms["p99"] if compared is not None else None,
             predicted=self.prediction,
-            adds=None if self.adds is None else self.adds.ratio,
             accuracy=self.accuracy,
             scored=self.scored,
             verified=self.verified,

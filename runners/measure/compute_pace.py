@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.calls.model_call import USER_ERRORS, call_model
@@ -30,8 +29,6 @@ BATCHES = 10
 #: Each is computed so often at least, whatever time it takes.
 LEAST_PASSES = 3
 _MOST_PASSES = 200
-
-Floats = npt.NDArray[np.float64]
 
 
 def typical_batches(record: RunRecord) -> list[list[int]]:

@@ -13,25 +13,15 @@ from latfix.statistics.decision import SCREENING, RatioEstimate
 
 #: A step whose ratios both lie within this of 1 makes no difference worth a setting.
 SMALLEST = 0.05
-
-
 #: What screening decides by, beside the mean. The windows lie where the tail is, so that a percentile of
 #: theirs stands for a higher one of the whole traffic, and rests on enough requests.
 SCREENED = "p95"
-
-
 #: Requests of a fresh service that a cold fix is judged by, and how clear its effect must be.
 _FIRST = 8
-
-
 _CLEARLY = 1.25
-
-
 #: A change whose 95 % interval lies beyond this is taken for real although the wider bounds hold 1: a service and
 #: itself do not differ so much, and the final replay holds it to account.
 _LARGE = 0.8
-
-
 #: A loss of requests beyond which percentiles are over other requests.
 _MOST_LOST = 0.01
 

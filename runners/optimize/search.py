@@ -406,8 +406,7 @@ class Search:
         pairs = bench.screen(self.arm, candidate, [], cold=cold)
         comparison = compare_windows(pairs, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison)
-        shown = {key: estimate.value for key, estimate in comparison.ratio.items()}
-        gained = self._goal.score({**comparison_ratios(comparison), **shown})
+        gained = self._goal.score(comparison_ratios(comparison))
         prediction = None
         if planner is not None and not cold:
             now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
@@ -536,10 +535,17 @@ class Search:
         )
 
     def floor_ms(self) -> dict[str, float]:
-        """By statistic, the least over the accurate ways of what requests take with an empty queue."""
+        """By statistic, the least over the ways known to be accurate of what requests take with an empty queue.
+
+        Those are the way it runs now, the best one, and ways that change no answer: others were not scored.
+        """
         if self.planner is None:
             return {}
-        found = [self.planner.forecast.alone(cost) for cost in self.planner.costs.values()]
+        same = [
+            each.choices for each in self.alternatives if not any(one.fix.changes_outputs for one in each.choices)
+        ]
+        known = {(), way(self.best), *(tuple(choice.words for choice in choices) for choices in same)}
+        found = [self.planner.forecast.alone(cost) for each, cost in self.planner.costs.items() if each in known]
         return {key: min(each[key] for each in found) for key in KEYS}
 
     # -- what became of each fix
@@ -614,8 +620,7 @@ def _correct(planner: Planner, trial: Trial) -> None:
     """Have a trial tell of other configurations that run the model as it did."""
     made, comparison = trial.configuration, trial.comparison
     if comparison is not None and trial.prediction is not None:
-        told, shown = trial.prediction.ratio, {key: estimate.value for key, estimate in comparison.ratio.items()}
-        planner.correct(made, told, {**told, **comparison_ratios(comparison), **shown})
+        planner.correct(made, trial.prediction.ratio, comparison_ratios(comparison))
     elif comparison is None and trial.status in ("rejected", "not_effective"):
         # It answers otherwise, whatever cores it runs on, or does not run.
         answers = {choice.words for choice in made.measured if choice.fix.changes_outputs}
