@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.formatting import LATENCY_KEYS
+from latfix.lower_bound import restored
 from latfix.stages import Status
+from latfix.statistics.censored import beyond_any, outcomes_of
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
 from latfix.statistics.percentiles import (
     beyond_summary,
-    latencies_of,
     percentile_figures,
     percentile_key,
     percentile_of,
@@ -39,7 +40,7 @@ class GateSubject:
     """One run, or one side of a comparison.
 
     :param latency_ms: by :data:`latency_summary.LATENCY_KEYS`, and by the key of any other percentile that
-        a gate needs (:meth:`with_percentiles`); over requests that ended ``ok``.
+        a gate needs (:meth:`with_percentiles`); percentiles of all that arrived, the mean of those that ended ``ok``.
     :param latency_ci95_ms: their intervals; a figure without one is taken as exact.
     :param ratio: over the baseline, where both replayed the same traffic; narrower than two intervals.
     :param requests: how many ended in each status.
@@ -47,6 +48,7 @@ class GateSubject:
     :param accuracy: the workload's score; ``None`` where it was not measured.
     :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
     :param trustworthy: false where the replay itself was too late for latencies to mean anything.
+    :param partial: the run did not reach its end.
     """
 
     latency_ms: Mapping[str, float]
@@ -59,11 +61,12 @@ class GateSubject:
     cause_shares: Mapping[str, float] | None = None
     cause_shares_ci95: Mapping[str, Bounds] = field(default_factory=dict)
     trustworthy: bool = True
+    partial: bool = False
 
     @property
     def total(self) -> int:
         """Requests that ended, however they did."""
-        return sum(self.requests.values())
+        return sum(count for status, count in self.requests.items() if status != "unfinished")
 
     @property
     def lost(self) -> int:
@@ -108,7 +111,7 @@ class GateSubject:
         wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
         if not wanted:
             return self
-        figures, intervals = percentile_figures(latencies_of(source), wanted)
+        figures, intervals = percentile_figures(outcomes_of(source), wanted)
         return replace(
             self,
             latency_ms={**self.latency_ms, **figures},
@@ -122,7 +125,7 @@ class GateSubject:
         excess = float(tail["excess_ms"])
         causes = {str(row["cause"]): row for row in document["causes"]}
         return cls(
-            latency_ms=document["latency_ms"],
+            latency_ms=restored(document["latency_ms"]),
             requests=document["requests"],
             latency_ci95_ms={key: _bounds(value) for key, value in document.get("latency_ci95_ms", {}).items()},
             throughput_rps=document.get("throughput_rps"),
@@ -135,11 +138,14 @@ class GateSubject:
                 if excess > 0
             },
             trustworthy=bool(document.get("trustworthy", True)),
+            partial=bool(document.get("partial", False)),
         )
 
 
 def _bounds(value: Any) -> Bounds:
-    return (float(value[0]), float(value[1]))
+    """Ends that are ``null`` are open above."""
+    low, high = (math.inf if end is None else float(end) for end in value)
+    return low, high
 
 
 def with_percentile_ratios(
@@ -164,7 +170,7 @@ def percentile_ratios(new: RunRecord, base: RunRecord, percentiles: Iterable[flo
         return {}
     ours, theirs = _latencies(new), _latencies(base)
     size = min(len(ours), len(theirs))  # what only one of them got to is not compared
-    rounds = Rounds.of([theirs[:size]], [ours[:size]], paired=True)
+    rounds = Rounds.of(*beyond_any([theirs[:size]], [ours[:size]]), paired=True)
     return {percentile_key(q): _estimate(rounds, q / 100) for q in percentiles}
 
 
@@ -187,9 +193,9 @@ def _estimate(rounds: Rounds, q: float) -> RatioEstimate:
 
 
 def _latencies(record: RunRecord) -> Floats:
-    """By position in the schedule, nanoseconds; NaN where a request did not end ``ok`` or has no record."""
+    """By position in the schedule, nanoseconds; infinite where a request was lost, NaN where it has no record."""
     measured = record.measured
     index, status = record.requests["index"][measured], record.requests["status"][measured]
     found = np.full(int(index.max()) + 1 if len(index) else 0, math.nan)
-    found[index] = np.where(status == Status.OK, record.requests["latency_ns"][measured], math.nan)
+    found[index] = np.where(status == Status.OK, record.requests["latency_ns"][measured], math.inf)
     return found

@@ -40,7 +40,6 @@ from latfix.reports.comparison_rows import (
     step_rows,
 )
 from latfix.reports.diagnosis_rows import (
-    FAILED_STATUSES,
     active_causes,
     cause_advice,
     cause_rows,
@@ -335,7 +334,7 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
-    failed = {name: diagnosis.requests.get(name, 0) for name in FAILED_STATUSES}
+    failed = {name: number for name, number in diagnosis.requests.items() if name != "ok"}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
         *cards,

@@ -34,6 +34,7 @@ from latfix.reports.diagnosis_rows import (
     cause_total,
     closing_advice,
     focus_key,
+    loss_rows,
     weight_words,
 )
 from latfix.reports.next_commands import optimize_command
@@ -78,7 +79,7 @@ def render_diagnosis(
     """
     parts: list[RenderableType] = [_verdict(diagnosis)]
     parts += warnings(diagnosis.notes)
-    parts += [Text(""), _latency_table(diagnosis)]
+    parts += [Text(""), _latency_table(diagnosis), *_losses(diagnosis)]
     if any(diagnosis.requests.values()):
         parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *_over_time(diagnosis), *_stages(diagnosis)]
         parts += _workers(diagnosis)
@@ -114,6 +115,21 @@ def _latency_table(diagnosis: Diagnosis) -> RenderableType:
         table.add_row(Text("95 % from", style="dim"), *[Text(significant(b and b[0]), style="dim") for b in bounds])
         table.add_row(Text("95 % to", style="dim"), *[Text(significant(b and b[1]), style="dim") for b in bounds])
     return table
+
+
+def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    rows = loss_rows(diagnosis)
+    if not rows:
+        return
+    yield heading("Requests that did not end ok")
+    table = plain_table()
+    table.add_column("", no_wrap=True)
+    add_figures(table, "requests", "waited ms")
+    table.add_column("lost in", overflow="fold")
+    table.add_column("of the mean wait, ms", overflow="fold")
+    for row in rows:
+        table.add_row(row.status, row.requests, row.waited, row.stages, safe(row.waited_for))
+    yield table
 
 
 def _tail_heading(diagnosis: Diagnosis) -> Text:
@@ -208,7 +224,7 @@ def _window_lines(windows: Sequence[Window]) -> Table:
     for name, values, words in rows:
         known = [value for value in values if value is not None]
         if known:
-            line = Sparkline(values, from_zero=True, widest=len(values))
+            line = Sparkline([finite(value) for value in values], from_zero=True, widest=len(values))
             table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
     each = (windows[-1].end_s - windows[0].start_s) / len(windows)
     table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
@@ -294,7 +310,7 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _small_print(diagnosis: Diagnosis, folder: Path | None) -> Iterator[Text]:
-    counts = ", ".join(f"{count(diagnosis.requests.get(k, 0))} {k}" for k in ("ok", *FAILED_STATUSES))
+    counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items())
     failed = any(diagnosis.requests.get(name, 0) for name in FAILED_STATUSES)
     yield Text(f"requests    {counts}; {rate(diagnosis.throughput_rps)}", style="yellow" if failed else "dim")
     lag = diagnosis.dispatch_ms
