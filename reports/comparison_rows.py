@@ -286,7 +286,7 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
         latency_ms={key: _known(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
         throughput_rps=finite(figures.throughput_rps),
         requests={
-            name: figures.requests.get(name, 0)
+            name: figures.requests.get(name) or 0
             for name in STATUSES
             if name in figures.requests or name != "unfinished"
         },

@@ -250,7 +250,7 @@ def _baseline(outcome: Outcome) -> Summary:
         latency_ms_ok=diagnosis.latency_ms_ok,
         latency_ci95_ms=diagnosis.latency_ci95_ms,
         throughput_rps=diagnosis.throughput_rps,
-        requests=diagnosis.requests,
+        requests=diagnosis.counts,
         accuracy=outcome.accuracy,
         trustworthy=diagnosis.trustworthy,
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from latfix.formatting import LATENCY_KEYS
+from latfix.formatting import LATENCY_KEYS, interval_bounds
 from latfix.lower_bound import restored
 from latfix.stages import Status
-from latfix.statistics.censored import beyond_any, outcomes_of
+from latfix.statistics.censored import Outcomes, beyond_any, outcomes_of
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
 from latfix.statistics.percentiles import (
@@ -49,6 +49,7 @@ class GateSubject:
     :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
     :param trustworthy: false where the replay itself was too late for latencies to mean anything.
     :param partial: the run did not reach its end.
+    :param losses_known: false where a recording does not say how requests ended.
     """
 
     latency_ms: Mapping[str, float]
@@ -62,6 +63,7 @@ class GateSubject:
     cause_shares_ci95: Mapping[str, Bounds] = field(default_factory=dict)
     trustworthy: bool = True
     partial: bool = False
+    losses_known: bool = True
 
     @property
     def total(self) -> int:
@@ -89,7 +91,7 @@ class GateSubject:
         if metric in LATENCY_KEYS or percentile_of(metric) is not None:
             return self.latency_ms.get(metric)
         if metric == "error_rate":
-            return self.lost_share
+            return self.lost_share if self.losses_known else None
         if metric == "throughput":
             return self.throughput_rps
         if metric == "accuracy":
@@ -108,10 +110,14 @@ class GateSubject:
 
     def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource) -> GateSubject:
         """With the percentiles among some metrics that the summary lacks, taken from the run's requests."""
+        return self.with_percentiles_of(metrics, lambda: outcomes_of(source))
+
+    def with_percentiles_of(self, metrics: Iterable[str], outcomes: Callable[[], Outcomes]) -> GateSubject:
+        """The same, taken from what became of requests, which is looked up only where one is lacking."""
         wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
         if not wanted:
             return self
-        figures, intervals = percentile_figures(outcomes_of(source), wanted)
+        figures, intervals = percentile_figures(outcomes(), wanted)
         return replace(
             self,
             latency_ms={**self.latency_ms, **figures},
@@ -122,30 +128,36 @@ class GateSubject:
     def from_diagnosis(cls, document: Mapping[str, Any]) -> GateSubject:
         """From the content of ``diagnosis.json``."""
         tail = document["tail"]
-        excess = float(tail["excess_ms"])
+        excess = tail["excess_ms"] or 0.0
         causes = {str(row["cause"]): row for row in document["causes"]}
+        bounds = {cause: interval_bounds(row["ci95_ms"]) for cause, row in causes.items()}
         return cls(
             latency_ms=restored(document["latency_ms"]),
-            requests=document["requests"],
-            latency_ci95_ms={key: _bounds(value) for key, value in document.get("latency_ci95_ms", {}).items()},
+            requests={name: number for name, number in document["requests"].items() if number is not None},
+            latency_ci95_ms={
+                key: pair
+                for key, value in document.get("latency_ci95_ms", {}).items()
+                if (pair := _bounds(value)) is not None
+            },
+            losses_known=document["requests"].get("error", 0) is not None,
             throughput_rps=document.get("throughput_rps"),
             accuracy=document.get("accuracy"),
             unexplained_share=float(tail["unexplained_share"]),
             cause_shares={cause: float(row["tail_share"]) for cause, row in causes.items()},
             cause_shares_ci95={
-                cause: (float(row["ci95_ms"][0]) / excess, float(row["ci95_ms"][1]) / excess)
-                for cause, row in causes.items()
-                if excess > 0
+                cause: (pair[0] / excess, pair[1] / excess)
+                for cause, pair in bounds.items()
+                if pair is not None and excess > 0
             },
             trustworthy=bool(document.get("trustworthy", True)),
             partial=bool(document.get("partial", False)),
         )
 
 
-def _bounds(value: Any) -> Bounds:
-    """Ends that are ``null`` are open above."""
-    low, high = (math.inf if end is None else float(end) for end in value)
-    return low, high
+def _bounds(value: Any) -> Bounds | None:
+    """Ends of an interval, an upper one that is ``null`` open; ``None`` where the lower one is not known."""
+    low, high = (None, None) if value is None else value
+    return None if low is None else (float(low), math.inf if high is None else float(high))
 
 
 def with_percentile_ratios(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from latfix.formatting import finite, milliseconds, percentile_label, significant, tick, visible
+from latfix.formatting import milliseconds, percentile_label, significant, tick, visible
 from latfix.reports.charts.chart_data import Floats, Scatter, Windows
 from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis
 from latfix.reports.comparison_rows import Share, StepRow
@@ -322,4 +322,5 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
     if causes:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, handlelength=0.9, borderaxespad=0.1)
     elif any(value is not None for value in p50):
-        axes.stairs([np.nan if finite(value) is None else value for value in p50], edges, baseline=None, color=INK["ink"])
+        known = [value if value is not None and np.isfinite(value) else np.nan for value in p50]
+        axes.stairs(known, edges, baseline=None, color=INK["ink"])
