@@ -31,7 +31,6 @@ class Arm:
     :param fixes: ids of the fixes in ``settings``, in order.
     :param log: where the process's output goes.
     :param latest: its last replay of the search's windows, joined; ``None`` before the first.
-    :param load: workers' worth of work that was offered in it (:func:`latfix.runners.measure.compute_pace.offered`).
     :param primed: its process has served requests before.
     :param settled: its process has served the search's windows before, so that what a first use costs is paid.
     :param failed: its last process did not start, or failed or died at work; the next use starts another.
@@ -49,7 +48,6 @@ class Arm:
     log: Path
     accuracy: float | None = None
     latest: RunRecord | None = None
-    load: float = 0.0
     primed: bool = False
     settled: bool = False
     failed: bool = False
@@ -83,6 +81,10 @@ class Arm:
             self._process, self.failed, self.told = process, False, process.ready
             self.start_s = time.monotonic() - started
         return self._process
+
+    def start(self) -> None:
+        """Start the process if it is not there, and have it wait."""
+        self.running().pause()
 
     def restart(self) -> None:
         """End the process; the next use starts a fresh one, cold."""
