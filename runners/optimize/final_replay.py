@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,8 +82,10 @@ def prove(
             number += 1
             started = time.monotonic()
             if at_once:
-                with ThreadPoolExecutor() as pool:
-                    list(pool.map(lambda arm: arm.start(), (before, after)))
+                for arm in (before, after):
+                    arm.launch()
+                for arm in (before, after):
+                    arm.start()
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
                 records[arm.label] = arm.replay(out / f"{arm.label}-{number}", traffic, watch, seed=seed)

@@ -301,10 +301,11 @@ class Search:
             told += 1
             if planner.score(best) > self.best_score - _WORTH_A_REPLAY:
                 break
-            if refusal := self._out_of_time([choice.fix for choice in best.choices]):
-                self._skipped |= dict.fromkeys(best.fixes, refusal)
-                break
             tried.add(best.key)
+            if refusal := self._out_of_time([choice.fix for choice in best.choices]):
+                # Another one may take less: nothing to convert, no answers to score.
+                self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
+                continue
             self._replay(best, planner)
             if self.trials[-1].status == "rejected":
                 self._look_again(planner, batches)

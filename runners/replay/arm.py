@@ -56,6 +56,7 @@ class Arm:
     told: Mapping[str, Any] = field(default_factory=dict)
     start_s: float = 0.0
     _process: RunnerProcess | None = field(default=None, repr=False)
+    _launched: float = field(default=0.0, repr=False)
 
     @property
     def ready(self) -> Mapping[str, Any]:
@@ -67,19 +68,29 @@ class Arm:
         """Whether its process is there, and holds what it holds of memory."""
         return self._process is not None
 
+    def launch(self) -> None:
+        """Start the process if it is not there, and do not wait until it has loaded."""
+        if self._process is None:
+            self._process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
+            self._launched = time.monotonic()
+            try:
+                self._process.launch()
+            except LatfixError:
+                self._give_up()
+                raise
+
     def running(self) -> RunnerProcess:
         """The process, started now if it is not."""
-        if self._process is None:
-            process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
-            started = time.monotonic()
+        self.launch()
+        assert self._process is not None
+        if not self._process.ready:
             try:
-                process.start()
+                self.told = self._process.start()
             except BaseException as error:
+                self.close()
                 self.failed = isinstance(error, LatfixError)
-                process.close()
                 raise
-            self._process, self.failed, self.told = process, False, process.ready
-            self.start_s = time.monotonic() - started
+            self.failed, self.start_s = False, time.monotonic() - self._launched
         return self._process
 
     def start(self) -> None:

@@ -214,6 +214,9 @@ class FakeArm:
             self.start_s = self.world.first_load_s if len(self.world.replays) == 0 else LOAD_S
             self.world.now += self.start_s
 
+    def launch(self) -> None:
+        pass
+
     def start(self) -> None:
         self.running()
 

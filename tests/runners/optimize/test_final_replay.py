@@ -68,8 +68,11 @@ class FakeArm:
     world: World
     alive: bool = False
 
-    def start(self) -> None:
+    def launch(self) -> None:
         self.world.started.append((self.label, len(self.world.replayed)))
+
+    def start(self) -> None:
+        assert {label for label, _ in self.world.started[-2:]} == {"before", "after"}, "both load by now"
 
     def restart(self) -> None:
         self.alive = False
@@ -193,7 +196,7 @@ def test_both_processes_of_a_round_load_before_its_replays(run: Run) -> None:
     world = World(ratio=0.3)
     proof = run(world)
     rounds = len(proof.rounds)
-    assert sorted(world.started) == sorted((label, 2 * k) for k in range(rounds) for label in ("before", "after"))
+    assert world.started == [(label, 2 * k) for k in range(rounds) for label in ("before", "after")]
 
 
 def test_where_every_round_is_late_nothing_is_proved(run: Run) -> None:
