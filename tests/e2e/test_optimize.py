@@ -17,7 +17,7 @@ from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.results.optimization_step import Step
 from latfix.runners.fixes import FIXES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]

@@ -68,6 +68,7 @@ def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> N
     assert "the core working slower than usual, by a little in many requests" in diagnosis.sentence
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
     # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
     found, ends = [], []
