@@ -14,6 +14,7 @@ from latfix.run_record.run_record import RunRecord
 Simulate = Callable[..., RunRecord]
 
 
+@pytest.mark.slow
 def test_chance_is_no_burst(simulate: Simulate) -> None:
     # GIVEN independent callers at a third of capacity
     verdicts = [diagnose(simulate(n=400, rate=32, seed=seed), bootstrap=60).verdict for seed in range(20)]
