@@ -9,7 +9,13 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 
 
@@ -38,6 +44,7 @@ def diagnose(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Replay traffic, and attribute slow requests to causes."""
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
@@ -91,4 +98,5 @@ def diagnose(
             workload=workload,
             interrupted=interrupted,
             drill_down=drill_down,
+            verbose=verbose,
         )
