@@ -73,7 +73,8 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
         if bounds is not None:
-            words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, this one run; a restart may differ)"
+            once = "this one run; a restart may differ" if _is_replay(found) else "this one recording"
+            words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
         lines += _reasons(found)
     lines += _merge(
@@ -81,9 +82,14 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     )
     if closing := closing_advice(found):
         lines.append(Line(label="next", words=closing))
-    elif any(entry.fixes for entry in cause_advice(found)):
+    elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label="next", words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
+
+
+def _is_replay(found: Diagnosis) -> bool:
+    """Whether it can be replayed again with a fix; a recording cannot."""
+    return found.source is None or found.source.kind == "replay"
 
 
 def _reasons(found: Diagnosis) -> Iterator[Line]:

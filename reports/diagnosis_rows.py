@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
+    count,
     finite,
     interval_bounds,
     key_label,
@@ -99,14 +100,18 @@ def small_causes_words(diagnosis: Diagnosis) -> str:
     return f"{small}; what is listed overlaps by {significant(-rest)} ms"
 
 
-def tail_sentence(diagnosis: Diagnosis) -> str:
-    """What the tail is and what its excess: a mean, not the percentile."""
+def excess_words(diagnosis: Diagnosis) -> str:
+    """What the tail is and what its excess: a mean, not the percentile; of a single unit, how long it takes."""
+    unit = diagnosis.unit
+    if diagnosis.is_single:
+        taken = milliseconds(diagnosis.excess_ms)
+        return f"The one {unit} of the recording takes {taken}; there is nothing to compare it with"
     mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
     bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
     return (
-        f"The {tail_words(diagnosis.percentile)} take {uncertain(mean, bounds)} ms in the mean, "
-        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet request, one with nothing in "
-        f"its way ({milliseconds(diagnosis.reference_ms)}):"
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {uncertain(mean, bounds)} ms in the mean, "
+        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet {unit} "
+        f"({milliseconds(diagnosis.reference_ms)}), one with nothing in its way"
     )
 
 
@@ -211,13 +216,22 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
 
 def closing_advice(diagnosis: Diagnosis) -> str:
     """What to do where no cause says it; empty where named causes say all."""
+    unit = diagnosis.unit
     if not any(diagnosis.requests.values()):
-        return "No request was recorded: there is nothing to act on. Replay the traffic again."
+        return f"No {unit} was recorded: there is nothing to act on. Replay the traffic again."
     if not diagnosis.requests.get("ok"):
-        return "No request ended ok: mend the errors first, then diagnose again."
+        return f"No {unit} ended ok: mend the errors first, then diagnose again."
     if diagnosis.verdict == "inconclusive":
         return "Too much of the tail is unexplained to name its cause: record a longer run."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+
+
+def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What was read from a recording, by name."""
+    if diagnosis.source is None:
+        return []
+    read = diagnosis.source.read.items()
+    return [(str(name), count(value) if isinstance(value, int) else str(value)) for name, value in read]
 
 
 def focus_key(diagnosis: Diagnosis) -> str:

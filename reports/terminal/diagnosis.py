@@ -34,10 +34,11 @@ from latfix.reports.diagnosis_rows import (
     cause_advice,
     cause_rows,
     cause_total,
+    excess_words,
     focus_key,
     main_causes,
+    read_words,
     small_causes_words,
-    tail_sentence,
     weight_words,
 )
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
@@ -84,7 +85,8 @@ def render_diagnosis(
     """
     some = any(diagnosis.requests.values())
     parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
-    parts += [Text(""), _latency_table(diagnosis, verbose=verbose)]
+    if not diagnosis.is_single:
+        parts += [Text(""), _latency_table(diagnosis, verbose=verbose)]
     if some:
         parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
         parts += [*_stages(diagnosis)] if verbose else []
@@ -107,14 +109,12 @@ def render_tail(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _title(diagnosis: Diagnosis) -> Text:
-    counts = ", ".join(
-        f"{count(number)} {name}"
-        for name in ("ok", *FAILED_STATUSES)
-        if (number := diagnosis.requests.get(name, 0)) or name == "ok"
-    )
-    failed = any(diagnosis.requests.get(name, 0) for name in FAILED_STATUSES)
-    style = "yellow" if failed else ""
-    return title_line(diagnosis.workload, diagnosis.device, f"{counts}, {rate(diagnosis.throughput_rps)}", style)
+    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name) or name == "ok"]
+    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    served = "" if finite(diagnosis.throughput_rps) is None else f", {rate(diagnosis.throughput_rps)}"
+    unit = "" if diagnosis.unit == "request" else f" ({diagnosis.unit}s)"
+    return title_line(diagnosis.workload, diagnosis.device, f"{counts}{served}{unit}", "yellow" if failed else "")
 
 
 def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
@@ -151,7 +151,8 @@ def _named_keys() -> list[tuple[str, str]]:
 def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
     """What the tail is, its causes as bars to one scale, and what the words mean."""
     yield Text("")
-    yield Text.assemble(("Where the tail comes from. ", "bold"), tail_sentence(diagnosis))
+    title = "Where the time goes" if diagnosis.is_single else "Where the tail comes from"
+    yield Text.assemble((f"{title}. ", "bold"), f"{excess_words(diagnosis)}:")
     yield _cause_table(diagnosis, verbose=verbose)
     if not verbose and (rest := small_causes_words(diagnosis)):
         yield Text(rest, style="dim")
@@ -160,9 +161,10 @@ def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
 
 def legend(diagnosis: Diagnosis) -> Text:
     """The words of the table of causes, where they stand."""
-    text = Text.assemble(("█", OWN_STYLE), (" own: arose in the slow request itself; ", "dim"))
-    text.append("▒", QUEUE_STYLE)
-    text.append(" through the queue: in one ahead of it, arrived as waiting. ", "dim")
+    text = Text()
+    if diagnosis.unit == "request":
+        text.append("█", OWN_STYLE).append(" own: arose in the slow request itself; ", "dim")
+        text.append("▒", QUEUE_STYLE).append(" through the queue: in one ahead of it, arrived as waiting. ", "dim")
     used = dict.fromkeys(row.evidence_class for row in main_causes(diagnosis))
     told = "; ".join(f"{name}: {CLASS_WORDS[name]}" for name in used if name in CLASS_WORDS)
     return text.append(sentence(told), "dim") if told else text
@@ -172,7 +174,12 @@ def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     """Causes as bars of milliseconds; columns that do not fit are left to the page."""
     rows = cause_rows(diagnosis, limit=_LISTED) if verbose else main_causes(diagnosis)
     scale = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=0.0) or 1.0
-    columns = [Column("cause", right=False), Column(right=False), Column("tail ms"), Column("95 %", given_up=1)]
+    columns = [
+        Column("cause", right=False),
+        Column(right=False),
+        Column("ms" if diagnosis.is_single else "tail ms"),
+        Column("95 %", given_up=1),
+    ]
     columns += [Column("own ms", given_up=4), Column("queue ms", given_up=4)] if verbose else []
     columns += [Column("share", given_up=2), Column("known by", right=False, given_up=3)]
     lines: list[Sequence[Cell]] = []
@@ -192,12 +199,24 @@ def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
         )
     if verbose:
         total, whole = cause_total(rows, diagnosis)
-        lines.append(["sum = excess", "", Text(significant(total), style="bold"), "", "", "", share(whole), ""])
+        lines.append(
+            [
+                f"sum = {diagnosis.unit if diagnosis.is_single else 'excess'}",
+                "",
+                Text(significant(total), style="bold"),
+                "",
+                "",
+                "",
+                share(whole),
+                "",
+            ]
+        )
     return FittedTable(columns, lines)
 
 
 def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    used = [s for s in STAGES if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
+    known = STAGES if set(diagnosis.stages_ms) <= set(STAGES) else tuple(diagnosis.stages_ms)
+    used = [s for s in known if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
     if not used:
         return
     yield heading("Stages, ms")
@@ -211,7 +230,7 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         figures = [significant(row.get(key)) for key in ("mean", "p50", "p99", "reference")]
         rows.append([stage, bar, *figures])
     yield FittedTable(columns, rows)
-    empty = [stage for stage in STAGES if stage not in used]
+    empty = [stage for stage in known if stage not in used]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
     yield Text(f"bar: p99; quiet: in a request that met nothing in its way{no_time}", style="dim")
 
@@ -325,9 +344,13 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
-    counts = ", ".join(f"{count(diagnosis.requests.get(k, 0))} {k}" for k in ("ok", *FAILED_STATUSES))
-    failed = any(diagnosis.requests.get(name, 0) for name in FAILED_STATUSES)
-    yield Text(f"requests    {counts}; {rate(diagnosis.throughput_rps)}", style="yellow" if failed else "dim")
+    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name, 0) is not None]
+    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
+    yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
+    if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
+        yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
     lag = diagnosis.dispatch_ms
     if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):
         figures = ", ".join(f"{key} {significant(lag.get(key))}" for key in ("p50", "p99", "max"))
