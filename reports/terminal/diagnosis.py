@@ -172,45 +172,33 @@ def legend(diagnosis: Diagnosis) -> Text:
 
 def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     """Causes as bars of milliseconds; columns that do not fit are left to the page."""
+    single, both = diagnosis.is_single, verbose and diagnosis.unit == "request"
     rows = cause_rows(diagnosis, limit=_LISTED) if verbose else main_causes(diagnosis)
     scale = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=0.0) or 1.0
-    columns = [
-        Column("cause", right=False),
-        Column(right=False),
-        Column("ms" if diagnosis.is_single else "tail ms"),
-        Column("95 %", given_up=1),
-    ]
-    columns += [Column("own ms", given_up=4), Column("queue ms", given_up=4)] if verbose else []
+    columns = [Column("cause", right=False), Column(right=False), Column("ms" if single else "tail ms")]
+    columns += [] if single else [Column("95 %", given_up=1)]
+    columns += [Column("own ms", given_up=4), Column("queue ms", given_up=4)] if both else []
     columns += [Column("share", given_up=2), Column("known by", right=False, given_up=3)]
     lines: list[Sequence[Cell]] = []
     for row in rows:
         style = "bold" if row.named else "dim" if row.is_unexplained or not row.cause else ""
-        both = [significant(row.own_ms), significant(row.propagated_ms)] if verbose else []
+        bounds = interval(row.ci95_ms) if verbose else uncertain_bounds(row.ci95_ms)
         lines.append(
             [
                 safe(row.label, style, limit=60),
                 pair_bar(row.own_ms, row.propagated_ms, scale),
                 significant(row.tail_ms) if verbose else uncertain(row.tail_ms, row.ci95_ms),
-                interval(row.ci95_ms) if verbose else uncertain_bounds(row.ci95_ms),
-                *both,
+                *([] if single else [bounds]),
+                *([significant(row.own_ms), significant(row.propagated_ms)] if both else []),
                 share(row.share) if verbose else percent(row.share),
                 Text(row.evidence_class, style="dim"),
             ]
         )
     if verbose:
         total, whole = cause_total(rows, diagnosis)
-        lines.append(
-            [
-                f"sum = {diagnosis.unit if diagnosis.is_single else 'excess'}",
-                "",
-                Text(significant(total), style="bold"),
-                "",
-                "",
-                "",
-                share(whole),
-                "",
-            ]
-        )
+        blank = [""] * (len(columns) - 5)
+        summed = f"sum = {diagnosis.unit if single else 'excess'}"
+        lines.append([summed, "", Text(significant(total), style="bold"), *blank, share(whole), ""])
     return FittedTable(columns, lines)
 
 
@@ -220,19 +208,19 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not used:
         return
     yield heading("Stages, ms")
-    columns = [Column("stage", right=False), Column(right=False)]
-    columns += [Column(title) for title in ("mean", "p50", "p99", "quiet")]
+    figures = {"mean": "ms"} if diagnosis.is_single else {key: key for key in ("mean", "p50", "p99")}
+    figures |= {} if diagnosis.is_single else {"reference": "quiet"}
+    columns = [Column("stage", right=False), Column(right=False), *map(Column, figures.values())]
     scale = max((finite(diagnosis.stages_ms[s].get("p99")) or 0.0 for s in used), default=0.0) or 1.0
     rows: list[Sequence[Cell]] = []
     for stage in used:
         row = diagnosis.stages_ms[stage]
         bar = Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")])
-        figures = [significant(row.get(key)) for key in ("mean", "p50", "p99", "reference")]
-        rows.append([stage, bar, *figures])
+        rows.append([stage, bar, *(significant(row.get(key)) for key in figures)])
     yield FittedTable(columns, rows)
     empty = [stage for stage in known if stage not in used]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
-    yield Text(f"bar: p99; quiet: in a request that met nothing in its way{no_time}", style="dim")
+    yield Text(f"bar: p99; quiet: in a {diagnosis.unit} with nothing in its way{no_time}", style="dim")
 
 
 def _over_time(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
