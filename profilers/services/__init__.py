@@ -1,0 +1,1 @@
+"""A service seen from outside: its process by the kernel's counters, its requests by their client, both in one ledger."""
