@@ -281,7 +281,7 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
         label=label,
         latency_ms={key: finite(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
         throughput_rps=finite(figures.throughput_rps),
-        requests={name: figures.requests.get(name, 0) for name in STATUSES},
+        requests={name: figures.requests.get(name) or 0 for name in STATUSES},
         accuracy=finite(figures.accuracy) if isinstance(figures, Summary) else None,
     )
 

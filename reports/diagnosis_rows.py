@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import finite, interval_bounds, key_label, sentence, significant
+from latfix.formatting import (
+    count,
+    finite,
+    interval_bounds,
+    key_label,
+    milliseconds,
+    sentence,
+    significant,
+    tail_words,
+)
 from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
@@ -166,13 +175,33 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
 
 def closing_advice(diagnosis: Diagnosis) -> str:
     """What to do where no cause says it; empty where named causes say all."""
+    unit = diagnosis.unit
     if not any(diagnosis.requests.values()):
-        return "No request was recorded: there is nothing to act on. Replay the traffic again."
+        return f"No {unit} was recorded: there is nothing to act on. Replay the traffic again."
     if not diagnosis.requests.get("ok"):
-        return "No request ended ok: mend the errors first, then diagnose again."
+        return f"No {unit} ended ok: mend the errors first, then diagnose again."
     if diagnosis.verdict == "inconclusive":
         return "Too much of the tail is unexplained to name its cause: record a longer run."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+
+
+def excess_words(diagnosis: Diagnosis) -> str:
+    """By how much the tail exceeds a quiet request or step; of a single one, how long it takes."""
+    unit, excess = diagnosis.unit, milliseconds(diagnosis.excess_ms)
+    if diagnosis.is_single:
+        return f"The one {unit} of the recording takes {excess}; there is nothing to compare it with"
+    return (
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {excess} more than a quiet {unit} "
+        f"({milliseconds(diagnosis.reference_ms)})"
+    )
+
+
+def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What was read from a recording, by name."""
+    if diagnosis.source is None:
+        return []
+    read = diagnosis.source.read.items()
+    return [(str(name), count(value) if isinstance(value, int) else str(value)) for name, value in read]
 
 
 def focus_key(diagnosis: Diagnosis) -> str:

@@ -45,6 +45,7 @@ _BESIDE_OTHERS = (
     "profilers/gpu",
     "profilers/over_time",
     "profilers/probes/test_control_groups.py",
+    "profilers/recordings",
     "queueing",
     "reports",
     "results",

@@ -189,10 +189,12 @@ def conclude(
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
+    from latfix.results.diagnosis import Source
 
     where = folder or record.folder
     results, row = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
-    diagnosis = replace(diagnosis, gates=tuple(results))
+    source = diagnosis.source or Source(kind="replay", path=str(record.folder))
+    diagnosis = replace(diagnosis, gates=tuple(results), source=source)
     document = diagnosis.to_json()
     with writing_into(where):
         write_json(where / "diagnosis.json", document)

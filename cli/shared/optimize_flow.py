@@ -248,7 +248,7 @@ def _baseline(outcome: Outcome) -> Summary:
         latency_ms=diagnosis.latency_ms,
         latency_ci95_ms=diagnosis.latency_ci95_ms,
         throughput_rps=diagnosis.throughput_rps,
-        requests=diagnosis.requests,
+        requests=diagnosis.counts,
         accuracy=outcome.accuracy,
         trustworthy=diagnosis.trustworthy,
     )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
+from latfix.profilers.evidence.outside_view import as_served
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
@@ -134,8 +135,11 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     :param begins: the piece holds the run's first requests.
     """
     norms = Norms() if norms is None else norms
+    servers = None
+    if record.meta.is_http:
+        record, servers = as_served(record, norms)
     rows, batches = record.requests, record.batches
-    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows))
+    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows, servers))
     n, m = len(rows["index"]), len(batches["batch_id"])
     batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))

@@ -22,7 +22,6 @@ from latfix.formatting import (
     rate,
     share,
     significant,
-    tail_words,
     visible,
 )
 from latfix.reports.diagnosis_rows import (
@@ -33,7 +32,9 @@ from latfix.reports.diagnosis_rows import (
     cause_rows,
     cause_total,
     closing_advice,
+    excess_words,
     focus_key,
+    read_words,
     weight_words,
 )
 from latfix.reports.next_commands import optimize_command
@@ -78,11 +79,13 @@ def render_diagnosis(
     """
     parts: list[RenderableType] = [_verdict(diagnosis)]
     parts += warnings(diagnosis.notes)
-    parts += [Text(""), _latency_table(diagnosis)]
+    if not diagnosis.is_single:
+        parts += [Text(""), _latency_table(diagnosis)]
     if any(diagnosis.requests.values()):
         parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *_over_time(diagnosis), *_stages(diagnosis)]
         parts += _workers(diagnosis)
-    parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload)
+    replayed = diagnosis.source is None or diagnosis.source.kind == "replay"
+    parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload if replayed else "")
     parts += [Text(""), *_small_print(diagnosis, folder)]
     return Portable(Group(*parts))
 
@@ -117,10 +120,9 @@ def _latency_table(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _tail_heading(diagnosis: Diagnosis) -> Text:
-    return own_and_queue("Where the tail comes from").append(
-        f"\nThe {tail_words(diagnosis.percentile)} of requests take {milliseconds(diagnosis.excess_ms)} more than a "
-        f"quiet request ({milliseconds(diagnosis.reference_ms)}):",
-    )
+    title = "Where the time goes" if diagnosis.is_single else "Where the tail comes from"
+    shown = own_and_queue(title) if diagnosis.unit == "request" else heading(title)
+    return shown.append(f"\n{excess_words(diagnosis)}:", style="not bold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,13 @@ class _CauseTable:
         table = plain_table()
         table.add_column("cause", overflow="fold", min_width=12, max_width=28)
         table.add_column("", ratio=1, min_width=6)
-        add_figures(table, "tail ms", "95 % interval", *(["own ms", "queue ms"] if wide else []), "share")
+        add_figures(
+            table,
+            "ms" if self.diagnosis.is_single else "tail ms",
+            "95 % interval",
+            *(["own ms", "queue ms"] if wide else []),
+            "share",
+        )
         table.add_column("known by", no_wrap=True)
         for row in rows:
             style = "bold" if row.named else "dim" if row.is_unexplained or not row.cause else ""
@@ -153,13 +161,22 @@ class _CauseTable:
         table.add_section()
         total, whole = cause_total(rows, self.diagnosis)
         blank = ["", ""] if wide else []
-        table.add_row("sum = excess", "", Text(significant(total), style="bold"), "", *blank, share(whole), "")
+        table.add_row(
+            f"sum = {self.diagnosis.unit if self.diagnosis.is_single else 'excess'}",
+            "",
+            Text(significant(total), style="bold"),
+            "",
+            *blank,
+            share(whole),
+            "",
+        )
         table.expand = True
         yield table
 
 
 def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    used = [s for s in STAGES if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
+    known = STAGES if set(diagnosis.stages_ms) <= set(STAGES) else tuple(diagnosis.stages_ms)
+    used = [s for s in known if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
     if not used:
         return
     yield heading("Stages, ms")
@@ -177,7 +194,7 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             *[significant(row.get(key)) for key in ("mean", "p50", "p99", "reference")],
         )
     yield table
-    empty = [stage for stage in STAGES if stage not in used]
+    empty = [stage for stage in known if stage not in used]
     if empty:
         yield Text(f"bar: p99; no time in {', '.join(empty)}", style="dim")
 
@@ -254,13 +271,17 @@ def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
 
 
 def _what_to_do(diagnosis: Diagnosis, workload: str) -> Iterator[RenderableType]:
+    """Advice on the causes.
+
+    :param workload: what to type to optimize it; empty where it is not latfix's to replay.
+    """
     yield heading("What to do")
     advice, closing = cause_advice(diagnosis), closing_advice(diagnosis)
     if advice:
         yield from _advice(advice)
     if closing:
         yield Text(closing)
-    if any(entry.fixes for entry in advice):
+    if workload and any(entry.fixes for entry in advice):
         command = visible(optimize_command(workload), limit=400)
         yield Text.assemble("Try the fixes and measure them:  ", (command, "bold cyan"))
 
@@ -294,9 +315,13 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _small_print(diagnosis: Diagnosis, folder: Path | None) -> Iterator[Text]:
-    counts = ", ".join(f"{count(diagnosis.requests.get(k, 0))} {k}" for k in ("ok", *FAILED_STATUSES))
-    failed = any(diagnosis.requests.get(name, 0) for name in FAILED_STATUSES)
-    yield Text(f"requests    {counts}; {rate(diagnosis.throughput_rps)}", style="yellow" if failed else "dim")
+    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name, 0) is not None]
+    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
+    yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
+    if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
+        yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
     lag = diagnosis.dispatch_ms
     if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):
         figures = ", ".join(f"{key} {significant(lag.get(key))}" for key in ("p50", "p99", "max"))

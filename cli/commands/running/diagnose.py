@@ -13,6 +13,7 @@ from latfix.cli.shared import address_flow, options
 from latfix.cli.shared.history_option import HistoryOption
 from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
+from latfix.errors import InputError
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    workload: options.WorkloadArgument,
+    workload: options.DiagnosedArgument,
     traffic: options.TrafficOption = None,
     profile: options.ProfileOption = "",
     mapping: options.MapOption = None,
@@ -34,6 +35,10 @@ def diagnose(
     seed: options.SeedOption = 0,
     percentile: options.PercentileOption = None,
     device: options.DeviceOption = None,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="REGEX", help="The steps of a device's recording: names that it matches."),
+    ] = None,
     gate: options.GateOption = None,
     baseline: options.BaselineOption = None,
     history: HistoryOption = None,
@@ -60,7 +65,9 @@ def diagnose(
     """Replay traffic, and attribute slow requests to causes.
 
     Against an address the service is seen from outside: by its client, with --pid also by the kernel's counters.
+    A recording (of a device, of requests) is explained as it is; nothing is replayed.
     """
+    from latfix.cli.shared import recording_flow
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.http_target.address import is_address
@@ -92,6 +99,26 @@ def diagnose(
         pid=pid,
         metrics=metrics,
     )
+    if recording_flow.is_recording(workload):
+        service.refuse(workload)
+        for_replays = {
+            "--traffic": traffic,
+            "--profile": profile or None,
+            "--plan": plan,
+            "--device": device,
+            "--history": history,
+            "--request": request,
+            "--slowest": slowest,
+        }
+        recording_flow.refuse(workload, {**for_replays, **replayed.given()})
+        gates = parse_gates(gate, baseline, "off")
+        outputs = Outputs.open(
+            "diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations
+        )
+        asked = recording_flow.asked(step, percentile, seed, replayed)
+        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out)
+    if step is not None:
+        raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     if is_address(workload):
         address_flow.refuse_others(workload, {"--profile": profile or None, "--plan": plan, "--device": device})
         spec = address_flow.spec_of(workload, service, traffic, percentile)
