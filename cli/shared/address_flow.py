@@ -35,7 +35,9 @@ MethodOption = Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, G
 ModelOption = Annotated[
     str, typer.Option("--model", help="To ask an OpenAI-compatible server for; its first by default.")
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Give a request up after so long.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="Give a request up after so long.")
+]
 SloOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,7 +56,9 @@ PidOption = Annotated[
 ]
 MetricsOption = Annotated[
     str | None,
-    typer.Option("--metrics", metavar="URL", help="Where the service tells of itself; /metrics of its own by default."),
+    typer.Option(
+        "--metrics", metavar="URL", help="Where the service tells of itself; /metrics of its own by default."
+    ),
 ]
 _SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
@@ -81,7 +85,9 @@ class AddressOptions:
         :raises InputError: naming the first that was given.
         """
         for name, value in _given(self).items():
-            raise InputError(f"{name}: found {value!r} and {workload}; expected an address such as http://host/predict")
+            raise InputError(
+                f"{name}: found {value!r} and {workload}; expected an address such as http://host/predict"
+            )
 
 
 def _given(options: AddressOptions) -> Mapping[str, Any]:
@@ -155,7 +161,7 @@ def replay_of(
     from latfix.cli.shared.replay_progress import progress_of
     from latfix.profilers.services.process_watch import ProcessWatch
     from latfix.runners.http_target import http_session
-    from latfix.runners.http_target.address import check_method, check_timeout, parse_address, parse_headers
+    from latfix.runners.http_target.address import Trust, check_method, check_timeout, parse_address, parse_headers
     from latfix.runners.http_target.body_template import read_template
 
     address = parse_address(workload)
@@ -164,7 +170,7 @@ def replay_of(
     template = None if options.body is None else read_template(options.body)
     if options.pid is not None:
         ProcessWatch(options.pid).close()
-    trust = http_session.Trust(cacert=options.cacert, insecure=options.insecure)
+    trust = Trust(cacert=options.cacert, insecure=options.insecure)
     endpoint = http_session.reach(address, trust)
     replay = http_session.HttpReplay(
         address=address,

@@ -15,6 +15,7 @@ from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, share, significant
 from latfix.gates.evaluate import GateResult
 from latfix.results.request_explanation import Story
+from latfix.results.service_figures import ServiceFigures
 from latfix.results.worker_summary import WorkerRow
 
 #: Causes that a notebook shows.
@@ -229,6 +230,7 @@ class Diagnosis(Document):
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
+    :param service: of a service behind an address, what is known beside latency.
     :param requests_explained: only in what ``--json`` writes, where requests were asked for.
     :param ledger: not in the document.
     """
@@ -268,6 +270,7 @@ class Diagnosis(Document):
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    service: ServiceFigures | None = field(default=None, metadata=json_key(omit_empty=True))
     requests_explained: tuple[Story, ...] | None = field(default=None, metadata=json_key(omit_empty=True))
     ledger: Ledger = field(default_factory=Ledger.empty, metadata=HIDDEN)
 

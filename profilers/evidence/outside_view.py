@@ -17,7 +17,7 @@ import numpy.typing as npt
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
-from latfix.stages import Status
+from latfix.stages import OUTSIDE_STAGES, Status
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -175,13 +175,7 @@ def _misfit(at: Ints, end: Ints, turn: Ints) -> float | None:
 
 
 def stage_values(rows: Columns) -> dict[str, Ints]:
-    """The stages of a request as its client sees them, by name, nanoseconds; ``queue`` is in none of them."""
+    """The stages of a request as its client sees them, by name, nanoseconds; together its latency."""
     connect = np.maximum(rows["prepare_ns"] - rows["send_ns"], 0)
-    return {
-        "late": rows["dispatch_ns"],
-        "connect": connect,
-        "send": rows["prepare_ns"] - connect,
-        "queue": rows["queue_ns"],
-        "first_byte": rows["compute_ns"],
-        "stream": rows["finish_ns"],
-    }
+    own = {"connect": connect, "send": rows["prepare_ns"] - connect}
+    return {name: own[name] if name in own else rows[f"{stage}_ns"] for name, stage in OUTSIDE_STAGES.items()}

@@ -1,1 +1,1 @@
-"""A service seen from outside: its process by the kernel's counters, its requests by their client, both in one ledger."""
+"""A service that latfix does not run: its process by the kernel's counters, what it tells of itself, its figures."""

@@ -49,7 +49,7 @@ def queue_names(names: set[str]) -> tuple[str, str, float] | None:
     for total in sorted(names):
         base = total.removesuffix("_sum")
         if base != total and f"{base}_count" in names and _QUEUE_WORDS.search(base.lower()):
-            unit = next((ns for suffix, ns in _UNITS if base.endswith(suffix)), None)
-            if unit is not None:
-                return total, f"{base}_count", unit
+            scale = next((ns for suffix, ns in _UNITS if base.endswith(suffix)), None)
+            if scale is not None:
+                return total, f"{base}_count", scale
     return None

@@ -63,7 +63,8 @@ class ProcessWatch:
         found: set[str] = set()
         for pid in self.processes:
             with contextlib.suppress(OSError):
-                found.update(f"{pid}/task/{thread}" for thread in os.listdir(self._proc / str(pid) / "task"))
+                tasks = (self._proc / str(pid) / "task").iterdir()
+                found.update(f"{pid}/task/{thread.name}" for thread in tasks)
         for gone in self._threads.keys() - found:
             self._forget(gone)
         for thread in sorted(found - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
@@ -130,8 +131,8 @@ class ProcessWatch:
                 continue
             found.append(one)
             with contextlib.suppress(OSError):
-                for thread in os.listdir(self._proc / str(one) / "task"):
-                    text = (self._proc / str(one) / "task" / thread / "children").read_text()
+                for thread in (self._proc / str(one) / "task").iterdir():
+                    text = (thread / "children").read_text()
                     waiting += [int(word) for word in text.split()]
         return found
 

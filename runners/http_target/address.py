@@ -141,7 +141,7 @@ def parse_headers(
             raise InputError('--header: found one without a name; expected "Name: value"')
         if name.lower() in _OWN:
             raise InputError(f"--header: found {name}, which the replay sets itself; leave it out")
-        value = _VARIABLE.sub(lambda found: _variable(found, name, environment), value.strip())
+        value = _expanded(value.strip(), name, environment)
         if not value.isprintable() or not value.isascii():
             raise InputError(f"--header: found a value of {name} that is not printable ASCII; encode it first")
         headers = {known: kept for known, kept in headers.items() if known.lower() != name.lower()}
@@ -149,11 +149,14 @@ def parse_headers(
     return headers
 
 
-def _variable(found: re.Match[str], header: str, environment: Mapping[str, str]) -> str:
-    name = found.group(1) or found.group(2)
-    if name not in environment:
-        raise InputError(f"--header: found ${name} in {header}, and no such variable; set it, e.g. export {name}=…")
-    return environment[name]
+def _expanded(value: str, header: str, environment: Mapping[str, str]) -> str:
+    def variable(found: re.Match[str]) -> str:
+        name = found.group(1) or found.group(2)
+        if name not in environment:
+            raise InputError(f"--header: found ${name} in {header}, and no such variable; export {name}=… first")
+        return environment[name]
+
+    return _VARIABLE.sub(variable, value)
 
 
 def check_method(method: str) -> str:

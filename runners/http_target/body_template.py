@@ -39,7 +39,9 @@ class BodyTemplate:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            found = f"{error.msg} in column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+            found = (
+                f"{error.msg} in column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+            )
             raise InputError(
                 f"{where}: found no JSON ({found}); expected a template such as "
                 """'{"inputs": "{payload}"}', with quotation marks around each place"""

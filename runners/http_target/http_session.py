@@ -14,8 +14,8 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, LatfixError
-from latfix.run_record.run_record import RunRecord
 from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
 from latfix.runners.http_target.body_template import BodyTemplate
 from latfix.runners.http_target.connection import Endpoint
@@ -151,9 +151,7 @@ def ask_models(address: Address, headers: Mapping[str, str], trust: Trust) -> An
         return None
 
 
-def find_metrics(
-    address: Address, headers: Mapping[str, str], asked: str | None, trust: Trust
-) -> str | None:
+def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None, trust: Trust) -> str | None:
     """Where the service tells its metrics: where the user says, or at ``/metrics``; ``None`` where it does not.
 
     :raises InputError: it does not where the user says that it does.

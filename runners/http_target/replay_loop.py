@@ -7,6 +7,7 @@ next request is due, so that a service's answers never make its callers late.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import selectors
 import ssl
@@ -233,10 +234,8 @@ class ReplayLoop:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        try:
+        with contextlib.suppress(KeyError, ValueError):  # it failed before it was registered
             self._selector.unregister(connection.sock)
-        except (KeyError, ValueError):  # it failed before it was registered
-            pass
         connection.close()
 
     def _write(self, connection: Connection, status: Status, message: str, now: int) -> None:

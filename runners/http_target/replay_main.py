@@ -166,7 +166,9 @@ class _Watched:
 
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
         self._wanted = job["pid"] is not None or job["metrics"] is not None
-        self._job = {name: job[name] for name in ("pid", "metrics", "headers", "cacert", "insecure")} | {"folder": str(folder)}
+        self._job = {name: job[name] for name in ("pid", "metrics", "headers", "cacert", "insecure")} | {
+            "folder": str(folder)
+        }
         self._process: subprocess.Popen[str] | None = None
         self.told: dict[str, Any] = {}
 

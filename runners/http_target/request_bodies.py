@@ -104,8 +104,9 @@ def _kserve(inputs: list[Any], path: str) -> Body:
 
 def _tensor(name: str, value: Any, datatype: str) -> dict[str, Any]:
     """A nested list as KServe v2 has tensors: flat, with its shape."""
-    shape, flat = [], value if isinstance(value, list) else [value]
-    level = flat
+    shape: list[int] = []
+    flat = value if isinstance(value, list) else [value]
+    level: Any = flat
     while isinstance(level, list):
         shape.append(len(level))
         level = level[0] if level else None

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import urllib.request
-from http.client import HTTPException
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,14 @@ _METRICS_TIMEOUT_S = 5.0
 def opener(trust: Trust) -> urllib.request.OpenerDirector:
     """What opens pages of the service itself: no proxy in between, and its certificate checked as the replay does."""
     context = trust.context()
-    return urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-    )
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
 
 
 class Watch:
     """Polls on threads of their own until told to end.
 
-    :param job: ``pid`` or ``None``, ``metrics`` (an address) or ``None``, ``headers``, ``cacert`` and ``insecure`` for
-        it, ``folder`` of the run.
+    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, with ``headers``, ``cacert`` and
+        ``insecure`` for it; ``folder`` of the run.
     :raises InputError: the process cannot be watched.
     """
 

@@ -43,7 +43,11 @@ class RunnerProcess:
     MODULE = "latfix.runners.replay.runner_main"
 
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
-        self._job: Mapping[str, Any] = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.to_json()}
+        self._job: Mapping[str, Any] = {
+            "folder": str(folder.absolute()),
+            "entry": entry,
+            "settings": settings.to_json(),
+        }
         self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
