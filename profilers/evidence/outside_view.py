@@ -27,6 +27,8 @@ Bools = npt.NDArray[np.bool_]
 _MOST_SERVERS, _LEAST = 16, 20
 #: Medians and lower deciles of service after a wait and without one, as ratios, between which they are the same.
 _SAME_MEDIAN, _SAME_LOW = 0.25, 0.7
+#: By how much the latency of those that waited is longer at least, as a share of their wait.
+_SHOWN = 0.6
 #: Share of the requests in line that may have ended before their turn came.
 _OUT_OF_TURN = 0.02
 #: Requests whose order is looked at.
@@ -170,6 +172,10 @@ def _misfit(at: Ints, end: Ints, turn: Ints) -> float | None:
         return None
     low, middle = (np.quantile(service[waited], q) / max(np.quantile(service[~waited], q), 1.0) for q in (0.1, 0.5))
     if low <= 0 or middle <= 0 or abs(np.log(middle)) > _SAME_MEDIAN or abs(np.log(low)) > _SAME_LOW:
+        return None
+    # Waiting shows in the latency, or nobody waited.
+    longer = np.median((end - at)[waited]) - np.median((end - at)[~waited])
+    if longer < _SHOWN * np.median((turn - at)[waited]):
         return None
     return float(abs(np.log(middle)))
 

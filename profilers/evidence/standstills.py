@@ -6,6 +6,7 @@ collection. It is told from waits of their own by what follows: those end each a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ _TIMES, _LEAST_NS = 8.0, 15_000_000
 #: Requests in flight at least, and the share of them that goes on at once, within this part of the standstill.
 _IN_FLIGHT, _TOGETHER, _AT_ONCE = 2, 0.6, 0.3
 #: A newcomer's prefill begins with the standstill and ends with it, within these parts of its length.
-_BEGIN, _END = 0.2, 0.15
+_BEGIN, _END = 0.05, 0.15
 #: Prefill is held to be the reason where it fits so many standstills, and this share of them.
 _FITTING, _FITTING_SHARE = 3, 0.6
 
@@ -68,6 +69,8 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
     moments = {int(index[k]): np.concatenate([[at[k]], parts.get(int(index[k]), answered[k : k + 1]), [end[k]]])
                for k in range(len(at))}  # fmt: skip
     begin, length, fits, fresh = [], [], [], np.zeros(len(at), dtype=bool)
+    waits = np.concatenate([np.diff(times) for times in parts.values()] or [gaps])
+    usual, rate, chance = float(np.median(waits)), (len(at) - 1) / max(float(np.ptp(at)), 1.0), 0.0
     order = np.argsort(at, kind="stable")
     longest = int((end - at).max(initial=0))
     for k in np.flatnonzero(gaps > limit).tolist():
@@ -81,14 +84,18 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         went_on = [bool(np.any((moments[int(index[r])] >= stop) & (moments[int(index[r])] <= soon))) for r in waiting]
         if np.count_nonzero(went_on) < max(_TOGETHER * len(waiting), _IN_FLIGHT):
             continue
-        began = (at[waiting] >= start - max(_BEGIN * gap, limit / 2)) & (at[waiting] <= start + _BEGIN * gap)
+        early, late = usual, _BEGIN * gap  # it waits for the step under way, and its own begins with the standstill
+        began = (at[waiting] >= start - early) & (at[waiting] <= start + late)
+        chance += 1 - math.exp(-rate * (early + late))
         newcomers = waiting[began & (np.abs(answered[waiting] - stop) <= _END * gap)]
         begin.append(start)
         length.append(gap)
         fits.append(bool(len(newcomers)) and len(newcomers) < len(waiting))
         fresh[newcomers] |= fits[-1]
     starts, lengths, fit = np.array(begin, np.int64), np.array(length, np.int64), np.array(fits, dtype=bool)
-    if np.count_nonzero(fit) < max(_FITTING, _FITTING_SHARE * len(fit)):
+    # As often as newcomers come anyway is no reason.
+    by_chance = chance + 2 * math.sqrt(max(chance * (1 - chance / max(len(fit), 1)), 0.0))
+    if np.count_nonzero(fit) < max(_FITTING, _FITTING_SHARE * len(fit), by_chance):
         fit[:], fresh[:] = False, False
     return Standstills(
         everyone=Intervals.merged(starts, lengths),

@@ -109,7 +109,6 @@ def reach(address: Address, trust: Trust) -> Endpoint:
     :raises InputError: in one line, why there is no connection.
     """
     tls = trust.context() if address.secure else None
-    place: tuple[Any, ...] = (address.host, address.port)
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -118,19 +117,9 @@ def reach(address: Address, trust: Trust) -> Endpoint:
     failure: OSError | None = None
     for family, _, _, _, place in found:
         try:
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.settimeout(_CONNECT_S)
-                sock.connect(place)
+            with socket.create_connection(place[:2], _CONNECT_S) as sock:
                 if tls is not None:
-                    with tls.wrap_socket(sock, server_hostname=address.host):
-                        pass
-        except ssl.SSLError as error:
-            hint = (
-                "--cacert FILE trusts its authority, --insecure trusts anybody"
-                if isinstance(error, ssl.SSLCertVerificationError)
-                else "is it an http address?"
-            )
-            raise InputError(f"{address.shown}: {failure_words(error)}; {hint}") from error
+                    _shake_hands(address, tls, sock)
         except OSError as error:
             failure = error
         else:
@@ -139,6 +128,21 @@ def reach(address: Address, trust: Trust) -> Endpoint:
     raise InputError(
         f"{address.shown}: found nobody who listens on {address.host}:{address.port} ({why}); start the service first"
     )
+
+
+def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> None:
+    """One TLS handshake.
+
+    :raises InputError: it fails.
+    """
+    try:
+        tls.wrap_socket(sock, server_hostname=address.host).close()
+    except ssl.SSLCertVerificationError as error:
+        todo = "--cacert FILE trusts its authority, --insecure trusts anybody"
+        raise InputError(f"{address.shown}: {failure_words(error)}; {todo}") from error
+    except OSError as error:
+        why = "no answer to it" if isinstance(error, TimeoutError) else failure_words(error)
+        raise InputError(f"{address.shown}: the TLS handshake failed ({why}); is it an http address?") from error
 
 
 def ask_models(address: Address, headers: Mapping[str, str], trust: Trust) -> Any:
