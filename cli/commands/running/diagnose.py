@@ -11,7 +11,13 @@ import typer
 
 from latfix.cli.shared import address_flow, options
 from latfix.cli.shared.history_option import HistoryOption
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 from latfix.errors import InputError
 
@@ -61,6 +67,7 @@ def diagnose(
     insecure: address_flow.InsecureOption = False,
     pid: address_flow.PidOption = None,
     metrics: address_flow.MetricsOption = None,
+    verbose: VerboseOption = False,
 ) -> int:
     """Replay traffic, and attribute slow requests to causes.
 
@@ -116,7 +123,7 @@ def diagnose(
             "diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations
         )
         asked = recording_flow.asked(step, percentile, seed, replayed)
-        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out)
+        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out, verbose=verbose)
     if step is not None:
         raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     if is_address(workload):
@@ -151,6 +158,7 @@ def diagnose(
             workload=workload,
             interrupted=interrupted,
             drill_down=drill_down,
+            verbose=verbose,
         )
 
 
