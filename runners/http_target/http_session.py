@@ -117,7 +117,7 @@ def reach(address: Address, trust: Trust) -> Endpoint:
     failure: OSError | None = None
     for family, _, _, _, place in found:
         try:
-            with socket.create_connection(place[:2], _CONNECT_S) as sock:
+            with socket.create_connection((str(place[0]), address.port), _CONNECT_S) as sock:
                 if tls is not None:
                     _shake_hands(address, tls, sock)
         except OSError as error:
