@@ -346,8 +346,7 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
-    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name, 0) is not None]
-    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
     served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
