@@ -132,7 +132,8 @@ class _CauseTable:
     diagnosis: Diagnosis
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.max_width >= _WIDE
+        single = self.diagnosis.is_single
+        wide = options.max_width >= _WIDE and self.diagnosis.unit == "request"
         rows = cause_rows(self.diagnosis, limit=_LISTED)
         scale = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=0.0) or 1.0
         table = plain_table()
@@ -140,8 +141,8 @@ class _CauseTable:
         table.add_column("", ratio=1, min_width=6)
         add_figures(
             table,
-            "ms" if self.diagnosis.is_single else "tail ms",
-            "95 % interval",
+            "ms" if single else "tail ms",
+            *([] if single else ["95 % interval"]),
             *(["own ms", "queue ms"] if wide else []),
             "share",
         )
@@ -153,7 +154,7 @@ class _CauseTable:
                 safe(row.label, style, limit=60),
                 pair_bar(row.own_ms, row.propagated_ms, scale),
                 significant(row.tail_ms),
-                interval(row.ci95_ms),
+                *([] if single else [interval(row.ci95_ms)]),
                 *both,
                 share(row.share),
                 Text(row.evidence_class, style="dim"),
@@ -162,10 +163,10 @@ class _CauseTable:
         total, whole = cause_total(rows, self.diagnosis)
         blank = ["", ""] if wide else []
         table.add_row(
-            f"sum = {self.diagnosis.unit if self.diagnosis.is_single else 'excess'}",
+            f"sum = {self.diagnosis.unit if single else 'excess'}",
             "",
             Text(significant(total), style="bold"),
-            "",
+            *([] if single else [""]),
             *blank,
             share(whole),
             "",
@@ -184,14 +185,15 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     table.expand = True
     table.add_column("stage", no_wrap=True)
     table.add_column("", ratio=1, min_width=6)
-    add_figures(table, "mean", "p50", "p99", "quiet")
+    figures = ("mean",) if diagnosis.is_single else ("mean", "p50", "p99", "reference")
+    add_figures(table, *("ms" if diagnosis.is_single else "quiet" if key == "reference" else key for key in figures))
     scale = max((finite(diagnosis.stages_ms[s].get("p99")) or 0.0 for s in used), default=0.0) or 1.0
     for stage in used:
         row = diagnosis.stages_ms[stage]
         table.add_row(
             stage,
             Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")]),
-            *[significant(row.get(key)) for key in ("mean", "p50", "p99", "reference")],
+            *[significant(row.get(key)) for key in figures],
         )
     yield table
     empty = [stage for stage in known if stage not in used]
