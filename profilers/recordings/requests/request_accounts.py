@@ -23,7 +23,6 @@ from latfix.profilers.causes.drift.trend_tests import best_step, rise_probabilit
 from latfix.profilers.evidence.expected_work import telling_features
 from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
-from latfix.profilers.recordings.requests.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.queue_inference import (
     Queue,
     chance_wait_ns,
@@ -36,6 +35,7 @@ from latfix.profilers.recordings.requests.queue_inference import (
 from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints, RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.statistics.change_points import rising_level
+from latfix.statistics.level_shift import raised_stretch
 
 #: Requests that models are learned from; routes that are told apart.
 _LEARNED, _ROUTES = 100_000, 24
@@ -418,8 +418,13 @@ class _Ledger:
         stages = dict(columns.parts)
         if columns.wait is not None:
             stages["queue"] = columns.wait
-        if stages or self.table.first_ns is not None:
+        if stages or self.table.first_ns is not None or self.table.stages:
             stages["service"] = columns.latency - sum(stages.values())
+        if self.table.stages:
+            inside = {name: column[self.table.ok] for name, column in self.table.stages.items()}
+            known = np.all([column >= 0 for column in inside.values()], axis=0)
+            stages["other"] = np.where(known, np.maximum(stages["service"] - sum(inside.values()), 0), -1)
+            stages |= inside
         if self.table.first_ns is not None:
             stages["first token"] = self.table.first_ns[self.table.ok]
         return stages

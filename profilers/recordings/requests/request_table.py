@@ -57,6 +57,7 @@ class RequestTable:
     :param status: ``(n,)`` of :class:`Status`, or :data:`CANCELLED`.
     :param parts: measured parts of the latency, each ``(n,)``. ``dispatch``: the load generator was late. ``queue``:
         waited at the server. Any other name is a dependency that was waited for.
+    :param stages: measured stages within service, each ``(n,)``; what is in none of them is shown as ``other``.
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
     :param features: ``(n,)`` each; what tells how much work a request is.
     :param route: ``(n,)`` index into ``routes``; ``None`` where requests have no kinds.
@@ -72,6 +73,7 @@ class RequestTable:
     latency_ns: Ints
     status: npt.NDArray[np.int8]
     parts: Mapping[str, Ints] = field(default_factory=dict)
+    stages: Mapping[str, Ints] = field(default_factory=dict)
     first_ns: Ints | None = None
     features: Mapping[str, npt.NDArray[np.float32] | Floats] = field(default_factory=dict)
     route: npt.NDArray[np.int32] | None = None
@@ -114,6 +116,7 @@ class RequestTable:
             latency_ns=self.latency_ns[order],
             status=self.status[order],
             parts={name: column[order] for name, column in self.parts.items()},
+            stages={name: column[order] for name, column in self.stages.items()},
             first_ns=None if self.first_ns is None else self.first_ns[order],
             features={name: column[order] for name, column in self.features.items()},
             route=None if self.route is None else self.route[order],

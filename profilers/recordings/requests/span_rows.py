@@ -14,6 +14,9 @@ from latfix.profilers.recordings.requests.span_table import SpanTable
 _PEERS = ("peer.service", "service.peer.name", "db.system.name", "db.system", "messaging.system", "rpc.service",
           "server.address", "net.peer.name", "http.host")  # fmt: skip
 
+#: A serving engine's span has a request's latency, and its parts, in attributes (vLLM's ``SpanAttributes``).
+ENGINE_LATENCY = "gen_ai.latency.e2e"
+
 
 @dataclass(slots=True)
 class SpanRows:
@@ -28,6 +31,7 @@ class SpanRows:
     calls: list[bool] = field(default_factory=list)
     peers: list[str] = field(default_factory=list)
     failed: list[bool] = field(default_factory=list)
+    engine: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     reversed: int = 0
 
     def add(
@@ -57,6 +61,8 @@ class SpanRows:
         self.calls.append(calls)
         self.peers.append(_peer(attributes or {}) if calls else "")
         self.failed.append(failed)
+        if attributes and ENGINE_LATENCY in attributes:
+            self.engine.append((start_ns, attributes))
 
     def table(self, **facts: Any) -> SpanTable:
         """The columns."""
@@ -86,6 +92,7 @@ class SpanRows:
             operations=operations,
             traces=traces,
             facts=facts,
+            engine=tuple(self.engine),
             notes=notes,
         )
 

@@ -28,6 +28,7 @@ class SpanTable:
     :param peer: ``(n,)`` index into ``services`` of the service that a client's span says it calls; -1 unknown.
     :param failed: ``(n,)`` true where the span says that it failed.
     :param trace: ``(n,)`` index into ``traces``.
+    :param engine: of spans of a serving engine, begin in nanoseconds since 1970 and attributes.
     """
 
     start_ns: Ints
@@ -42,6 +43,7 @@ class SpanTable:
     services: tuple[str, ...]
     operations: tuple[str, ...]
     traces: tuple[str, ...]
+    engine: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -24,6 +24,7 @@ class TableRows:
     ids: list[str] = field(default_factory=list)
     routes: list[str] = field(default_factory=list)
     parts: dict[str, list[int]] = field(default_factory=dict)
+    stages: dict[str, list[int]] = field(default_factory=dict)
     features: dict[str, list[float]] = field(default_factory=dict)
     gap_row: list[int] = field(default_factory=list)
     gap_start: list[int] = field(default_factory=list)
@@ -39,6 +40,7 @@ class TableRows:
         name: str = "",
         route: str = "",
         parts: Mapping[str, int | None] | None = None,
+        stages: Mapping[str, int | None] | None = None,
         features: Mapping[str, object] | None = None,
         gaps_ns: Sequence[int] = (),
     ) -> None:
@@ -50,11 +52,12 @@ class TableRows:
         self.first_ns.append(UNKNOWN if first_ns is None else first_ns)
         self.ids.append(name)
         self.routes.append(route)
-        for key, part in (parts or {}).items():
-            self.parts.setdefault(key, [UNKNOWN] * row).append(UNKNOWN if part is None else part)
+        for times, given in ((self.parts, parts), (self.stages, stages)):
+            for key, part in (given or {}).items():
+                times.setdefault(key, [UNKNOWN] * row).append(UNKNOWN if part is None else part)
         for key, value in (features or {}).items():
             self.features.setdefault(key, [math.nan] * row).append(number_or_nan(value))
-        for column in self.parts.values():
+        for column in (*self.parts.values(), *self.stages.values()):
             column.extend([UNKNOWN] * (row + 1 - len(column)))
         for values in self.features.values():
             values.extend([math.nan] * (row + 1 - len(values)))
@@ -78,14 +81,18 @@ class TableRows:
             columns = (self.gap_row, self.gap_start, self.gap_length)
             row, start, length = (np.array(column, np.int64) for column in columns)
             gaps = Gaps(row=row, start_ns=start, length_ns=length)
-        known = {name: np.array(column, np.int64) for name, column in self.parts.items()}
+        parts, stages = (
+            {name: np.array(column, np.int64) for name, column in times.items() if max(column) >= 0}
+            for times in (self.parts, self.stages)
+        )
         place = {route: number for number, route in enumerate(routes)}
         return RequestTable(
             arrival_ns=np.array(self.arrival_ns, np.int64),
             latency_ns=np.array(self.latency_ns, np.int64),
             status=np.array(self.status, np.int8),
             first_ns=first if (first >= 0).any() else None,
-            parts={name: column for name, column in known.items() if (column >= 0).any()},
+            parts=parts,
+            stages=stages,
             features={name: np.array(column, np.float64) for name, column in self.features.items()},
             route=np.array([place[route] for route in self.routes], np.int32) if len(routes) > 1 else None,
             routes=routes if len(routes) > 1 else (),

@@ -7,6 +7,7 @@ writes the length of each message in four bytes before it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,5 +168,10 @@ def _pair(message: memoryview) -> tuple[str, Any]:
     key = bytes(known[1].data).decode("utf-8", "replace") if 1 in known else ""
     value: Any = None
     for field in fields(known[2].data) if 2 in known else ():
-        value = bytes(field.data).decode("utf-8", "replace") if field.number == 1 else field.value
+        if field.number == 1:
+            value = bytes(field.data).decode("utf-8", "replace")
+        elif field.number == 4:
+            value = struct.unpack("<d", field.value.to_bytes(8, "little"))[0]
+        else:
+            value = field.value
     return key, value

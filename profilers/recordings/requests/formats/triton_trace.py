@@ -64,6 +64,14 @@ def read(path: Path) -> RequestTable:
             name=str(name),
             route=trace.model,
             parts={"queue": _between(times, "QUEUE_START", "COMPUTE_START")},
+            stages={
+                name: _between(times, begin, end)
+                for name, begin, end in (
+                    ("compute input", "COMPUTE_START", "COMPUTE_INPUT_END"),
+                    ("compute", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
+                    ("compute output", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
+                )
+            },
             features={"elements": trace.tensors or None},
         )
     if not rows.arrival_ns:

@@ -116,7 +116,9 @@ def streams(*, prompts: bool) -> RequestTable:
             for moment in moments:
                 if now <= moment < now + usual:
                     gap = moment + stall - now
-            row.append(number), start.append(now), length.append(gap)
+            row.append(number)
+            start.append(now)
+            length.append(gap)
             now += gap
         latency.append(now - came)
     first = np.full(n, 30_000_000)

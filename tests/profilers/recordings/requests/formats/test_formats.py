@@ -51,7 +51,7 @@ def aiperf_lines() -> str:
         "error": {"code": 499, "type": "RequestCancellationError"},
     }
     old = record(2, timestamp_ns=START + 2 * S, credit_phase="profiling")
-    old["metadata"].pop("request_start_ns"), old["metadata"].pop("benchmark_phase")
+    del old["metadata"]["request_start_ns"], old["metadata"]["benchmark_phase"]
     old["metrics"]["ttft"] = old["metrics"].pop("time_to_first_token")
     return "\n".join(map(json.dumps, [record(0), cancelled, old, record(3, benchmark_phase="warmup")]))
 
@@ -148,6 +148,7 @@ def test_triton(tmp_path: Path) -> None:
     table = triton_trace.read(path)
     assert table.latency_ns.tolist() == [9 * MS, 9 * MS]
     assert table.parts["queue"].tolist() == [MS, MS]
+    assert table.stages["compute"].tolist() == [MS, MS]
     assert not table.has_status
     assert table.notes == ("1 requests have no REQUEST_END and are left out.",)
 
@@ -266,6 +267,24 @@ def test_otlp_in_protocol_buffers(tmp_path: Path, before: bytes | None) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match="ends too soon"):
         otlp_spans.read_protobuf(path)
+
+
+def test_spans_of_a_serving_engine_are_requests_with_a_remainder(tmp_path: Path) -> None:
+    parts = {"e2e": 0.5, "time_to_first_token": 0.1155, "time_in_queue": 0.00006, "time_in_model_prefill": 0.0578,
+             "time_in_model_decode": 0.38}  # fmt: skip
+    attributes = [{"key": f"gen_ai.latency.{key}", "value": {"doubleValue": value}} for key, value in parts.items()]
+    attributes.append({"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "512"}})
+    span = {"traceId": "ab" * 16, "spanId": "c" * 16, "name": "llm_request", "kind": 2, "attributes": attributes}
+    times = {"startTimeUnixNano": str(START), "endTimeUnixNano": str(START + 500 * MS)}
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | times]}]}]}))
+    document = diagnose_recording(path, ReadOptions()).to_json()
+    assert document["source"]["kind"] == "requests"
+    assert document["latency_ms"]["p50"] == pytest.approx(500)
+    stages = {name: stage["mean"] for name, stage in document["stages_ms"].items()}
+    assert stages["queue"] == pytest.approx(0.06)
+    assert stages["prefill"] == pytest.approx(57.8)
+    assert stages["other"] == pytest.approx(500 - 0.06 - 57.8 - 380)  # what is in none of its parts
 
 
 def test_jaeger(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.profilers.recordings.requests.request_table import Floats
-from latfix.statistics.block_bootstrap import ranks
+from latfix.statistics.block_bootstrap import FloatArray, ranks
 
 #: Windows that a stretch is put together from; the values, and the share of all, that inside and outside must hold.
 _WINDOWS, _LEAST, _LEAST_SHARE = 24, 4, 0.1
@@ -36,7 +35,7 @@ class Stretch:
     outside: float
 
 
-def raised_stretch(values: Floats) -> Stretch | None:
+def raised_stretch(values: FloatArray) -> Stretch | None:
     """The clearest stretch in which a series in order of time was higher; ``None`` without one."""
     n = len(values)
     if n < 2 * _LEAST:
