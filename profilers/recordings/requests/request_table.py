@@ -102,10 +102,10 @@ class RequestTable:
         first = int(self.arrival_ns[order[0]]) if len(order) else 0
         if len(order) and (order[1:] > order[:-1]).all() and first == 0:
             return self
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         gaps = self.gaps
         if gaps is not None:
+            place = np.empty(len(order), np.int64)
+            place[order] = np.arange(len(order))
             row = place[gaps.row]
             by_row = np.argsort(row, kind="stable")
             gaps = Gaps(row=row[by_row], start_ns=gaps.start_ns[by_row] - first, length_ns=gaps.length_ns[by_row])

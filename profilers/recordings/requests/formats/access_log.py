@@ -341,20 +341,28 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
     return np.array(codes, np.int32)[np.asarray(encoded.indices)] if codes else np.zeros(0, np.int32)
 
 
+def _joined(parts: list[Any]) -> Any:
+    """Blocks as one column; they are let go of, so that a large log is not held twice."""
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
+
+
 def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
-    stamp, latency = np.concatenate(blocks.stamp), np.concatenate(blocks.latency)
-    arrival = stamp - latency if layout.stamps_end else stamp
+    arrival, latency = _joined(blocks.stamp), _joined(blocks.latency)
+    if layout.stamps_end:
+        arrival -= latency
     parts = {}
     if blocks.upstream:
-        upstream = np.concatenate(blocks.upstream)
+        upstream = _joined(blocks.upstream)
         known = (upstream >= 0) & (upstream <= latency)
         if known.any():  # what is beyond the upstream's time went between the proxy and its client
             parts["client"] = np.where(known, latency - upstream, 0)
     if blocks.connect:
-        connect = np.concatenate(blocks.connect)
+        connect = _joined(blocks.connect)
         if (connect > 0).any():
             parts["connect"] = np.clip(connect, 0, latency)
-    features = {"request_bytes" if name == "size" else "response_bytes": np.concatenate(column)
+    features = {"request_bytes" if name == "size" else "response_bytes": _joined(column)
                 for name, column in blocks.sizes.items()}  # fmt: skip
     if "request_bytes" in features:  # what was sent back is no reason for work where what came in is known
         features.pop("response_bytes", None)
@@ -362,11 +370,11 @@ def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
     written = "when it ended, to the second" if layout.clf and layout.stamps_end else "when it arrived"
     unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
     notes.append(f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {written}.")
-    route = np.concatenate(blocks.route)
+    route = _joined(blocks.route)
     return RequestTable(
         arrival_ns=arrival,
         latency_ns=latency,
-        status=np.concatenate(blocks.status),
+        status=_joined(blocks.status),
         parts=parts,
         features=features,
         route=route if len(blocks.routes) > 1 else None,
