@@ -13,8 +13,6 @@ from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints, WorkModel, fit_work_model
 from latfix.queueing.length_buckets import padded_elements
 
-_MAX_FEATURES = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
@@ -87,28 +85,6 @@ class ExpectedWork:
         }
 
 
-def telling_features(features: Mapping[str, npt.NDArray[Any]], position: Ints) -> tuple[str, ...]:
-    """Names of the numeric, nonnegative, varying features of the requests, at most three.
-
-    Where there are more, those with the most distinct values are kept: they can tell most inputs apart.
-    """
-    found: list[tuple[int, str]] = []
-    for name, column in features.items():
-        if column.dtype.kind not in "iuf" or not len(column):
-            continue
-        values = numeric(column, position)
-        distinct = len(np.unique(values))
-        if distinct > 1 and values.min() >= 0:
-            found.append((distinct, name))
-    found.sort(key=lambda item: -item[0])
-    return tuple(name for _, name in found[:_MAX_FEATURES])
-
-
-def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
-    """A feature of each request as a finite number; zero where it has none."""
-    return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-
-
 def expect_work(
     members: Members,
     batches: Mapping[str, npt.NDArray[Any]],
@@ -122,17 +98,9 @@ def expect_work(
     :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
     :param clean: which of them show no known disturbance.
     """
-    request_design = _request_design(members.attributes)
-    size = np.maximum(batches["size"].astype(np.float64), 1.0)
-    total, largest = members.total(members.attributes), members.largest(members.attributes)
-    padded_top = largest.copy()
-    longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
-    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
-        padded_top[:, 1] = np.maximum(longest, collated)
-    real = _unpadded_design(members, size, total, largest)
-    padded = _padded_design(batches, size, total, padded_top)
+    designs, real = work_designs(members, batches, norms)
+    padded = designs["compute"]
     fitted_here = "models" not in norms
-    designs = {"prepare": request_design, "finish": request_design, "compute": padded}
     models = norms.of(
         "models",
         lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
@@ -161,6 +129,22 @@ def expect_work(
         unpadded_of=model.predict_each(real),
         padded_of=model.predict_each(padded),
     )
+
+
+def work_designs(
+    members: Members, batches: Mapping[str, npt.NDArray[Any]], norms: Norms
+) -> tuple[dict[str, Floats], Floats]:
+    """Designs of the units of work as they were, and of batches without padding."""
+    size = np.maximum(batches["size"].astype(np.float64), 1.0)
+    total, largest = members.total(members.attributes), members.largest(members.attributes)
+    padded_top = largest.copy()
+    longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
+    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
+        padded_top[:, 1] = np.maximum(longest, collated)
+    request = _request_design(members.attributes)
+    padded = _padded_design(batches, size, total, padded_top)
+    real = _unpadded_design(members, size, total, largest)
+    return {"prepare": request, "finish": request, "compute": padded}, real
 
 
 def jackknife_error(of_folds: Floats) -> Floats:

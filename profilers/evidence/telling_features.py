@@ -1,0 +1,124 @@
+"""Which of the traffic's numeric features say how much work a request is: those that explain time out of fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.evidence.expected_work import Members, work_designs
+from latfix.profilers.evidence.run_baselines import Norms
+from latfix.profilers.evidence.work_model import Bools, Floats, Ints, error_out_of_fold
+
+_MOST_FEATURES = 3
+#: Features that are tried one by one; of more, those that go best with what sizes leave.
+_MOST_TRIED = 8
+#: A feature is taken where it makes the error out of fold smaller by this share.
+_LEAST_GAIN = 0.02
+#: A number that follows the order of arrival this closely, and is another for this share of requests, is a running
+#: number: it cannot be told from the service's age, and is no size.
+_RUNNING, _MOSTLY_DISTINCT = 0.9, 0.5
+
+
+def with_features(members: Members, columns: Sequence[Floats]) -> Members:
+    """The members with more attributes, one a column."""
+    extended = np.column_stack([members.attributes, *columns]) if columns else members.attributes
+    return replace(members, attributes=np.maximum(extended, 0.0))
+
+
+def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
+    """A feature of each request as a finite number; zero where it has none."""
+    return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def telling_features(
+    features: Mapping[str, npt.NDArray[Any]],
+    position: Ints,
+    members: Members,
+    batches: Mapping[str, npt.NDArray[Any]],
+    times: Mapping[str, Floats],
+    clean: Mapping[str, Bools],
+) -> tuple[str, ...]:
+    """Names of at most three numeric, nonnegative, varying features of the requests that are no running numbers.
+
+    Where there are more, they are added one after the other, each the one that brings the models of work nearest to
+    the times that they have not seen.
+
+    :param members: with sizes alone; ``times`` and ``clean`` as for ``expect_work``.
+    """
+    found: dict[str, Floats] = {}
+    for name, column in features.items():
+        if column.dtype.kind in "iuf" and len(column):
+            values = numeric(column, position)
+            if len(values) and values.min() >= 0 and np.ptp(values) > 0 and not is_running_number(values):
+                found[name] = values
+    if len(found) <= _MOST_FEATURES:
+        return tuple(found)
+
+    def error(names: Sequence[str]) -> float:
+        designs, _ = work_designs(with_features(members, [found[name] for name in names]), batches, Norms())
+        return sum(error_out_of_fold(design, times[unit], clean[unit]) for unit, design in designs.items())
+
+    return _added_one_by_one(_likeliest(found, members, times, clean), error)
+
+
+def _added_one_by_one(names: Sequence[str], error: Callable[[Sequence[str]], float]) -> tuple[str, ...]:
+    chosen: list[str] = []
+    left, rest = error(()), list(names)
+    while rest and len(chosen) < _MOST_FEATURES:
+        errors = {name: error((*chosen, name)) for name in rest}
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] > (1 - _LEAST_GAIN) * left:
+            break
+        chosen.append(best)
+        # What alone brings nothing now will hardly do so beside the one that was taken.
+        rest = [name for name in rest if name != best and errors[name] < left]
+        left = errors[best]
+    return tuple(chosen)
+
+
+def is_running_number(values: Floats) -> bool:
+    """Whether values in order of arrival are an index, a sequence number or a time.
+
+    :param values: ``(n,)``.
+    """
+    if len(np.unique(values)) < _MOSTLY_DISTINCT * len(values) or len(values) < 3:
+        return False
+    return abs(_rank_correlation(values, np.arange(len(values)))) >= _RUNNING
+
+
+def _likeliest(
+    found: Mapping[str, Floats], members: Members, times: Mapping[str, Floats], clean: Mapping[str, Bools]
+) -> list[str]:
+    """The features that go best with the time that a request's own work took, or its batch's."""
+    if len(found) <= _MOST_TRIED:
+        return list(found)
+    batch_of = np.zeros(len(members.attributes), np.int64)
+    batch_of[members.order] = np.repeat(np.arange(len(members.count)), members.count)
+    alone = members.count[batch_of] > 0
+    kinds = [(times[unit], clean[unit]) for unit in ("prepare", "finish")]
+    if len(members.count):
+        kinds.append((times["compute"][batch_of], clean["compute"][batch_of] & alone))
+
+    def strongest(name: str) -> float:
+        return max(_rank_correlation(found[name][rows], taken[rows]) for taken, rows in kinds)
+
+    return sorted(found, key=strongest, reverse=True)[:_MOST_TRIED]
+
+
+def _rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
+    """Spearman's; ties take the mean rank. Zero where one of them is constant."""
+    if len(first) < 3:
+        return 0.0
+    a, b = _ranks(first), _ranks(second)
+    a, b = a - a.mean(), b - b.mean()
+    power = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / power if power > 0 else 0.0
+
+
+def _ranks(values: npt.NDArray[Any]) -> Floats:
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(count) - (count - 1) / 2)[place], dtype=np.float64)
