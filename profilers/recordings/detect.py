@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from latfix.errors import InputError
+from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.results.diagnosis import Diagnosis
 
 #: Every kind, those that are told by more of their content first.
-READERS: tuple[Reader, ...] = ()
+READERS: tuple[Reader, ...] = (NSYS, KINETO)
 
 #: What people name that is not read itself, and what to do about it, by its first bytes.
 _ADVICE: tuple[tuple[bytes, str], ...] = (
