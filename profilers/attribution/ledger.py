@@ -207,7 +207,7 @@ def _book_claims(accounts: _Accounts) -> None:
     modelled["compute"] = evidence.expected.padded
     claims, granted = [], []
     for cause in CAUSES:
-        claims.append(cause.claim(evidence, remains))
+        claims.append((cause.outside if evidence.setup.outside else cause.claim)(evidence, remains))
         granted.append(remains.take(claims[-1]))
     moved = _through_the_lock(accounts, granted, claims)
     for k, claim in enumerate(claims):
@@ -282,7 +282,7 @@ def _line(accounts: _Accounts) -> Line:
     return Line(
         handed=(rows["arrival_ns"] + rows["dispatch_ns"]).astype(np.float64),
         prepared=prepared,
-        queued=np.asarray(evidence.batch_of >= 0),
+        queued=np.asarray((evidence.batch_of >= 0) & (setup.servers != 0)),
         priority=evidence.priority,
         prepare=Policy(
             workers=setup.prepare_threads, max_batch=1, window=0.0, reference=np.array([0.0, max(float(usual), 0.0)])

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, other_threads_ns
-from latfix.profilers.evidence.thread_timelines import Timeline, places
-from latfix.profilers.evidence.units import Evidence, Unit
+from latfix.profilers.evidence.intervals import Timeline
+from latfix.profilers.evidence.units import Evidence, Unit, places
 from latfix.profilers.evidence.work_model import Bools, Ints
 from latfix.profilers.probes.gil_probe import USUAL_NS, WAIT_SERIES
 
