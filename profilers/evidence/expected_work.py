@@ -162,11 +162,13 @@ def _tells_length(longest: Floats, collated: Floats) -> bool:
 # Columns of the compute design, for g attributes (elements, length, features):
 # 1, B, real elements, padded elements, sum of lengths padded, of their squares, longest, and for each feature
 # its sum as padded and its largest. Without padding a sum runs over the members; with it, B times the largest.
+# Then what grows more slowly than its amount, as work does that fills the machine's units better the more there is of
+# it: roots of the elements, real and padded, and the longest times the root of how many run beside it.
 
 
 def _request_design(attributes: Floats) -> Floats:
     one = np.ones(len(attributes))
-    return np.column_stack([one, attributes, attributes[:, 1] ** 2])
+    return np.column_stack([one, attributes, attributes[:, 1] ** 2, np.sqrt(attributes[:, 0])])
 
 
 def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
@@ -174,7 +176,15 @@ def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total:
     columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
     for k in range(2, top.shape[1]):
         columns += [size * top[:, k], top[:, k]]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(total[:, 0], elements, top[:, 1], size * top[:, 1])])
+
+
+def _slower(real: Floats, padded: Floats, longest: Floats, lengths: Floats) -> list[Floats]:
+    """Columns of what grows more slowly than its amount.
+
+    :param lengths: the sum of the lengths that were computed on.
+    """
+    return [np.sqrt(real), np.sqrt(padded), np.sqrt(longest * lengths)]
 
 
 def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Floats) -> Floats:
@@ -182,7 +192,7 @@ def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Flo
     columns = [np.ones(len(size)), size, total[:, 0], total[:, 0], total[:, 1], squares, largest[:, 1]]
     for k in range(2, total.shape[1]):
         columns += [total[:, k], largest[:, k]]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(total[:, 0], total[:, 0], largest[:, 1], total[:, 1])])
 
 
 def _alone_design(attributes: Floats) -> Floats:
@@ -191,7 +201,7 @@ def _alone_design(attributes: Floats) -> Floats:
     columns = [one, one, elements, elements, length, length**2, length]
     for k in range(2, attributes.shape[1]):
         columns += [attributes[:, k], attributes[:, k]]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(elements, elements, length, length)])
 
 
 def _typical_design(members: Members, max_size: int) -> Floats:
@@ -203,7 +213,7 @@ def _typical_design(members: Members, max_size: int) -> Floats:
     columns.append(np.full(len(size), length))
     for value in typical[2:]:
         columns += [size * value, np.full(len(size), value)]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(size * elements, size * elements, columns[6], size * length)])
 
 
 def _ints(values: Floats) -> Ints:

@@ -17,7 +17,7 @@ _MOST_FEATURES = 3
 #: Features that are tried one by one; of more, those that go best with what sizes leave.
 _MOST_TRIED = 8
 #: A feature is taken where it makes the error out of fold smaller by this share.
-_LEAST_GAIN = 0.02
+_LEAST_GAIN = 0.05
 #: A number that follows the order of arrival this closely, and is another for this share of requests, is a running
 #: number: it cannot be told from the service's age, and is no size.
 _RUNNING, _MOSTLY_DISTINCT = 0.9, 0.5
