@@ -20,9 +20,9 @@ def batched(n: int, seed: int) -> tuple[Members, dict[str, npt.NDArray[np.int64]
     """Requests of lengths over two orders of magnitude, in batches of one to eight padded to the longest."""
     rng = np.random.default_rng(seed)
     length = np.clip(np.exp(rng.normal(4.6, 0.7, n)), 10, 1500).astype(np.int64)
-    count = []
+    count: list[int] = []
     while sum(count) < n:
-        count.append(int(min(rng.integers(1, 9), n - sum(count))))
+        count.append(min(int(rng.integers(1, 9)), n - sum(count)))
     size = np.array(count, np.int64)
     first = np.concatenate([[0], np.cumsum(size)[:-1]])
     longest = np.maximum.reduceat(length, first)
