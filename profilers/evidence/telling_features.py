@@ -37,17 +37,15 @@ def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
 def telling_features(
     features: Mapping[str, npt.NDArray[Any]],
     position: Ints,
-    members: Members,
-    batches: Mapping[str, npt.NDArray[Any]],
-    times: Mapping[str, Floats],
-    clean: Mapping[str, Bools],
+    times: Sequence[Floats],
+    error: Callable[[Sequence[Floats]], float],
 ) -> tuple[str, ...]:
     """Names of at most three numeric, nonnegative, varying features of the requests that are no running numbers.
 
-    Where there are more, they are added one after the other, each the one that brings the models of work nearest to
-    the times that they have not seen.
+    Where there are more, they are added one after the other, each the one that makes ``error`` smallest.
 
-    :param members: with sizes alone; ``times`` and ``clean`` as for ``expect_work``.
+    :param times: what parts of each request took, each ``(n,)``, zero where that is not known.
+    :param error: how far models of work with these columns, ``(n,)`` each, are from times that they have not seen.
     """
     found: dict[str, Floats] = {}
     for name, column in features.items():
@@ -57,12 +55,22 @@ def telling_features(
                 found[name] = values
     if len(found) <= _MOST_FEATURES:
         return tuple(found)
+    return _added_one_by_one(_likeliest(found, times), lambda names: error([found[name] for name in names]))
 
-    def error(names: Sequence[str]) -> float:
-        designs, _ = work_designs(with_features(members, [found[name] for name in names]), batches, Norms())
-        return sum(error_out_of_fold(design, times[unit], clean[unit]) for unit, design in designs.items())
 
-    return _added_one_by_one(_likeliest(found, members, times, clean), error)
+def error_of_work(
+    members: Members,
+    batches: Mapping[str, npt.NDArray[Any]],
+    times: Mapping[str, Floats],
+    clean: Mapping[str, Bools],
+    columns: Sequence[Floats],
+) -> float:
+    """How far the models of all units are from times that they have not seen, with more columns beside the sizes.
+
+    :param members: with sizes alone; ``times`` and ``clean`` as for ``expect_work``.
+    """
+    designs, _ = work_designs(with_features(members, columns), batches, Norms())
+    return sum(error_out_of_fold(design, times[unit], clean[unit]) for unit, design in designs.items())
 
 
 def _added_one_by_one(names: Sequence[str], error: Callable[[Sequence[str]], float]) -> tuple[str, ...]:
@@ -90,21 +98,13 @@ def is_running_number(values: Floats) -> bool:
     return abs(_rank_correlation(values, np.arange(len(values)))) >= _RUNNING
 
 
-def _likeliest(
-    found: Mapping[str, Floats], members: Members, times: Mapping[str, Floats], clean: Mapping[str, Bools]
-) -> list[str]:
-    """The features that go best with the time that a request's own work took, or its batch's."""
+def _likeliest(found: Mapping[str, Floats], times: Sequence[Floats]) -> list[str]:
+    """The features that go best with a time that something took."""
     if len(found) <= _MOST_TRIED:
         return list(found)
-    batch_of = np.zeros(len(members.attributes), np.int64)
-    batch_of[members.order] = np.repeat(np.arange(len(members.count)), members.count)
-    alone = members.count[batch_of] > 0
-    kinds = [(times[unit], clean[unit]) for unit in ("prepare", "finish")]
-    if len(members.count):
-        kinds.append((times["compute"][batch_of], clean["compute"][batch_of] & alone))
 
     def strongest(name: str) -> float:
-        return max(_rank_correlation(found[name][rows], taken[rows]) for taken, rows in kinds)
+        return max(_rank_correlation(found[name][taken > 0], taken[taken > 0]) for taken in times)
 
     return sorted(found, key=strongest, reverse=True)[:_MOST_TRIED]
 

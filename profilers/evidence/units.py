@@ -23,7 +23,7 @@ from latfix.profilers.evidence.outside_view import as_served, stage_values
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
 from latfix.profilers.evidence.standstills import Standstills, find_standstills, no_standstills
-from latfix.profilers.evidence.telling_features import numeric, telling_features, with_features
+from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
@@ -190,7 +190,15 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
     times = _work_times(units, setup, spans)
     features = record.traffic.features
-    names = norms.of("features", lambda: telling_features(features, position, members, batches, times, clean))
+    names = norms.of(
+        "features",
+        lambda: telling_features(
+            features,
+            position,
+            [times["prepare"], times["finish"], spread(times["compute"], batch_of)],
+            partial(error_of_work, members, batches, times, clean),
+        ),
+    )
     members = with_features(members, [numeric(features[name], position) for name in names])
     expected = expect_work(members, batches, times, clean, setup.max_batch, norms)
     units = _with_expectations(units, expected, spans, norms)

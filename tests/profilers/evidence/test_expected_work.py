@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,12 @@ import pytest
 
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.run_baselines import Norms
-from latfix.profilers.evidence.telling_features import is_running_number, telling_features, with_features
+from latfix.profilers.evidence.telling_features import (
+    error_of_work,
+    is_running_number,
+    telling_features,
+    with_features,
+)
 
 Floats = npt.NDArray[np.float64]
 Cost = Callable[[Floats], float]
@@ -103,9 +109,13 @@ def test_features_are_chosen_by_what_they_explain() -> None:
     times = {name: values * (1 + 0.05 * rng.random(len(values))) for name, values in times.items()}
     clean = {name: np.ones(len(values), dtype=bool) for name, values in times.items()}
     position = np.arange(n)
-    assert telling_features(features, position, members, batches, times, clean) == ("steps",)
+    error = partial(error_of_work, members, batches, times, clean)
+    against = [times["prepare"], times["compute"][np.repeat(np.arange(len(members.count)), members.count)]]
+    assert telling_features(features, position, against, error) == ("steps",)
+    many = features | {f"number_{k}": rng.permutation(n).astype(np.float64) for k in range(20)}
+    assert telling_features(many, position, against, error) == ("steps",)
     # Of a few, all are kept: an irrelevant one gets no coefficient.
-    assert telling_features({"steps": steps}, position, members, batches, times, clean) == ("steps",)
+    assert telling_features({"steps": steps}, position, against, error) == ("steps",)
     assert with_features(members, [steps]).attributes.shape == (n, 3)
 
 
