@@ -226,7 +226,7 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "losing":
         return f"What the lost {unit}s waited for comes first, then what makes the others slow."
     if diagnosis.verdict == "inconclusive":
-        return "Too much of the tail is unexplained to name its cause: record a longer run."
+        return "No cause of the tail can be told from this run: record a longer one."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
 
 
