@@ -32,7 +32,9 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
     ]
     units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest]
     present = {
-        "latency": not diagnosis.is_single,
+        "causes": diagnosis.is_timed,
+        "advice": True,
+        "latency": diagnosis.is_timed and not diagnosis.is_single,
         "windows": bool(diagnosis.windows),
         "stages": bool(stages),
         "units": bool(units),
@@ -45,7 +47,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         kind="latfix diagnosis of a recording",
         heading=diagnosis.workload,
         facts=" · ".join(filter(None, (diagnosis.device, "" if source is None else f"{source.kind}: {source.path}"))),
-        contents=contents_of(["causes", "advice", *(anchor for anchor, there in present.items() if there)]),
+        contents=contents_of(anchor for anchor, there in present.items() if there),
         diagnosis=diagnosis,
         severity=diagnosis_severity(diagnosis),
         notes=diagnosis.notes,
@@ -72,6 +74,8 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
 def _cards(diagnosis: Diagnosis) -> list[Card]:
     unit, known = diagnosis.unit, diagnosis.counts
     number = (f"{unit}s", count(sum(known.values())), ", ".join(f"{count(n)} {name}" for name, n in known.items()))
+    if not diagnosis.is_timed:
+        return [number]
     if diagnosis.is_single:
         return [(unit, milliseconds(diagnosis.excess_ms), "alone in the recording"), number]
     bounds = diagnosis.latency_ci95_ms

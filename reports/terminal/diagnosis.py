@@ -66,6 +66,7 @@ _ADVISED = 4
 _WORTH_ACTING = 0.05
 _ACTIVE = 4
 _WORKERS = 8
+_UNITS = 4
 
 
 def render_diagnosis(
@@ -79,11 +80,12 @@ def render_diagnosis(
     """
     parts: list[RenderableType] = [_verdict(diagnosis)]
     parts += warnings(diagnosis.notes)
-    if not diagnosis.is_single:
+    if diagnosis.is_timed and not diagnosis.is_single:
         parts += [Text(""), _latency_table(diagnosis)]
-    if any(diagnosis.requests.values()):
+    if diagnosis.is_timed and any(diagnosis.requests.values()):
         parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *_over_time(diagnosis), *_stages(diagnosis)]
         parts += _workers(diagnosis)
+    parts += _units(diagnosis)
     replayed = diagnosis.source is None or diagnosis.source.kind == "replay"
     parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload if replayed else "")
     parts += [Text(""), *_small_print(diagnosis, folder)]
@@ -241,6 +243,25 @@ def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
     for cause, activity in active[:_ACTIVE]:
         table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
     return table
+
+
+def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The typical and the slowest units of a recording; nothing for one alone, whose ledger is above."""
+    units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest[:_UNITS]]
+    if diagnosis.is_single or not units:
+        return
+    yield heading(f"The slowest {diagnosis.unit}s" if diagnosis.is_timed else "Stalls")
+    table = plain_table()
+    table.add_column("", overflow="ellipsis", max_width=30, no_wrap=True)
+    add_figures(table, "at, ms", "took, ms")
+    table.add_column("of that", overflow="fold")
+    for unit in units:
+        causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
+        words = ", ".join(f"{cause} {significant(value)}" for cause, value in causes)
+        table.add_row(
+            safe(unit.id, limit=60), significant(unit.start_ms), significant(unit.latency_ms), safe(words, "dim")
+        )
+    yield table
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
