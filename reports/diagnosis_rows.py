@@ -12,9 +12,11 @@ from latfix.formatting import (
     interval_bounds,
     key_label,
     milliseconds,
+    percent,
     sentence,
     significant,
     tail_words,
+    uncertain,
 )
 from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
@@ -72,6 +74,45 @@ def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
     if len(small) > 1:
         rows.append(_sum_of(small, diagnosis.excess_ms))
     return [*rows, _unexplained(diagnosis)]
+
+
+#: Causes of less of the tail's excess are told together, in one line.
+SMALL = 0.05
+
+
+def main_causes(diagnosis: Diagnosis) -> list[CauseRow]:
+    """The causes of at least :data:`SMALL` of the excess, and what is unexplained where it is as much."""
+    rows = cause_rows(diagnosis, limit=len(diagnosis.causes))
+    return [row for row in rows if row.cause and (row.share or 0.0) >= SMALL]
+
+
+def small_causes_words(diagnosis: Diagnosis) -> str:
+    """The rest of the excess, beside :func:`main_causes`, in one line; empty where they are all of it."""
+    main = main_causes(diagnosis)
+    excess, rest = _number(diagnosis.excess_ms), _number(diagnosis.excess_ms) - sum(row.tail_ms for row in main)
+    listed = {row.cause for row in main}
+    number = sum(1 for entry in diagnosis.causes if entry.cause not in listed and entry.tail_ms)
+    if not number or excess <= 0:
+        return ""
+    small = f"{number} more below {100 * SMALL:.0f} %" if number > 1 else f"1 more below {100 * SMALL:.0f} %"
+    if rest >= 0:
+        return f"{small}, with what is unexplained: together {significant(rest)} ms, {percent(rest / excess)}"
+    return f"{small}; what is listed overlaps by {significant(-rest)} ms"
+
+
+def excess_words(diagnosis: Diagnosis) -> str:
+    """What the tail is and what its excess: a mean, not the percentile; of a single unit, how long it takes."""
+    unit = diagnosis.unit
+    if diagnosis.is_single:
+        taken = milliseconds(diagnosis.excess_ms)
+        return f"The one {unit} of the recording takes {taken}; there is nothing to compare it with"
+    mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
+    bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
+    return (
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {uncertain(mean, bounds)} ms in the mean, "
+        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet {unit} "
+        f"({milliseconds(diagnosis.reference_ms)}), one with nothing in its way"
+    )
 
 
 def cause_total(rows: list[CauseRow], diagnosis: Diagnosis) -> tuple[float, float | None]:
@@ -185,17 +226,6 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if not diagnosis.is_timed:
         return "" if cause_advice(diagnosis) else "Nothing stands out."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
-
-
-def excess_words(diagnosis: Diagnosis) -> str:
-    """By how much the tail exceeds a quiet request or step; of a single one, how long it takes."""
-    unit, excess = diagnosis.unit, milliseconds(diagnosis.excess_ms)
-    if diagnosis.is_single:
-        return f"The one {unit} of the recording takes {excess}; there is nothing to compare it with"
-    return (
-        f"The {tail_words(diagnosis.percentile)} of {unit}s take {excess} more than a quiet {unit} "
-        f"({milliseconds(diagnosis.reference_ms)})"
-    )
 
 
 def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:

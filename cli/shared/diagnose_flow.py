@@ -176,6 +176,7 @@ def conclude(
     workload: str | None = None,
     interrupted: bool = False,
     drill_down: DrillDown | None = None,
+    verbose: bool = False,
 ) -> int:
     """Write ``diagnosis.json`` and ``report.html``, judge the gates, record, print, and return the exit code.
 
@@ -206,10 +207,11 @@ def conclude(
     console = outputs.console()
     if not outputs.to_stdout:
         told_as = None if workload is None else workload_argument(record.meta, typed=workload)
-        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=told_as))
         if told is not None:
             console.print(told.render())
-    show_gates(console, results)
+        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=told_as, verbose=verbose))
+    else:
+        show_gates(console, results)
     outputs.write(
         document if told is None else {**document, "requests_explained": told.to_json()},
         failure=failure,

@@ -65,7 +65,9 @@ def asked(step: str | None, percentile: float | None, seed: int, traffic: Traffi
     )
 
 
-def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
+def diagnose(
+    path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None, verbose: bool
+) -> int:
     """Diagnose a recording; writes ``diagnosis.json`` and ``report.html``, prints, and returns the exit code.
 
     :raises InputError: it is none, or is damaged, cut off or empty.
@@ -74,10 +76,10 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
 
     with outputs.in_any_case(path.name, gates.texts):
         diagnosis = diagnose_recording(path, options)
-        return conclude(diagnosis, outputs, gates, out=out)
+        return conclude(diagnosis, outputs, gates, out=out, verbose=verbose)
 
 
-def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
+def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None, verbose: bool) -> int:
     """What follows a diagnosis that has no record of latfix's own behind it."""
     from latfix.cli.shared.diagnose_flow import show_gates, writing_into
     from latfix.files.atomic_write import write_json
@@ -95,8 +97,9 @@ def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path 
         write_recording_report(folder / "report.html", diagnosis)
     console = outputs.console()
     if not outputs.to_stdout:
-        console.print(render_diagnosis(diagnosis, folder=folder))
-    show_gates(console, results)
+        console.print(render_diagnosis(diagnosis, folder=folder, verbose=verbose))
+    else:
+        show_gates(console, results)
     outputs.write(document)
     return exit_code(results) if results else EXIT_OK
 

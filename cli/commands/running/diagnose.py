@@ -9,7 +9,13 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 from latfix.errors import InputError
 
@@ -43,6 +49,7 @@ def diagnose(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Replay traffic, and attribute slow requests to causes.
 
@@ -83,7 +90,7 @@ def diagnose(
             "diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations
         )
         asked = recording_flow.asked(step, percentile, seed, replayed)
-        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out)
+        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out, verbose=verbose)
     if step is not None:
         raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     spec = load_spec(workload, traffic=traffic, profile=profile)
@@ -119,4 +126,5 @@ def diagnose(
             workload=workload,
             interrupted=interrupted,
             drill_down=drill_down,
+            verbose=verbose,
         )
