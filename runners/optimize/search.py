@@ -52,6 +52,8 @@ _WORTH_A_REPLAY = 0.03
 _WORTH_ADDING = 0.03
 #: An undecided gain is taken where it and what was foretold are at least this, as a ratio: the final replay tells.
 _LIKELY = 0.95
+#: The share of the time for the final replay that may go into finding anything to prove.
+_SHORTER_PROOF = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,19 +289,22 @@ class Search:
 
     def _replay_foretold(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
         tried = {(), *(trial.configuration.key for trial in self.trials)}
-        told = 0
+        told = refused = False
         while True:
             ranked = [one for one in self._ranked(planner) if one.key not in tried]
-            if not ranked:
-                break
-            best = ranked[0]
-            if not told:
+            best = ranked[0] if ranked and planner.score(ranked[0]) <= self.best_score - _WORTH_A_REPLAY else None
+            if refused and (self.best.choices or best is None):
+                # What takes the place of a refused way is long to find: not before there is something to prove.
+                refused = False
+                self._look_again(planner, batches)
+                continue
+            if ranked and not told:
+                told = True
                 self._say(
-                    f"{planner.looked_at} configurations simulated; the best: {best.words}, "
-                    f"{_foretold(planner.predict(best).ratio, self._goal.key)}"
+                    f"{planner.looked_at} configurations simulated; the best: {ranked[0].words}, "
+                    f"{_foretold(planner.predict(ranked[0]).ratio, self._goal.key)}"
                 )
-            told += 1
-            if planner.score(best) > self.best_score - _WORTH_A_REPLAY:
+            if best is None:
                 break
             tried.add(best.key)
             if refusal := self._out_of_time([choice.fix for choice in best.choices]):
@@ -307,17 +312,22 @@ class Search:
                 self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
                 continue
             self._replay(best, planner)
-            if self.trials[-1].status == "rejected":
-                self._look_again(planner, batches)
+            refused |= self.trials[-1].status == "rejected"
 
     # -- 4. what no forecast knows
 
     def _replay_added(self) -> None:
         """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
         refused = {fix for trial in self.trials for fix in trial.configuration.fixes}
+
+        def promising() -> list[list[Choice]]:
+            return [group for group in self._added() if not {choice.fix.id for choice in group} <= refused]
+
         while True:
-            self._set_up()
-            groups = [group for group in self._added() if not {choice.fix.id for choice in group} <= refused]
+            groups = promising()
+            if self.best.choices or not groups:
+                self._set_up()
+                groups = promising()
             if not groups:
                 return
             group = groups[0]
@@ -509,7 +519,7 @@ class Search:
             return f"{BUDGET}all {self._most_trials} trials are used"
         needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
         if not self.best.choices:  # there is nothing to prove yet, and a shorter proof is better than none
-            left += self._reserved_s() / 2
+            left += self._reserved_s() * _SHORTER_PROOF
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
