@@ -222,7 +222,7 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if not diagnosis.requests.get("ok"):
         return f"No {unit} ended ok: mend the errors first, then diagnose again."
     if diagnosis.verdict == "inconclusive":
-        return "Too much of the tail is unexplained to name its cause: record a longer run."
+        return "No cause of the tail can be told from this run: record a longer one."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
 
 
