@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_ms
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
+from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.over_time.active_intervals import activity
-from latfix.results.diagnosis import CauseSummary, Diagnosis, WhatIf
+from latfix.profilers.services.service_figures import service_figures
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES
@@ -139,6 +142,7 @@ class _Findings:
             partial=self.source.partial,
             trustworthy=late is None,
             notes=(*([late] if late else []), *notes),
+            **self._outside(),
             **self._extra(causes),
         )
 
@@ -187,8 +191,10 @@ class _Findings:
         return above_noise(floors, self.tail, self.percentile, books)
 
     def _stages_ms(self) -> dict[str, dict[str, float]]:
-        totals, reference = self.totals, self.baselines.books.stages
-        return {
+        totals, evidence, reference = self.totals, self.baselines.evidence, self.baselines.books.stages
+        if evidence.setup.outside:
+            reference = {stage: quiet_median(evidence.stage_ns(stage), evidence.quiet) for stage in totals.stages}
+        stages = {
             stage: {
                 "mean": known.taken.total / max(totals.requests, 1) / 1e6,
                 **_percentiles_ms(known.taken, 50, 99),
@@ -196,6 +202,20 @@ class _Findings:
                 "tail": known.tail_ns / max(totals.tail, 1) / 1e6,
             }
             for stage, known in totals.stages.items()
+        }
+        if evidence.setup.servers == 0:  # who waited in line is not known
+            stages["queue"] = dict.fromkeys(stages["queue"], math.nan)
+        return stages
+
+    def _outside(self) -> dict[str, Any]:
+        """Of a service behind an address: where, and what is known beside its requests' latency."""
+        meta, servers = self.source.meta, self.baselines.evidence.setup.servers
+        if servers is None:
+            return {}
+        record = self.source.stretch(0, len(self.source))
+        return {
+            "source": Source(kind="http", path=str(meta.source.get("path", ""))),
+            "service": service_figures(record, servers),
         }
 
     def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:

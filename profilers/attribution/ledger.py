@@ -180,7 +180,7 @@ def _book_claims(accounts: _Accounts) -> None:
     modelled = {"prepare": evidence.expected.prepare, "finish": evidence.expected.finish}
     modelled["compute"] = evidence.expected.padded
     for k, cause in enumerate(CAUSES):
-        claim = cause.claim(evidence, remains)
+        claim = (cause.outside if evidence.setup.outside else cause.claim)(evidence, remains)
         for name, amount in remains.take(claim).items():
             taken[name] += amount
             accounts.book_unit(k, name, amount, disturbance=claim.disturbance)
@@ -214,7 +214,7 @@ def _line(accounts: _Accounts) -> Line:
     return Line(
         handed=(rows["arrival_ns"] + rows["dispatch_ns"]).astype(np.float64),
         prepared=prepared,
-        queued=np.asarray(evidence.batch_of >= 0),
+        queued=np.asarray((evidence.batch_of >= 0) & (setup.servers != 0)),
         priority=evidence.priority,
         prepare=Policy(
             workers=setup.prepare_threads, max_batch=1, window=0.0, reference=np.array([0.0, max(float(usual), 0.0)])

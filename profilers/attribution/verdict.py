@@ -11,6 +11,7 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
 from latfix.formatting import milliseconds
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
+from latfix.profilers.evidence.outside_view import CPU, Counter
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.dispatch_lag import is_late
@@ -156,10 +157,25 @@ def warnings(
             f"The causes claim {milliseconds(-unexplained)} more than slow requests exceed the reference by."
         )
     notes += [f"{note}." for note in record.meta.setup_notes]
+    if n and evidence.setup.outside:
+        return notes + _not_seen(evidence)
     if n and not np.any(evidence.rows["warmup"]):
         notes.append("No warm-up requests were sent: first use is part of the measured run.")
     if n and not evidence.expected.models["compute"].accepted:
         notes.append(_no_model(evidence))
+    return notes
+
+
+def _not_seen(evidence: Evidence) -> list[str]:
+    """What of a service behind an address is not known."""
+    notes = []
+    if not Counter.of(evidence.samples, CPU).known:
+        notes.append("What the service did meanwhile is not known: --pid watches its process, if it runs here.")
+    if evidence.setup.servers == 0:
+        notes.append(
+            "Answers do not show one queue in front of a fixed number of servers: waiting in line is not told "
+            "apart from being served."
+        )
     return notes
 
 

@@ -23,7 +23,7 @@ from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Ledger
 from latfix.results.worker_summary import WorkerTally
 from latfix.run_record.run_record import Throughput
-from latfix.stages import STAGES, STATUS_NAMES
+from latfix.stages import OUTSIDE_STAGES, STAGES, STATUS_NAMES
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.quantile_sketch import Distribution, LogHistogram
@@ -146,7 +146,8 @@ class RunTotals:
             self.windows, self.span_s = WindowTally(edges, _ENTRIES, exact=exact), (float(edges[0]), float(edges[-1]))
         self.workers = WorkerTally(baselines.sample.meta, self.tail_ns, exact=exact)
         self.latency, self.lag, self.observed = (Distribution(exact=exact) for _ in range(3))
-        self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in STAGES}
+        stages = OUTSIDE_STAGES if baselines.evidence.setup.outside else STAGES
+        self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in stages}
         self.handed = Arrivals()
         self.throughput = Throughput()
         self.statuses = np.zeros(len(STATUS_NAMES), np.int64)
@@ -222,7 +223,7 @@ class RunTotals:
         self.quiet += int(np.count_nonzero(evidence.quiet))
         self.closure_ns += int(chunk.closure_ns[tail].sum())
         for stage, totals in self.stages.items():
-            values = evidence.rows[f"{stage}_ns"][evidence.ok]
+            values = evidence.stage_ns(stage)[evidence.ok]
             totals.taken.add(values)
             totals.tail_ns += int(values[tail].sum())
 

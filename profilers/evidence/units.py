@@ -19,8 +19,10 @@ import numpy.typing as npt
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
+from latfix.profilers.evidence.outside_view import as_served, stage_values
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
+from latfix.profilers.evidence.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
@@ -73,6 +75,7 @@ class Evidence:
     :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
     :param norms: what is usual in the run that these requests are of.
+    :param standstills: when a service behind an address answered nobody; none in other runs.
     :param begins: these requests are the run's first, or all of it.
     """
 
@@ -96,6 +99,7 @@ class Evidence:
     quiet_batch: Bools
     norms: Norms
     begins: bool
+    standstills: Standstills
 
     def usually_blocked(self, unit: str) -> int:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
@@ -110,6 +114,12 @@ class Evidence:
     def of_batch(self, per_batch: Ints) -> Ints:
         """A batch's figure, at each of its members; zero for requests without a batch."""
         return spread(per_batch, self.batch_of)
+
+    def stage_ns(self, stage: str) -> Ints:
+        """``(n,)`` how long each request was in a stage, of the runner's or of those that a client sees."""
+        if self.setup.outside:
+            return stage_values(self.rows)[stage]
+        return np.asarray(self.rows[f"{stage}_ns"], dtype=np.int64)
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """One sampled series: times and values."""
@@ -134,8 +144,11 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     :param begins: the piece holds the run's first requests.
     """
     norms = Norms() if norms is None else norms
+    servers = None
+    if record.meta.is_http:
+        record, servers = as_served(record, norms)
     rows, batches = record.requests, record.batches
-    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows))
+    setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows, servers))
     n, m = len(rows["index"]), len(batches["batch_id"])
     batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
@@ -177,7 +190,18 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         quiet_batch=quiet_batch,
         norms=norms,
         begins=begins,
+        standstills=_standstills(record, ok, servers),
     )
+
+
+def _standstills(record: RunRecord, ok: Bools, servers: int | None) -> Standstills:
+    """Looked for where many are served at once: of those that wait in line behind one, all wait whoever is slow."""
+    if servers is None or servers > 0:
+        return no_standstills(len(ok))
+    rows = record.requests
+    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    end = rows["arrival_ns"] + rows["latency_ns"]
+    return find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
 
 
 def _batch_rows(wanted: Ints, ids: Ints) -> Ints:

@@ -133,10 +133,11 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
     return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
 
 
-def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Markup:
+def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence[str] = STAGES) -> Markup:
     """One stacked bar a group, a color a stage.
 
     :param groups: name and ``(stages,)`` mean milliseconds, from the top.
+    :param labels: of the stages.
     """
     used = [k for k in range(len(STAGES)) if any(values[k] > 0 for _, values in groups)]
 
@@ -146,7 +147,7 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]]) -> Markup:
         left = np.zeros(len(groups))
         for k in used:
             widths = np.array([values[k] for _, values in groups])
-            axes.barh(position, widths, left=left, height=0.62, color=INK[f"stage-{k}"], label=STAGES[k])
+            axes.barh(position, widths, left=left, height=0.62, color=INK[f"stage-{k}"], label=labels[k])
             left += widths
         for y, total in zip(position, left, strict=True):
             beside(axes, milliseconds(float(total)), total, y)

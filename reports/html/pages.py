@@ -73,7 +73,7 @@ from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.results.optimization import Optimization
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
-from latfix.stages import STAGES
+from latfix.stages import STAGES, stage_label, stage_number
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -149,7 +149,7 @@ def write_run_report(
         stages_chart=_stages_chart("stages-chart", [("", record)]),
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
-            for stage in STAGES
+            for stage in (STAGES if set(diagnosis.stages_ms) <= set(STAGES) else diagnosis.stages_ms)
         ],
         weighed=weighed,
         workers=[
@@ -304,7 +304,7 @@ def _strip_part(stage: StageTime, scale: int) -> tuple[float, float, int]:
     """Where in the request's life a stage lies: start and width in percent, number of the stage."""
     left = min(max(stage.at_ns / scale, 0.0), 1.0) * 100
     width = max(min(max(stage.duration_ns / scale, 0.0) * 100, 100 - left), 0.3)
-    return left, width, STAGES.index(stage.stage)
+    return left, width, stage_number(stage.stage)
 
 
 def contents_of(anchors: Iterable[str]) -> dict[str, str]:
@@ -435,7 +435,9 @@ def _stages_chart(name: str, records: Sequence[tuple[str, RunRecord]]) -> Markup
         for label, profile in profiles
         if group in profile
     ]
-    return run_charts.stage_bars(name, groups) if groups else None
+    outside = any(record.meta.is_http for _, record in records)
+    labels = [stage_label(stage, outside=outside) for stage in STAGES]
+    return run_charts.stage_bars(name, groups, labels) if groups else None
 
 
 def _traffic_chart(record: RunRecord) -> Markup | None:
