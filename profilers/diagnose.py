@@ -231,6 +231,7 @@ class _Findings:
             "reference_gap_ms": gap / 1e6,
             "quiet_requests": totals.quiet,
             "queue_closure_ms": totals.closure_ns / max(totals.tail, 1) / 1e6,
+            "lock_closure_ms": totals.lock_closure_ns / max(totals.tail, 1) / 1e6,
             "models": evidence.expected.quality(),
             "whatif": tuple(
                 WhatIf(without=removed, **_percentiles_ms(latencies, 50, 95, 99))

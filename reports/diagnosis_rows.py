@@ -227,7 +227,7 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "inconclusive" and outside is not None and outside.process is None:
         return "Too much of the tail is unexplained to name its cause: watch the service's process with --pid."
     if diagnosis.verdict == "inconclusive":
-        return "Too much of the tail is unexplained to name its cause: record a longer run."
+        return "No cause of the tail can be told from this run: record a longer one."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
 
 

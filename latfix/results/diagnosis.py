@@ -290,6 +290,7 @@ class Diagnosis(Document):
         warm-up missing, too few requests for the percentile, …).
     :param reference_gap_ms: the reference less the median of the quiet requests; ``quiet_requests`` of them.
     :param queue_closure_ms: of a tail request's wait, what the replayed queue leaves open.
+    :param lock_closure_ms: of its waits for the interpreter lock, what nobody who is known can have held it for.
     :param models: how well the models of service times fit, by stage.
     :param whatif: the two and the three largest causes removed together.
     :param workers: a row a worker; none where there was one.
@@ -329,6 +330,7 @@ class Diagnosis(Document):
     reference_gap_ms: float = 0.0
     quiet_requests: int = 0
     queue_closure_ms: float = 0.0
+    lock_closure_ms: float = 0.0
     models: Mapping[str, Any] = field(default_factory=dict)
     whatif: tuple[WhatIf, ...] = ()
     windows: tuple[Window, ...] = ()

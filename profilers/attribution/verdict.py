@@ -23,9 +23,12 @@ HARDLY_ABOVE = 0.15
 #: ... unless the median itself is this many times the reference.
 _MOSTLY_WAITING = 2.0
 _MOST_UNEXPLAINED = 0.25
-#: So little is unexplained on any machine, and hides nothing.
-_NOISE_MS = 1.0
+#: What one request is charged may be off by as much.
+_NOISE_MS = 0.1
+#: Where nothing is named, a tail up to this many times the median, beside chance, is near it.
+_NEAR = 2.0
 _MOSTLY = 0.5
+_CHANCE = "traffic.burst"
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
 
@@ -66,23 +69,30 @@ def judge(
             sentence=f"{opening}: steady, slow requests take hardly longer than typical ones{extra}.",
         )
     unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
-    if unexplained > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
-        known = f" Of what is known, {_share(top, tail)}." if top else ""
-        return Verdict(
-            word=INCONCLUSIVE,
-            sentence=(
-                f"{opening}; no probe accounts for {milliseconds(unexplained)} of the {milliseconds(tail.excess_ms)} "
-                f"by which slow requests exceed normal ones, too much to name a cause.{known}"
-            ),
-        )
-    if top is None:
+    if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
+        return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_doubt(unexplained, tail, top)}")
+    # What arrivals make wait by chance belongs to the load that was asked for.
+    chance = next((cause.tail_ms for cause in causes if cause.cause == _CHANCE), 0.0)
+    if top is None and at_ms - max(chance, 0.0) <= _NEAR * median:
         return Verdict(word=STEADY, sentence=f"{opening}: steady, {_noise(causes, tail)}.")
+    if top is None:
+        return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_noise(causes, tail)}.")
     return Verdict(word=top.cause, sentence=f"{opening}: {_share(top, tail)}.")
+
+
+def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
+    """Why what the causes claim does not make up what is to be explained."""
+    excess = f"the {milliseconds(tail.excess_ms)} by which slow requests exceed normal ones"
+    if unexplained < 0:
+        known = f" The largest claim: {_share(top, tail)}." if top else ""
+        return f"the causes claim {milliseconds(-unexplained)} more than {excess}, too much to name one.{known}"
+    known = f" Of what is known, {_share(top, tail)}." if top else ""
+    return f"no probe accounts for {milliseconds(unexplained)} of {excess}, too much to name a cause.{known}"
 
 
 def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
     """What slow requests of a steady run are made of."""
-    chance = next((cause for cause in causes if cause.cause == "traffic.burst"), None)
+    chance = next((cause for cause in causes if cause.cause == _CHANCE), None)
     if chance is not None and chance.tail_share > _MOSTLY:
         return (
             f"{milliseconds(chance.tail_ms)} of the {milliseconds(tail.excess_ms)} by which slow requests exceed "

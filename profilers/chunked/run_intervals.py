@@ -113,7 +113,9 @@ def latency_intervals_ms(
     size = block_sums(blocks.requests[some].astype(np.float64), together)
     starts = np.arange(0, np.count_nonzero(some), together)
     largest = np.sort(np.maximum.reduceat(blocks.largest[some], starts))[::-1]
-    intervals = {"mean": _mean_interval(block_sums(blocks.latency[some], together), size)}
+    low, high = _mean_interval(block_sums(blocks.latency[some], together), size)
+    # No request was faster; the histogram knows the fastest to a bin.
+    intervals = {"mean": (min(max(low, latency.value_at(0) / 1e6), totals.latency.total / len(latency) / 1e6), high)}
     for key, beyond in zip(QUANTILES, blocks.beyond, strict=True):
         sums = block_sums(beyond[some].astype(np.float64), together)
         intervals[key] = _percentile_interval(sums, size, 1 - QUANTILES[key], latency)

@@ -155,7 +155,7 @@ class RunTotals:
         self.tail_own, self.tail_propagated = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
         self.present = np.zeros(_ENTRIES, dtype=bool)
         self.touched, self.largest = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
-        self.quiet, self.closure_ns = 0, 0
+        self.quiet, self.closure_ns, self.lock_closure_ns = 0, 0, 0
 
     @property
     def requests(self) -> int:
@@ -222,6 +222,7 @@ class RunTotals:
         self.tail_propagated += ledger.propagated_ns[:, tail].sum(axis=1)
         self.quiet += int(np.count_nonzero(evidence.quiet))
         self.closure_ns += int(chunk.closure_ns[tail].sum())
+        self.lock_closure_ns += int(chunk.books.lock_closure_ns[tail].sum())
         for stage, totals in self.stages.items():
             values = evidence.stage_ns(stage)[evidence.ok]
             totals.taken.add(values)
@@ -248,7 +249,7 @@ class RunTotals:
     @staticmethod
     def _acts(chunk: ChunkLedger, k: int) -> bool:
         ledger = chunk.ledger
-        return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.finished_before))
+        return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.by_others))
 
 
 @dataclass(slots=True)
