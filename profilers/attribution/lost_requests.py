@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.results.diagnosis import Losses
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.schema import Columns
-from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status
+from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status, stage_label
 
 _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", "prepare_thread", "prepare_wait_ns")
@@ -43,7 +45,18 @@ def lost_requests(
         some = every["status"] == STATUS_NAMES.index(name)
         if some.any():
             found.append(_losses(name, {key: values[some] for key, values in every.items()}, arrived, waits, errors))
-    return tuple(found)
+    return tuple(replace(one, **_seen(one)) for one in found) if evidence.setup.outside else tuple(found)
+
+
+def _seen(losses: Losses) -> dict[str, dict[str, Any]]:
+    """The stages by the names that they have for whoever sees the service from outside."""
+    by_name: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        ("in_stage", losses.in_stage),
+        ("stages_ms", losses.stages_ms),
+    )
+    return {
+        key: {stage_label(stage, outside=True): value for stage, value in stages.items()} for key, stages in by_name
+    }
 
 
 def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mapping[int, str]) -> Losses:
