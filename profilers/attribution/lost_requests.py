@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -45,18 +44,14 @@ def lost_requests(
         some = every["status"] == STATUS_NAMES.index(name)
         if some.any():
             found.append(_losses(name, {key: values[some] for key, values in every.items()}, arrived, waits, errors))
-    return tuple(replace(one, **_seen(one)) for one in found) if evidence.setup.outside else tuple(found)
+    return tuple(map(_seen, found)) if evidence.setup.outside else tuple(found)
 
 
-def _seen(losses: Losses) -> dict[str, dict[str, Any]]:
+def _seen(losses: Losses) -> Losses:
     """The stages by the names that they have for whoever sees the service from outside."""
-    by_name: tuple[tuple[str, Mapping[str, Any]], ...] = (
-        ("in_stage", losses.in_stage),
-        ("stages_ms", losses.stages_ms),
-    )
-    return {
-        key: {stage_label(stage, outside=True): value for stage, value in stages.items()} for key, stages in by_name
-    }
+    stages = {stage_label(stage, outside=True): count for stage, count in losses.in_stage.items()}
+    took = {stage_label(stage, outside=True): ms for stage, ms in losses.stages_ms.items()}
+    return replace(losses, in_stage=stages, stages_ms=took)
 
 
 def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mapping[int, str]) -> Losses:
