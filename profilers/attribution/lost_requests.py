@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from latfix.results.diagnosis import Losses
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
-from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status
+from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status, stage_label
 
 _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", "prepare_thread", "prepare_wait_ns")
@@ -47,7 +48,14 @@ def lost_requests(source: RecordSource, evidence: Evidence, books: Books, sample
         some = every["status"] == STATUS_NAMES.index(name)
         if some.any():
             found.append(_losses(name, {key: values[some] for key, values in every.items()}, arrived, waits, errors))
-    return tuple(found)
+    return tuple(map(_seen, found)) if evidence.setup.outside else tuple(found)
+
+
+def _seen(losses: Losses) -> Losses:
+    """The stages by the names that they have for whoever sees the service from outside."""
+    stages = {stage_label(stage, outside=True): count for stage, count in losses.in_stage.items()}
+    took = {stage_label(stage, outside=True): ms for stage, ms in losses.stages_ms.items()}
+    return replace(losses, in_stage=stages, stages_ms=took)
 
 
 def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mapping[int, str]) -> Losses:
