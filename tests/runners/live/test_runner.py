@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import math
 import os
 import signal
 import threading
@@ -417,7 +418,7 @@ def test_stats_are_of_the_latest_requests_and_add_up(
     monkeypatch.setattr(live, "WINDOW", 16)
     runner = make_runner(max_batch_size=2)
     empty = runner.stats()
-    assert empty.window == 0 and empty.latency_ms["p99"] == 0.0 and empty.throughput_rps == 0.0
+    assert empty.window == 0 and math.isnan(empty.latency_ms["p99"]) and empty.throughput_rps == 0.0
     for _ in range(40):
         runner.infer_sync({"value": 1, "payload": {"finish": lambda: time.sleep(0.002)}})
 
