@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -117,9 +118,34 @@ class Forecast:
         """
         work = self._work
         if not within:
-            return self._serve(serving, np.arange(len(work.index)))
+            return self._serve(serving, np.arange(len(work.index)), work.arrival)
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
-        return np.concatenate([self._serve(serving, part) for part in parts]) if parts else np.zeros(0)
+        return np.concatenate([self._serve(serving, part, work.arrival[part]) for part in parts])
+
+    def paced(self, faster: float, requests: int, rotated: int = 0) -> tuple[Floats, Floats]:
+        """Arrivals and latencies in nanoseconds where requests come so many times as fast, under what ran.
+
+        :param requests: so many of them, begun again a mean gap after the last where the run had fewer.
+        :param rotated: what batches took beyond their inputs comes so many requests later: as likely a run as it was.
+        """
+        work, n = self._work, len(self._work.index)
+        if not n:
+            return np.zeros(0), np.zeros(0)
+        rounds, some = np.divmod(np.arange(requests), n)
+        span = float(np.ptp(work.arrival)) * n / max(n - 1, 1)
+        arrival = (work.arrival[some] - work.arrival.min() + rounds * span) / faster
+        return arrival, self._serve(self.serving, some, arrival, self._rotated(rotated))
+
+    def _rotated(self, by: int) -> Floats:
+        """What batches took beyond their inputs, as a share of what the request there computes alone."""
+        if not by:
+            return self._work.extra
+        return np.roll(self._work.extra / self._alone, by, axis=1) * self._alone
+
+    @cached_property
+    def _alone(self) -> Floats:
+        time_of = self._model.timer(self._work.inputs, None)
+        return np.maximum([time_of([row]) for row in range(len(self._work.index))], 1.0)
 
     def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
         """Of :meth:`latencies`, in milliseconds."""
@@ -188,25 +214,31 @@ class Forecast:
             for key in then
         }
 
-    def _serve(self, serving: Serving, some: Ints) -> Floats:
+    def _serve(self, serving: Serving, some: Ints, arrival: Floats, extra: Floats | None = None) -> Floats:
+        """Latencies of some requests that come at these times, each as long after them as it was handed over.
+
+        :param extra: in place of their own.
+        """
         work = self._work
+        extra = work.extra if extra is None else extra
         kept = np.array([cause not in serving.without for cause in work.causes] + [True], dtype=np.float64)
         # What the machine takes from computing, and what the model of work misses, goes with how long it computes.
         exposed = np.array([cause.startswith("host.") for cause in work.causes] + [True])
         disturbed = kept * np.where(exposed, 1.0 if serving.cost is None else serving.cost.typical, 1.0)
         prepare = np.maximum(work.prepare[some] - (1.0 - kept) @ work.prepare_extra[:, some], 0.0)
-        ready = begun_in_order(work.handed[some], prepare, serving.prepare_threads) + prepare
+        handed = arrival + work.handed[some] - work.arrival[some]
+        ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
         ended = _batched(
             serving,
             self._model,
             ready,
             work.inputs[some],
-            disturbed @ work.extra[:, some],
+            disturbed @ extra[:, some],
             work.finish[some],
             work.priority[some],
             work.length[some],
         )
-        return ended - work.arrival[some]
+        return ended - arrival
 
 
 def removable(causes: Collection[str]) -> frozenset[str]:
