@@ -20,14 +20,19 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/latfix optimize recommender --duration 30 --budget 180s
 
-# Tests that measure no time share the cores; those that do ("alone") come after them, one by one.
+# Tests share the cores; those that measure time ("alone") come after them, one by one, out of the files that have any.
+# Compiled modules are kept in any case: each of some two hundred processes would compile latfix again.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/python -m pytest -q
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+
 test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone and not slow"
-	$(BIN)/python -m pytest -q -m "alone and not slow"
+	$(PYTEST) -n 2 --dist worksteal -m "not alone and not slow"
+	$(PYTEST) -m "alone and not slow" $(ALONE)
 
 test-all: setup
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone"
-	$(BIN)/python -m pytest -q -m alone
+	$(PYTEST) -n 2 --dist worksteal -m "not alone"
+	$(PYTEST) -m alone $(ALONE)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -58,13 +58,12 @@ def simulate(
     rng = np.random.default_rng(seed)
     n, most, window = len(traffic), settings.max_batch_size, settings.batch_window_ms / 1e3
     arrival = traffic.arrival_ns / 1e9
-    ready = arrival + prepare
-    free, opened, closed = [0.0] * settings.workers, np.zeros(n), np.zeros(n)
-    ended, batch_of = np.zeros(n), np.zeros(n, np.int64)
+    ready = (arrival + prepare).tolist()
+    free = [0.0] * settings.workers
     batches: list[tuple[int, int, float, float, float, float]] = []
     i = 0
     while i < n:
-        worker = int(np.argmin(free))
+        worker = free.index(min(free))
         begin = max(ready[i], free[worker])
         j = i + 1
         while j < n and j - i < most and ready[j] <= begin:
@@ -77,10 +76,12 @@ def simulate(
             close = ready[j - 1] if j - i == most else due
         took = fixed + each * (j - i)
         end = close + (took * rng.gamma(1 / noise, noise) if noise > 0 else took)
-        opened[i:j], closed[i:j], ended[i:j], batch_of[i:j] = begin, close, end, len(batches)
         batches.append((worker, j - i, free[worker], begin, close, end))
         free[worker] = end
         i = j
+    table = np.array(batches).reshape(-1, 6)
+    batch_of = np.repeat(np.arange(len(table)), table[:, 1].astype(np.int64))
+    opened, closed, ended = table[batch_of, 3:].T
     sent = n if cut_s is None else int(np.searchsorted(arrival, cut_s, side="right"))
     keep = np.flatnonzero((np.arange(n) < sent) & (ended <= (np.inf if cut_s is None else cut_s)))
     failed = rng.random(n) < lost
@@ -100,8 +101,7 @@ def simulate(
     rows["status"] = np.where(failed[keep], Status.ERROR, Status.OK).astype(np.int64)
     rows["batch_id"] = batch_of[keep]
     rows["input_elements"] = rows["input_length"] = np.ones(len(keep), np.int64)
-    table = np.array(batches)
-    shown = table[table[:, 5] <= (np.inf if cut_s is None else cut_s)] if len(table) else table
+    shown = table[table[:, 5] <= (np.inf if cut_s is None else cut_s)]
     columns: dict[str, Any] = {name: np.zeros(len(shown), np.int64) for name in BATCH_DTYPE.names or ()}
     columns["batch_id"] = np.arange(len(shown))
     columns["worker"], columns["size"] = shown[:, 0].astype(np.int64), shown[:, 1].astype(np.int64)

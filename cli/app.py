@@ -69,6 +69,7 @@ app = typer.Typer(
     cls=_LazyCommands,
     help="Find out why the latency of model inference jitters, fix it, and prove the fix.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables take as long to import as all else
 )

@@ -246,4 +246,52 @@ _KNOWN: tuple[KnownCause, ...] = (
     ),
 )
 
-CATALOGUE: Mapping[str, KnownCause] = {cause.id: cause for cause in _KNOWN}
+#: Causes that only a recording of a device tells apart; a replay does not search for them.
+_OF_DEVICE_RECORDINGS: tuple[KnownCause, ...] = (
+    KnownCause(
+        "gpu.compute",
+        "measured",
+        "the device computed: kernels on the critical path",
+        happened="kernels on the device",
+        behind="one whose kernels took long",
+    ),
+    KnownCause(
+        "gpu.slowdown",
+        "modelled",
+        "the same kernels took longer: clocks, or a neighbor on the device",
+        happened="the same kernels taking longer than usual",
+        behind="one whose kernels took longer than usual",
+    ),
+    KnownCause(
+        "gpu.gaps",
+        "measured",
+        "the device idled between kernels that were queued already",
+        happened="the device idle between kernels that were queued already",
+        behind="one in whose queue of kernels the device idled",
+    ),
+    KnownCause(
+        "gpu.collective",
+        "measured",
+        "collectives: bytes exchanged between devices",
+        happened="collectives between devices",
+        behind="one that exchanged data between devices",
+    ),
+    KnownCause(
+        "gpu.rank_wait",
+        "modelled",
+        "waited in a collective for other ranks",
+        happened="waiting in collectives for other ranks",
+        behind="one that waited for other ranks",
+    ),
+    KnownCause(
+        "host.python",
+        "measured",
+        "the host's own code set the pace: Python, operators, launch calls",
+        happened="the host's own code (Python, operators, launch calls)",
+        behind="one whose host code took long",
+    ),
+)
+
+CATALOGUE: Mapping[str, KnownCause] = {cause.id: cause for cause in (*_KNOWN, *_OF_DEVICE_RECORDINGS)}
+#: Ids of those that a replay does not search for.
+RECORDED_ONLY: frozenset[str] = frozenset(cause.id for cause in _OF_DEVICE_RECORDINGS)

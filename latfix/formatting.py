@@ -59,6 +59,18 @@ def rate(value: object) -> str:
     return text if text == NONE else f"{text}/s"
 
 
+def seconds(value: object) -> str:
+    """``1.28 s``."""
+    text = significant(value)
+    return text if text == NONE else f"{text} s"
+
+
+def mebibytes(value: object) -> str:
+    """Bytes as ``412 MiB``."""
+    number = finite(value)
+    return NONE if number is None else f"{significant(number / (1 << 20))} MiB"
+
+
 def count(value: object) -> str:
     """A whole number, exact: ``1,000,000``."""
     number = finite(value)
@@ -69,6 +81,14 @@ def share(value: object) -> str:
     """A part of one as a percentage: ``0.571`` is ``57.1 %``."""
     number = finite(value)
     return NONE if number is None else f"{significant(number * 100)} %"
+
+
+def percent(value: object) -> str:
+    """A part of one as a whole percentage, for people: ``56 %``; ``under 1 %`` where it is hardly any."""
+    number = finite(value)
+    if number is None:
+        return NONE
+    return "under 1 %" if 0 < number < 0.01 else f"{100 * number:.0f} %"
 
 
 def interval(bounds: object) -> str:
@@ -83,6 +103,72 @@ def interval_bounds(bounds: object) -> tuple[float, float] | None:
         return None
     low, high = finite(bounds[0]), finite(bounds[1])
     return None if low is None or high is None else (low, high)
+
+
+def uncertain(value: object, bounds: object) -> str:
+    """The value to the digit from which on its interval leaves it open: 953 in [572, 1,910] is ``950``."""
+    place = _open_place(bounds)
+    return significant(value) if place is None else _at_place(value, place)
+
+
+def uncertain_bounds(bounds: object, word: str = " to ") -> str:
+    """``572 to 1,910``, both ends to the digit of :func:`uncertain`; ``up to 606`` where the lower is not above 0."""
+    pair = interval_bounds(bounds)
+    if pair is None:
+        return NONE
+    place = _open_place(bounds)
+    low, high = (significant(end) if place is None else _at_place(end, place) for end in pair)
+    return f"{low}{word}{high}" if pair[0] > 0 else f"up to {high}" if pair[1] > 0 else "none"
+
+
+def _open_place(bounds: object) -> int | None:
+    """The power of ten of the second digit of half an interval's width."""
+    pair = interval_bounds(bounds)
+    half = 0.0 if pair is None else (pair[1] - pair[0]) / 2
+    return math.floor(math.log10(half)) - 1 if math.isfinite(half) and half > 0 else None
+
+
+def _at_place(value: object, place: int) -> str:
+    number = finite(value)
+    if not number:
+        return significant(value)
+    return significant(number, min(max(math.floor(math.log10(abs(number))) - place + 1, 1), 3))
+
+
+def speed_words(value: object) -> str:
+    """A ratio of latencies in words: ``13 times faster``, ``20 % faster``, ``as fast``, ``12 % slower``."""
+    number, unit, side = _speed(value)
+    return f"{number}{unit}{side}"
+
+
+def speed_range(bounds: object) -> str:
+    """An interval of ratios in words: ``between 3 times faster and 12 % slower``; empty without an interval."""
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        return ""
+    low, high = finite(bounds[0]), finite(bounds[1])
+    if not low or low < 0:
+        return f"at most {speed_words(high)}" if high else ""
+    if not high:
+        return f"at least {speed_words(low)}"
+    first, last = _speed(low), _speed(high)
+    if first == last:
+        return speed_words(low)
+    if first[1:] != last[1:]:
+        return f"between {speed_words(low)} and {speed_words(high)}"
+    near, far = (first, last) if low > 1 else (last, first)
+    return f"between {near[0]} and {far[0]}{first[1]}{first[2]}"
+
+
+def _speed(value: object) -> tuple[str, str, str]:
+    """A number, its unit and the direction."""
+    number = finite(value)
+    if number is None or number <= 0:
+        return NONE, "", ""
+    factor, side = (1 / number, "faster") if number < 1 else (number, "slower")
+    if factor >= 2:
+        return significant(factor, 2), " times ", side
+    part = 100 * (1 - number) if number < 1 else 100 * (number - 1)
+    return (f"{part:.0f}", " % ", side) if part >= 0.5 else ("", "", "as fast")
 
 
 def ratio(value: object, sign: str = "x") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +13,10 @@ from latfix.formatting import (
     interval,
     interval_bounds,
     key_label,
+    mebibytes,
     rate,
     ratio,
+    seconds,
     significant,
 )
 from latfix.gates.evaluate import GateResult
@@ -71,6 +73,7 @@ class Arm:
 
     :param latency_ms: by key of :data:`latfix.formatting.LATENCY_KEYS`.
     :param requests: how many ended in each status.
+    :param memory_bytes: the most that was resident; ``start_s`` seconds to load and warm up.
     """
 
     label: str
@@ -78,6 +81,9 @@ class Arm:
     throughput_rps: float | None
     requests: Mapping[str, int]
     accuracy: float | None
+    memory_bytes: float | None = None
+    device_memory_bytes: float | None = None
+    start_s: float | None = None
 
     @property
     def failed(self) -> int:
@@ -176,9 +182,12 @@ class Change:
         rows.append(
             ChangeRow(name="throughput", before=rate(before.throughput_rps), after=rate(after.throughput_rps))
         )
+        rows += self._cost_rows()
         for name in STATUSES:
             was, now = before.requests.get(name, 0), after.requests.get(name, 0)
             worse = name != "ok" and now > was
+            if not was and not now and name != "ok":
+                continue
             rows.append(ChangeRow(name=f"requests {name}", before=count(was), after=count(now), worse=worse))
         if self.scored:
             rows.append(
@@ -190,6 +199,20 @@ class Change:
                 )
             )
         return rows
+
+    def _cost_rows(self) -> list[ChangeRow]:
+        """Memory and seconds to start, where a record has them."""
+        before, after = self.before, self.after
+        pairs: list[tuple[str, float | None, float | None, Callable[[object], str]]] = [
+            ("memory, peak", before.memory_bytes, after.memory_bytes, mebibytes),
+            ("device memory", before.device_memory_bytes, after.device_memory_bytes, mebibytes),
+            ("start-up", before.start_s, after.start_s, seconds),
+        ]
+        return [
+            ChangeRow(name=name, before=words(was), after=words(now))
+            for name, was, now, words in pairs
+            if was is not None or now is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +273,8 @@ def ratio_of(estimate: RatioEstimate | None) -> Ratio:
 
 def optimization_change(found: Optimization) -> Change:
     """The before and after of an optimization."""
-    return _change(("before", "after"), found, accuracy_limit=finite(found.accuracy_limit))
+    limit = finite(found.accuracy_limit)
+    return _change(("before", "after"), found, accuracy_limit=limit, judged=found.judged)
 
 
 def comparison_change(found: Comparison) -> Change:
@@ -281,9 +305,17 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
         label=label,
         latency_ms={key: finite(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
         throughput_rps=finite(figures.throughput_rps),
-        requests={name: figures.requests.get(name, 0) for name in STATUSES},
-        accuracy=finite(figures.accuracy) if isinstance(figures, Summary) else None,
+        requests={name: figures.requests.get(name) or 0 for name in STATUSES},
+        **_beside_time(figures),
     )
+
+
+def _beside_time(figures: Summary | Diagnosis) -> dict[str, float | None]:
+    """What one run's diagnosis does not know."""
+    if not isinstance(figures, Summary):
+        return {"accuracy": None}
+    names = ("accuracy", "memory_bytes", "device_memory_bytes", "start_s")
+    return {name: finite(getattr(figures, name)) for name in names}
 
 
 def pairing_words(comparison: Comparison) -> str:

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import finite, interval_bounds, key_label, sentence, significant
+from latfix.formatting import (
+    count,
+    finite,
+    interval_bounds,
+    key_label,
+    milliseconds,
+    percent,
+    sentence,
+    significant,
+    tail_words,
+    uncertain,
+)
 from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
@@ -63,6 +74,45 @@ def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
     if len(small) > 1:
         rows.append(_sum_of(small, diagnosis.excess_ms))
     return [*rows, _unexplained(diagnosis)]
+
+
+#: Causes of less of the tail's excess are told together, in one line.
+SMALL = 0.05
+
+
+def main_causes(diagnosis: Diagnosis) -> list[CauseRow]:
+    """The causes of at least :data:`SMALL` of the excess, and what is unexplained where it is as much."""
+    rows = cause_rows(diagnosis, limit=len(diagnosis.causes))
+    return [row for row in rows if row.cause and (row.share or 0.0) >= SMALL]
+
+
+def small_causes_words(diagnosis: Diagnosis) -> str:
+    """The rest of the excess, beside :func:`main_causes`, in one line; empty where they are all of it."""
+    main = main_causes(diagnosis)
+    excess, rest = _number(diagnosis.excess_ms), _number(diagnosis.excess_ms) - sum(row.tail_ms for row in main)
+    listed = {row.cause for row in main}
+    number = sum(1 for entry in diagnosis.causes if entry.cause not in listed and entry.tail_ms)
+    if not number or excess <= 0:
+        return ""
+    small = f"{number} more below {100 * SMALL:.0f} %" if number > 1 else f"1 more below {100 * SMALL:.0f} %"
+    if rest >= 0:
+        return f"{small}, with what is unexplained: together {significant(rest)} ms, {percent(rest / excess)}"
+    return f"{small}; what is listed overlaps by {significant(-rest)} ms"
+
+
+def excess_words(diagnosis: Diagnosis) -> str:
+    """What the tail is and what its excess: a mean, not the percentile; of a single unit, how long it takes."""
+    unit = diagnosis.unit
+    if diagnosis.is_single:
+        taken = milliseconds(diagnosis.excess_ms)
+        return f"The one {unit} of the recording takes {taken}; there is nothing to compare it with"
+    mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
+    bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
+    return (
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {uncertain(mean, bounds)} ms in the mean, "
+        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet {unit} "
+        f"({milliseconds(diagnosis.reference_ms)}), one with nothing in its way"
+    )
 
 
 def cause_total(rows: list[CauseRow], diagnosis: Diagnosis) -> tuple[float, float | None]:
@@ -166,13 +216,22 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
 
 def closing_advice(diagnosis: Diagnosis) -> str:
     """What to do where no cause says it; empty where named causes say all."""
+    unit = diagnosis.unit
     if not any(diagnosis.requests.values()):
-        return "No request was recorded: there is nothing to act on. Replay the traffic again."
+        return f"No {unit} was recorded: there is nothing to act on. Replay the traffic again."
     if not diagnosis.requests.get("ok"):
-        return "No request ended ok: mend the errors first, then diagnose again."
+        return f"No {unit} ended ok: mend the errors first, then diagnose again."
     if diagnosis.verdict == "inconclusive":
         return "Too much of the tail is unexplained to name its cause: record a longer run."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+
+
+def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What was read from a recording, by name."""
+    if diagnosis.source is None:
+        return []
+    read = diagnosis.source.read.items()
+    return [(str(name), count(value) if isinstance(value, int) else str(value)) for name, value in read]
 
 
 def focus_key(diagnosis: Diagnosis) -> str:

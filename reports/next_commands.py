@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from latfix.config.model_file_kind import is_model_file
@@ -41,6 +42,12 @@ def _workload(meta: RunMeta) -> str:
 def optimize_command(workload: str) -> str:
     """``latfix optimize WORKLOAD``, quoted for a shell."""
     return f"latfix optimize {_quoted(workload)}"
+
+
+def try_harder_command(workload: str, fixes: Sequence[str], budget: str = "15m") -> str:
+    """``latfix optimize WORKLOAD --fix ID … --budget 15m``: only these fixes, with more time for their proof."""
+    chosen = "".join(f" --fix {shlex.quote(fix)}" for fix in fixes)
+    return f"{optimize_command(workload)}{chosen} --budget {budget}"
 
 
 def replay_command(workload: str, plan: str) -> str:

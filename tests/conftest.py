@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from markupsafe import Markup
 
 from latfix.formatting import visible
@@ -20,84 +21,23 @@ from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory
 from latfix.profilers.allocator_lab.torch_caching import parse_settings
 
+# Examples take as long as the machine lets them; a property that needs more of them says so.
+settings.register_profile("latfix", deadline=None, max_examples=50)
+settings.load_profile("latfix")
+
 WriteWorkload = Callable[..., Path]
 Cli = Callable[..., tuple[int, str, str]]
 
-#: Folders and files of tests that measure no time, besides what lies at the top: they may share the machine with each
-#: other.
-_BESIDE_OTHERS = (
-    "benchmarks",
-    "capacity",
-    "cli",
-    "config",
-    "e2e/test_failures.py",
-    "e2e/test_kill.py",
-    "files",
-    "gates",
-    "history",
-    "profilers/allocator_lab",
-    "profilers/attribution",
-    "profilers/causes",
-    "profilers/chunked",
-    "profilers/drilldown",
-    "profilers/evidence",
-    "profilers/forecast",
-    "profilers/gpu",
-    "profilers/over_time",
-    "profilers/probes/test_control_groups.py",
-    "queueing",
-    "reports",
-    "results",
-    "run_record",
-    "runners/backends",
-    "runners/calls",
-    "runners/doctor",
-    "runners/fixes/quantize",
-    "runners/fixes/test_applying.py",
-    "runners/fixes/test_catalogue.py",
-    "runners/fixes/test_device_memory.py",
-    "runners/fixes/test_effects.py",
-    "runners/fixes/on_this_machine/test_refusals.py",
-    "runners/gpu/test_captured_evidence.py",
-    "runners/gpu/test_cuda_graphs.py",
-    "runners/gpu/test_device_clock.py",
-    "runners/gpu/test_device_selection.py",
-    "runners/gpu/test_rehearsal.py",
-    "runners/host/test_cpu_quota.py",
-    "runners/host/test_cpu_topology.py",
-    "runners/host/test_malloc_libraries.py",
-    "runners/host/test_process_setup.py",
-    "runners/host/test_start_environment.py",
-    "runners/live/test_requests.py",
-    "runners/measure/test_accuracy.py",
-    "runners/measure/test_accuracy_guard.py",
-    "runners/measure/test_layer_sensitivity.py",
-    "runners/model_files",
-    "runners/model_transforms",
-    "runners/optimize",
-    "runners/replay/test_run_session.py",
-    "runners/scheduling/test_adaptive_batching.py",
-    "runners/scheduling/test_admission.py",
-    "runners/scheduling/test_backlog.py",
-    "runners/scheduling/test_diagnosis_of_policies.py",
-    "runners/scheduling/test_diagnosis_of_routing.py",
-    "runners/scheduling/test_replica_router.py",
-    "runners/scheduling/test_scheduling_fixes.py",
-    "runners/scheduling/test_work_estimates.py",
-    "runners/selftest/faults/test_fault_log.py",
-    "runners/selftest/test_ground_truth.py",
-    "runners/selftest/test_plan.py",
-    "runners/selftest/test_score.py",
-    "runners/service",
-    "sample_workloads",
-    "statistics",
-    "traffic",
-)
-
 #: Tests that look at charts, or hand odd records to what draws them: nine tenths of a page's time are Matplotlib's.
+_PAGES = "tests/reports/html/test_pages.py::test_"
 _DRAWN = (
-    "tests/reports/",
-    "tests/cli/commands/reading/test_report.py::test_any",
+    "tests/reports/charts/",
+    f"{_PAGES}every_session",
+    f"{_PAGES}every_optimization",
+    f"{_PAGES}what_each_fix_gave_is_drawn",
+    *(f"{_PAGES}every_pair_of_sessions_makes_a_whole_comparison[{name}]" for name in ("zero", "tiny", "hostile")),
+    f"{_PAGES}the_page_and_its_chart",
+    "tests/reports/test_sweep_reports.py::test_awkward",
     "tests/cli/test_hostile_records.py::test_any",
     "tests/e2e/test_diagnose.py",
 )
@@ -116,15 +56,8 @@ class Plain(Workload):
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark what must have the machine to itself: every test but those that are known to measure no time.
-
-    A neighbor of the machine can spoil a measurement, and a real process: these are tried up to three times.
-    """
-    here = Path(__file__).parent
-    beside = {here / name for name in _BESIDE_OTHERS}
+    """A neighbor of the machine can spoil a measurement, and a real process: these are tried up to three times."""
     for item in items:
-        if item.path.parent != here and beside.isdisjoint([item.path, *item.path.parents]):
-            item.add_marker(pytest.mark.alone)
         if any(item.iter_markers("alone")) or any(item.iter_markers("slow")):
             item.add_marker(pytest.mark.flaky(reruns=2))
 

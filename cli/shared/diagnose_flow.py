@@ -176,6 +176,7 @@ def conclude(
     workload: str | None = None,
     interrupted: bool = False,
     drill_down: DrillDown | None = None,
+    verbose: bool = False,
 ) -> int:
     """Write ``diagnosis.json`` and ``report.html``, judge the gates, record, print, and return the exit code.
 
@@ -189,10 +190,12 @@ def conclude(
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
+    from latfix.results.diagnosis import Source
 
     where = folder or record.folder
     results, row = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
-    diagnosis = replace(diagnosis, gates=tuple(results))
+    source = diagnosis.source or Source(kind="replay", path=str(record.folder))
+    diagnosis = replace(diagnosis, gates=tuple(results), source=source)
     document = diagnosis.to_json()
     with writing_into(where):
         write_json(where / "diagnosis.json", document)
@@ -204,10 +207,11 @@ def conclude(
     console = outputs.console()
     if not outputs.to_stdout:
         told_as = None if workload is None else workload_argument(record.meta, typed=workload)
-        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=told_as))
         if told is not None:
             console.print(told.render())
-    show_gates(console, results)
+        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=told_as, verbose=verbose))
+    else:
+        show_gates(console, results)
     outputs.write(
         document if told is None else {**document, "requests_explained": told.to_json()},
         failure=failure,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latfix.cli.shared.diagnose_flow import show_gates, writing_into
 from latfix.cli.shared.replay_progress import ReplayLines
@@ -42,6 +42,7 @@ def optimize_into(
     started_from: Sequence[PlannedFix] = (),
     plan: str = "",
     resume: Path | None = None,
+    verbose: bool = False,
 ) -> int:
     """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
 
@@ -73,7 +74,7 @@ def optimize_into(
             progress.say(f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it.")
             outputs.interrupted(spec.name, gates.texts)
             return EXIT_INTERRUPTED
-        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
+        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan, verbose=verbose)
 
 
 def _conclude(
@@ -84,6 +85,8 @@ def _conclude(
     outputs: Outputs,
     started_from: Sequence[PlannedFix],
     plan: str,
+    *,
+    verbose: bool,
 ) -> int:
     """Judge the gates, write, show, record, and return the exit code."""
     from latfix.files.atomic_write import write_json
@@ -109,7 +112,9 @@ def _conclude(
     console = outputs.console()
     if not outputs.to_stdout:
         console.print(
-            render_optimization(found, folder=folder, workload_argument=workload_argument(outcome.baseline.meta))
+            render_optimization(
+                found, folder=folder, workload_argument=workload_argument(outcome.baseline.meta), verbose=verbose
+            )
         )
     else:
         show_gates(console, results)
@@ -187,7 +192,7 @@ def _with_causes(subject: GateSubject, diagnosis: Diagnosis | None) -> GateSubje
 
 
 def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Sequence[GateResult]) -> Optimization:
-    from latfix.results.comparison import RATIO_KEYS
+    from latfix.results.comparison import RATIO_KEYS, objective_key
     from latfix.results.optimization import BaselineVerdict, Optimization, PredictionErrors
     from latfix.results.optimization_step import ablation
     from latfix.statistics.decision import RatioEstimate
@@ -205,6 +210,8 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         after=final.after if final is not None else baseline,
         ratio=final.ratio if final is not None else dict.fromkeys(RATIO_KEYS, unchanged),
         rounds=final.rounds if final is not None else 0,
+        judged=final.judged if final is not None else objective_key(outcome.baseline),
+        changes=_changes(outcome),
         accuracy_kind=outcome.accuracy_kind,
         answers=outcome.answers,
         accuracy_limit=outcome.accuracy_limit,
@@ -223,6 +230,19 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         versions=meta.versions,
         notes=tuple(_notes(outcome)),
     )
+
+
+def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:
+    """What the plan sets otherwise than the service as it is; variables of the process one by one."""
+    first, changes = outcome.baseline.meta.settings.to_json(), dict[str, tuple[Any, Any]]()
+    for step in outcome.planned:
+        for key, value in step.settings.items():
+            if isinstance(value, dict):
+                old = first.get(key) or {}
+                changes |= {f"{key}.{name}": (old.get(name), each) for name, each in value.items()}
+            else:
+                changes[key] = (first.get(key), value)
+    return {key: pair for key, pair in changes.items() if pair[0] != pair[1]}
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -248,7 +268,7 @@ def _baseline(outcome: Outcome) -> Summary:
         latency_ms=diagnosis.latency_ms,
         latency_ci95_ms=diagnosis.latency_ci95_ms,
         throughput_rps=diagnosis.throughput_rps,
-        requests=diagnosis.requests,
+        requests=diagnosis.counts,
         accuracy=outcome.accuracy,
         trustworthy=diagnosis.trustworthy,
     )

@@ -33,6 +33,14 @@ WorkloadArgument = Annotated[
         show_default=False,
     ),
 ]
+DiagnosedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="A workload's folder, a model file with --traffic, the name of a sample, or a recording.",
+        show_default=False,
+    ),
+]
 TrafficOption = Annotated[
     Path | None, typer.Option("--traffic", help="Recorded traffic to replay instead of the workload's own.")
 ]
@@ -91,6 +99,19 @@ class TrafficOptions:
     duration: float | None = None
     limit: int | None = None
     repeat: int = 1
+
+    def given(self) -> dict[str, object]:
+        """By option what the user gave that only a replay can do; ``None`` where nothing was."""
+        values = {
+            "--speed": self.speed if self.speed != 1.0 else None,
+            "--repeat": self.repeat if self.repeat != 1 else None,
+        }
+        return {
+            **values,
+            "--to-duration": self.to_duration,
+            "--duration": self.duration,
+            "--limit": self.limit,
+        }
 
     def check(self) -> None:
         """Refuse values that mean nothing.

@@ -39,6 +39,9 @@ AnnotationsOption = Annotated[
     bool,
     typer.Option("--annotations", help="Annotate a GitHub Actions run, and add the summary to the step's page."),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show every figure, cause and fix on the terminal.")
+]
 
 
 @dataclass(slots=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from latfix.formatting import LATENCY_KEYS
+from latfix.formatting import LATENCY_KEYS, interval_bounds
 from latfix.stages import Status
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
@@ -47,6 +47,7 @@ class GateSubject:
     :param accuracy: the workload's score; ``None`` where it was not measured.
     :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
     :param trustworthy: false where the replay itself was too late for latencies to mean anything.
+    :param losses_known: false where a recording does not say how requests ended.
     """
 
     latency_ms: Mapping[str, float]
@@ -59,6 +60,7 @@ class GateSubject:
     cause_shares: Mapping[str, float] | None = None
     cause_shares_ci95: Mapping[str, Bounds] = field(default_factory=dict)
     trustworthy: bool = True
+    losses_known: bool = True
 
     @property
     def total(self) -> int:
@@ -86,7 +88,7 @@ class GateSubject:
         if metric in LATENCY_KEYS or percentile_of(metric) is not None:
             return self.latency_ms.get(metric)
         if metric == "error_rate":
-            return self.lost_share
+            return self.lost_share if self.losses_known else None
         if metric == "throughput":
             return self.throughput_rps
         if metric == "accuracy":
@@ -105,10 +107,16 @@ class GateSubject:
 
     def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource) -> GateSubject:
         """With the percentiles among some metrics that the summary lacks, taken from the run's requests."""
+        return self.with_percentiles_of(metrics, lambda: latencies_of(source))
+
+    def with_percentiles_of(
+        self, metrics: Iterable[str], latencies_ns: Callable[[], npt.NDArray[np.int64]]
+    ) -> GateSubject:
+        """The same, taken from latencies, which are looked up only where one is lacking."""
         wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
         if not wanted:
             return self
-        figures, intervals = percentile_figures(latencies_of(source), wanted)
+        figures, intervals = percentile_figures(latencies_ns(), wanted)
         return replace(
             self,
             latency_ms={**self.latency_ms, **figures},
@@ -119,27 +127,29 @@ class GateSubject:
     def from_diagnosis(cls, document: Mapping[str, Any]) -> GateSubject:
         """From the content of ``diagnosis.json``."""
         tail = document["tail"]
-        excess = float(tail["excess_ms"])
+        excess = tail["excess_ms"] or 0.0
         causes = {str(row["cause"]): row for row in document["causes"]}
+        bounds = {cause: interval_bounds(row["ci95_ms"]) for cause, row in causes.items()}
         return cls(
             latency_ms=document["latency_ms"],
-            requests=document["requests"],
-            latency_ci95_ms={key: _bounds(value) for key, value in document.get("latency_ci95_ms", {}).items()},
+            requests={name: number for name, number in document["requests"].items() if number is not None},
+            latency_ci95_ms={
+                key: pair
+                for key, value in document.get("latency_ci95_ms", {}).items()
+                if (pair := interval_bounds(value)) is not None
+            },
+            losses_known=document["requests"].get("error", 0) is not None,
             throughput_rps=document.get("throughput_rps"),
             accuracy=document.get("accuracy"),
             unexplained_share=float(tail["unexplained_share"]),
             cause_shares={cause: float(row["tail_share"]) for cause, row in causes.items()},
             cause_shares_ci95={
-                cause: (float(row["ci95_ms"][0]) / excess, float(row["ci95_ms"][1]) / excess)
-                for cause, row in causes.items()
-                if excess > 0
+                cause: (pair[0] / excess, pair[1] / excess)
+                for cause, pair in bounds.items()
+                if pair is not None and excess > 0
             },
             trustworthy=bool(document.get("trustworthy", True)),
         )
-
-
-def _bounds(value: Any) -> Bounds:
-    return (float(value[0]), float(value[1]))
 
 
 def with_percentile_ratios(

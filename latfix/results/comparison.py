@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import html_table, interval, key_label, ratio, significant, visible
+from latfix.formatting import finite, html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
@@ -37,6 +37,9 @@ class Summary(Document):
     :param requests: how many ended in each status.
     :param accuracy: the workload's score; ``None`` where it was not measured.
     :param trustworthy: false where the replay was too late for its latencies to mean anything.
+    :param memory_bytes: the most of the process that was resident in any replay; ``None`` where no record says it.
+    :param device_memory_bytes: the most that was reserved on all devices together; ``None`` likewise.
+    :param start_s: seconds to load the model and to warm up, the median of the replays' processes.
     """
 
     latency_ms: Mapping[str, float]
@@ -45,6 +48,9 @@ class Summary(Document):
     requests: Mapping[str, int]
     accuracy: float | None = None
     trustworthy: bool = True
+    memory_bytes: int | None = field(default=None, metadata=json_key(omit_empty=True))
+    device_memory_bytes: int | None = field(default=None, metadata=json_key(omit_empty=True))
+    start_s: float | None = field(default=None, metadata=json_key(omit_empty=True))
 
     @property
     def success(self) -> float:
@@ -229,7 +235,7 @@ def compare_rounds(
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])
-    judged = judged or _objective_key(new[0])
+    judged = judged or objective_key(new[0])
     verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest)
     need = None
     if verdict == "undecided" and before.trustworthy and after.trustworthy:
@@ -321,7 +327,28 @@ def _summary(records: Sequence[RunRecord], arms: Sequence[_Arm], seed: int, accu
         requests={name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)},
         accuracy=accuracy,
         trustworthy=all(dispatch_lag(record).trustworthy for record in records),
+        **costs(records),
     )
+
+
+def costs(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """What replays of one arm took beside time: ``memory_bytes``, ``device_memory_bytes``, ``start_s``.
+
+    Each is ``None`` where no record knows it.
+    """
+    starts = [record.meta.load_s for record in records]
+    warm = [finite(record.meta.warmup.get("seconds")) or 0.0 for record in records]
+    known = [start + more for start, more in zip(starts, warm, strict=True) if start is not None]
+    return {
+        "memory_bytes": max((record.meta.memory.peak_bytes for record in records), default=0) or None,
+        "device_memory_bytes": max(map(_reserved_bytes, records), default=0) or None,
+        "start_s": float(np.median(known)) if known else None,
+    }
+
+
+def _reserved_bytes(record: RunRecord) -> int:
+    first = record.meta.device_memory
+    return sum(int(known.get("reserved_peak_bytes") or 0) for known in (first, *first.get("others", {}).values()))
 
 
 def _accuracy(records: Sequence[RunRecord]) -> float | None:
@@ -329,7 +356,7 @@ def _accuracy(records: Sequence[RunRecord]) -> float | None:
     return next((score for score in scores if score is not None and math.isfinite(score)), None)
 
 
-def _objective_key(record: RunRecord) -> str:
+def objective_key(record: RunRecord) -> str:
     """The key of ``RATIO_KEYS`` for the workload's objective; p99 where that is not among them."""
     key = f"p{record.meta.objective.percentile:g}"
     return key if key in RATIO_KEYS else "p99"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -165,10 +166,47 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source(Document):
+    """Where the figures of a diagnosis come from.
+
+    :param kind: ``replay``; of a recording what detected it: ``kineto``, ``nsys``, ``memory``, ``engine_steps``,
+        ``requests``, ``spans``; ``http`` or ``live``.
+    :param path: the file, the folder or the address.
+    :param unit: what has a latency in it: ``request``, or ``step`` of work on a device.
+    :param read: what was read, by name: counts, names, versions.
+    """
+
+    kind: str
+    path: str
+    unit: str = "request"
+    read: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitLedger(Document):
+    """Where the time of one request or step of a recording went.
+
+    :param id: as the recording names it.
+    :param start_ms: from the recording's begin; ``None`` for one that stands for many.
+    :param causes_ms: by cause; together exactly ``latency_ms``.
+    :param stages_ms: the same time by what its host did; empty where the recording does not show it.
+    """
+
+    id: str
+    start_ms: float | None
+    latency_ms: float
+    causes_ms: Mapping[str, float]
+    stages_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Document):
     """What :func:`latfix.profilers.diagnose.diagnose` found: ``diagnosis.json``.
 
-    :param requests: how many measured requests ended in each status.
+    What a source cannot know is ``null`` (NaN, ``None``), never 0. Where a recording holds a single unit there is
+    nothing to compare with: ``reference_ms`` is unknown, the excess is the whole unit, and causes sum to that.
+
+    :param requests: how many measured requests (or steps) ended in each status; ``None`` where it is not recorded.
     :param latency_ms: mean, p50, p90, p95, p99, p99_9, max.
     :param latency_ci95_ms: intervals of the same keys (moving-block bootstrap).
     :param stages_ms: for each stage mean, p50, p99, ``reference`` and ``tail``.
@@ -188,6 +226,9 @@ class Diagnosis(Document):
     :param learned_from: requests that references and models were learned from.
     :param pieces: into how many chunks the run was cut; one where it fits into memory.
     :param gates: those that the run was held against.
+    :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
+    :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
+    :param slowest: the ledgers of a recording's slowest units.
     :param requests_explained: only in what ``--json`` writes, where requests were asked for.
     :param ledger: not in the document.
     """
@@ -197,7 +238,7 @@ class Diagnosis(Document):
 
     workload: str
     device: str
-    requests: Mapping[str, int]
+    requests: Mapping[str, int | None]
     latency_ms: Mapping[str, float]
     latency_ci95_ms: Mapping[str, tuple[float, float]]
     stages_ms: Mapping[str, Mapping[str, float]]
@@ -224,8 +265,26 @@ class Diagnosis(Document):
     learned_from: int | None = field(default=None, metadata=json_key(omit_empty=True))
     pieces: int | None = field(default=None, metadata=json_key(omit_empty=True))
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
+    typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
+    slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))
     requests_explained: tuple[Story, ...] | None = field(default=None, metadata=json_key(omit_empty=True))
     ledger: Ledger = field(default_factory=Ledger.empty, metadata=HIDDEN)
+
+    @property
+    def unit(self) -> str:
+        """What has a latency: ``request`` or ``step``."""
+        return "request" if self.source is None else self.source.unit
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of :attr:`requests` those that are known."""
+        return {name: number for name, number in self.requests.items() if number is not None}
+
+    @property
+    def is_single(self) -> bool:
+        """True where there was one unit, and nothing to compare it with."""
+        return self.source is not None and math.isnan(self.reference_ms)
 
     @property
     def unexplained_share(self) -> float:

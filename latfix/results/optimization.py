@@ -147,6 +147,9 @@ class Optimization(Document):
     :param after: the last settings, likewise.
     :param ratio: after over before by statistic.
     :param rounds: of the final replay; 0 where there was none.
+    :param judged: the key of ``ratio`` that the verdict is about; p99 in documents without it.
+    :param changes: settings that the plan changes, each with its value before and in the plan; ``None`` in documents
+        of earlier versions.
     :param answers: what answers are compared as, and whether the service as it is answers a request otherwise in a
         batch; ``None`` where there was nothing to see it by.
     :param accuracy_kind: ``evaluate`` (the workload's own score), or ``agreement: `` and the kinds of outputs.
@@ -172,6 +175,8 @@ class Optimization(Document):
     after: Summary
     ratio: Mapping[str, RatioEstimate]
     rounds: int = 0
+    judged: str = field(default="p99", metadata=json_key(omit_empty=True))
+    changes: Mapping[str, tuple[Any, Any]] | None = field(default=None, metadata=json_key(omit_empty=True))
     accuracy_kind: str = ""
     answers: AnswerCheck | None = field(default=None, metadata=json_key(omit_empty=True))
     accuracy_limit: float | None = None

@@ -45,7 +45,7 @@ def thinned(source: RecordSource, diagnosis: Diagnosis) -> tuple[RunRecord, Diag
         samples=_nothing(SAMPLE_FIELDS),
         traffic=_traffic(requests, [ids.get(index, f"#{index}") for index in requests["index"][measured].tolist()]),
         partial=source.partial,
-        totals=diagnosis.requests,
+        totals=diagnosis.counts,
     )
     note = (
         f"Charts and tables show one request in {step:,} and the {len(slowest)} slowest; figures are of all of them."

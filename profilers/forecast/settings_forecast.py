@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +44,7 @@ class Serving:
     :param window_ns: how long the oldest request waits for company.
     :param by_length: a batch takes those like its head.
     :param cost: how the time of batches changes; ``None`` for what was recorded.
+    :param pace: how much longer batches take than foretold, from replays (:meth:`Forecast.pace_of`).
     :param without: ids of causes whose time is taken out of requests and batches.
     """
 
@@ -54,6 +54,7 @@ class Serving:
     prepare_threads: int
     by_length: bool = False
     cost: BatchCost | None = None
+    pace: float = 1.0
     without: frozenset[str] = frozenset()
 
 
@@ -63,8 +64,10 @@ class _Work:
 
     :param index: position in the schedule.
     :param inputs: ``(n, g)`` elements, length, features.
-    :param extra: ``(k, n)`` what a request's batch took beyond its inputs, by cause, at the batch's head; the last
-        row is what no cause of its own stands for. ``prepare_extra`` the same of ``prepare``.
+    :param pauses: ``(k, n)`` what stopped a request's batch, by cause, at the batch's head. ``prepare_extra`` the
+        same of ``prepare``.
+    :param slowed: ``(k + 1, n)`` how much longer its batch took, by cause, as a share of its undisturbed time, for
+        each of its members; the last row is what no cause stands for, of either sign.
     :param length: what batches by length go by.
     """
 
@@ -74,11 +77,18 @@ class _Work:
     prepare: Floats
     finish: Floats
     inputs: Floats
-    extra: Floats
+    pauses: Floats
+    slowed: Floats
     prepare_extra: Floats
     priority: Ints
     length: Ints
     causes: tuple[str, ...]
+
+    def met(self, without: Collection[str]) -> tuple[Floats, Floats, Floats]:
+        """What requests meet without some causes: ``prepare``, pauses, and how much longer batches take."""
+        kept = np.array([cause not in without for cause in self.causes], dtype=np.float64)
+        prepare = np.maximum(self.prepare - (1.0 - kept) @ self.prepare_extra, 0.0)
+        return prepare, kept @ self.pauses, 1.0 + np.append(kept, 1.0) @ self.slowed
 
 
 class Forecast:
@@ -100,6 +110,7 @@ class Forecast:
         )
         self._model = _BatchTime.of(evidence)
         self._work = _work(evidence, books, self._model)
+        self._schedule = record.traffic.arrival_ns
         measured = record.latencies_ns()
         self.measured = summarize_ms(measured)
         self.simulated = summarize_ms(self.latencies(self.serving))
@@ -126,7 +137,7 @@ class Forecast:
         """Arrivals and latencies in nanoseconds where requests come so many times as fast, under what ran.
 
         :param requests: so many of them, begun again a mean gap after the last where the run had fewer.
-        :param rotated: what batches took beyond their inputs comes so many requests later: as likely a run as it was.
+        :param rotated: what disturbed batches comes so many requests later: as likely a run as it was.
         """
         work, n = self._work, len(self._work.index)
         if not n:
@@ -134,18 +145,7 @@ class Forecast:
         rounds, some = np.divmod(np.arange(requests), n)
         span = float(np.ptp(work.arrival)) * n / max(n - 1, 1)
         arrival = (work.arrival[some] - work.arrival.min() + rounds * span) / faster
-        return arrival, self._serve(self.serving, some, arrival, self._rotated(rotated))
-
-    def _rotated(self, by: int) -> Floats:
-        """What batches took beyond their inputs, as a share of what the request there computes alone."""
-        if not by:
-            return self._work.extra
-        return np.roll(self._work.extra / self._alone, by, axis=1) * self._alone
-
-    @cached_property
-    def _alone(self) -> Floats:
-        time_of = self._model.timer(self._work.inputs, None)
-        return np.maximum([time_of([row]) for row in range(len(self._work.index))], 1.0)
+        return arrival, self._serve(self.serving, some, arrival, rotated)
 
     def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
         """Of :meth:`latencies`, in milliseconds."""
@@ -206,6 +206,29 @@ class Forecast:
         time_of = self._model.timer(self._work.inputs, None)
         return sum(time_of([place[position] for position in batch]) for batch in batches) / 1e9
 
+    def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> float:
+        """How much longer the batches of a replay took than is foretold of the same batches; NaN where none is known.
+
+        :param record: of this traffic, or of a slice of it that begins at ``begin_ns`` of its schedule.
+        :param serving: what it ran with.
+        """
+        work, rows, batches = self._work, record.requests, record.batches
+        first = int(np.searchsorted(self._schedule, begin_ns))
+        place = {position - first: row for row, position in enumerate(work.index.tolist())}
+        members: dict[int, list[int]] = {}
+        for position, batch in zip(rows["index"].tolist(), rows["batch_id"].tolist(), strict=True):
+            members.setdefault(batch, []).append(place.get(position, -1))
+        time_of, (_, pauses, slowed) = self._model.timer(work.inputs, serving.cost), work.met(serving.without)
+        took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
+        shown = told = 0.0
+        usable = (batches["warmup"] == 0) & (batches["retried"] == 0)
+        for batch, held in zip(batches["batch_id"][usable].tolist(), took[usable].tolist(), strict=True):
+            some = members.get(batch, [-1])
+            if min(some) >= 0:
+                shown += held - float(pauses[some].sum())
+                told += (self._model.fixed + time_of(some)) * float(slowed[some].mean())
+        return shown / told if told > 0 and shown > 0 else float("nan")
+
     def predicted_ms(self, serving: Serving) -> dict[str, float]:
         """Statistics under ``serving``: what was measured, times what the simulation says that it changes."""
         then = summarize_ms(self.latencies(serving))
@@ -214,18 +237,11 @@ class Forecast:
             for key in then
         }
 
-    def _serve(self, serving: Serving, some: Ints, arrival: Floats, extra: Floats | None = None) -> Floats:
-        """Latencies of some requests that come at these times, each as long after them as it was handed over.
-
-        :param extra: in place of their own.
-        """
+    def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> Floats:
+        """Latencies of some requests that come at these times, each as long after them as it was handed over."""
         work = self._work
-        extra = work.extra if extra is None else extra
-        kept = np.array([cause not in serving.without for cause in work.causes] + [True], dtype=np.float64)
-        # What the machine takes from computing, and what the model of work misses, goes with how long it computes.
-        exposed = np.array([cause.startswith("host.") for cause in work.causes] + [True])
-        disturbed = kept * np.where(exposed, 1.0 if serving.cost is None else serving.cost.typical, 1.0)
-        prepare = np.maximum(work.prepare[some] - (1.0 - kept) @ work.prepare_extra[:, some], 0.0)
+        prepare, pauses, slowed = work.met(serving.without)
+        prepare, pauses, slowed = prepare[some], np.roll(pauses, rotated)[some], np.roll(slowed, rotated)[some]
         handed = arrival + work.handed[some] - work.arrival[some]
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
         ended = _batched(
@@ -233,7 +249,8 @@ class Forecast:
             self._model,
             ready,
             work.inputs[some],
-            disturbed @ extra[:, some],
+            pauses,
+            slowed,
             work.finish[some],
             work.priority[some],
             work.length[some],
@@ -326,18 +343,25 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:MOST]
     batches = evidence.batches
     held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
-    known = evidence.head >= 0
-    beyond = np.zeros(len(evidence.ok))
-    beyond[evidence.head[known]] = (held - model.fixed - model.bias - evidence.expected.padded)[known]
+    undisturbed = np.maximum(model.fixed + model.bias + evidence.expected.padded, 1.0)
+    beyond = held - undisturbed
     # What the causes own of it; the rest is nobody's and stays.
     causes = tuple(cause.id for cause in CAUSES)
-    owned = np.where(np.isin(causes, sorted(removable(causes)))[:, None], np.maximum(line.batch_extra.T, 0.0), 0.0)
+    known = np.flatnonzero(evidence.head >= 0)
+    heads = evidence.head[known]
+    owned = np.zeros((len(causes), len(held)))
+    mine = np.isin(causes, sorted(removable(causes)))[:, None]
+    owned[:, known] = np.where(mine, np.maximum(line.batch_extra.T[:, heads], 0.0), 0.0)
     total = owned.sum(axis=0)
     owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
-    extra = np.concatenate([owned, (beyond - owned.sum(axis=0))[None]])
+    rest = beyond - owned.sum(axis=0)
+    # What the machine takes goes with how long a batch computes; a pause is as long for whomever it stops.
+    machine = np.array([cause.startswith("host.") for cause in causes])[:, None]
+    pauses = np.zeros((len(causes), len(evidence.ok)))
+    pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
+    slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed
     prepare = evidence.units["prepare"].wall.astype(np.float64)
     brought = np.clip(line.prepare_extra.T, 0.0, prepare)
-    brought = np.concatenate([brought, np.zeros((1, len(prepare)))])
     return _Work(
         index=rows["index"][chosen],
         arrival=rows["arrival_ns"][chosen].astype(np.float64),
@@ -345,7 +369,8 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
         prepare=prepare[chosen],
         finish=evidence.units["finish"].wall[chosen].astype(np.float64),
         inputs=evidence.members.attributes[chosen],
-        extra=extra[:, chosen],
+        pauses=pauses[:, chosen],
+        slowed=slowed[:, evidence.batch_of[chosen]],
         prepare_extra=brought[:, chosen],
         priority=evidence.priority[chosen],
         length=rows["bucket_length"][chosen],
@@ -358,20 +383,24 @@ def _batched(
     model: _BatchTime,
     ready: Floats,
     inputs: Floats,
-    extra: Floats,
+    pauses: Floats,
+    slowed: Floats,
     finish: Floats,
     priority: Ints,
     length: Ints,
 ) -> Floats:
     """When each request was finished."""
     order = np.argsort(ready, kind="stable")
-    when, inputs, extra, finishing = ready[order], inputs[order], extra[order], finish[order].tolist()
+    when, inputs, finishing = ready[order], inputs[order], finish[order].tolist()
     time_of = model.timer(inputs, serving.cost)
-    beyond: list[float] = extra.tolist()
+    stopped: list[float] = pauses[order].tolist()
+    slower: list[float] = slowed[order].tolist()
     finished = [0.0] * len(order)
 
     def finish_batch(members: Sequence[int], closed: float) -> float:
-        clock = closed + max(model.fixed + time_of(members) + sum(map(beyond.__getitem__, members)), 0.0)
+        # Its members met the machine as it was then: a batch of others meets the mean of what they did.
+        pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
+        clock = closed + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
         for member in members:
             finished[member] = clock = clock + finishing[member]
         return clock

@@ -16,7 +16,6 @@ from latfix.formatting import (
     rate,
     share,
     significant,
-    tail_words,
     visible,
 )
 from latfix.reports.charts import run_charts
@@ -46,6 +45,7 @@ from latfix.reports.diagnosis_rows import (
     cause_rows,
     cause_total,
     closing_advice,
+    excess_words,
     focus_key,
     largest_window_causes,
     weight_words,
@@ -88,6 +88,8 @@ _TITLES = {
     "stages": "Stages",
     "workers": "Workers",
     "slowest": "Slowest requests",
+    "units": "The slowest",
+    "read": "What was read",
     "traffic": "Traffic",
     "change": "Before and after",
     "gates": "Gates",
@@ -143,7 +145,7 @@ def write_run_report(
         ],
         latency_charts=_latency_charts(record),
         active=active,
-        windows=_windows(diagnosis.windows, active) if diagnosis.windows else None,
+        windows=window_values(diagnosis.windows, active) if diagnosis.windows else None,
         stages_chart=_stages_chart("stages-chart", [("", record)]),
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
@@ -170,7 +172,7 @@ def write_run_report(
         method=_run_method(record, diagnosis),
         machine=_machine(record, "Machine, versions and settings"),
         definitions=_definitions(),
-        **_tail(diagnosis),
+        **tail_values(diagnosis),
     )
 
 
@@ -223,7 +225,7 @@ def write_optimization_report(
             "skipped": [step for step in steps if step.status == "skipped"],
         },
         plan={"file": found.plan, "command": replay_command(workload, found.plan)},
-        **(_tail(diagnosis) if diagnosis is not None else {}),
+        **(tail_values(diagnosis) if diagnosis is not None else {}),
     )
 
 
@@ -335,7 +337,7 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
-    failed = {name: diagnosis.requests.get(name, 0) for name in FAILED_STATUSES}
+    failed = {name: diagnosis.requests.get(name) or 0 for name in FAILED_STATUSES}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
         *cards,
@@ -363,13 +365,12 @@ def _change_cards(change: Change) -> list[Card]:
     return cards
 
 
-def _tail(diagnosis: Diagnosis) -> dict[str, Any]:
+def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
     """The ledger of the tail, and the words in it."""
     rows = cause_rows(diagnosis, limit=_CAUSES)
     total, whole = cause_total(rows, diagnosis)
     words = (
-        f"The {tail_words(diagnosis.percentile)} of requests take {milliseconds(diagnosis.excess_ms)} more than a "
-        f"quiet request ({milliseconds(diagnosis.reference_ms)}). These milliseconds divide among the causes below; "
+        f"{excess_words(diagnosis)}. These milliseconds divide among the causes below; "
         "the parts sum to the whole, and what no cause explains is shown as it is."
     )
     chart = run_charts.cause_bars("causes-chart", rows)
@@ -443,7 +444,7 @@ def _traffic_chart(record: RunRecord) -> Markup | None:
     return run_charts.traffic_over_time("traffic-chart", arrival_rate(record), in_flight(record))
 
 
-def _windows(windows: Sequence[Window], active: Sequence[tuple[str, Activity]]) -> dict[str, Any]:
+def window_values(windows: Sequence[Window], active: Sequence[tuple[str, Activity]]) -> dict[str, Any]:
     causes = largest_window_causes(windows, _WINDOW_CAUSES)
     several = len(windows) > 1
     return {

@@ -1,4 +1,4 @@
-"""What a terminal shows of an optimization or a comparison: the verdict, before and after, what each fix did."""
+"""What a terminal shows of an optimization or a comparison: before and after, what each fix did, and the answer."""
 
 from __future__ import annotations
 
@@ -8,164 +8,205 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import interval, ratio, significant, visible
+from latfix.formatting import interval, ratio, significant
+from latfix.reports.answer import comparison_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Change,
     Ratio,
     StepRow,
     comparison_change,
-    gate_rows,
     optimization_change,
     pairing_words,
     prediction_words,
     step_rows,
 )
-from latfix.reports.next_commands import replay_command
+from latfix.reports.plan_rows import FrontRow, front_rows, setting_rows
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
+    Cell,
+    Column,
+    FittedTable,
     Portable,
-    add_figures,
-    gate_lines,
+    answer_block,
     heading,
-    plain_table,
-    report_line,
     safe,
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import change_severity
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization, Untried, untried_of
 
-#: So many fixes that were not tried are shown with a reason each; beyond that they would hide what was.
-_FEW = 8
-#: Characters of a list of their names: more than the whole catalogue takes.
-_LISTED = 2000
+#: Configurations of the front that are shown where not all are.
+_FRONT = 5
 
 
-def render_comparison(comparison: Comparison) -> RenderableType:
-    """Two runs side by side, the verdict first."""
-    change = comparison_change(comparison)
+def render_comparison(comparison: Comparison, *, folder: Path | None = None, verbose: bool = False) -> RenderableType:
+    """Two runs side by side, the verdict and the gates last.
+
+    :param folder: where the page was written; ``None`` where none was.
+    :param verbose: with every figure.
+    """
+    change, answer = comparison_change(comparison), comparison_answer(comparison)
     return Portable(
         Group(
-            Text(change.verdict_sentence(comparison.verdict), style=f"bold {_style(comparison.verdict)}"),
             *warnings(comparison.notes),
-            Text(""),
-            _change_table(change),
+            *([Text("")] if comparison.notes else []),
+            _change_table(change, verbose=verbose),
             Text(pairing_words(comparison), style="dim"),
+            *answer_block(answer, more=_where(folder)),
         )
     )
 
 
 def render_optimization(
-    found: Optimization, *, folder: Path | None, workload_argument: str | None = None
+    found: Optimization, *, folder: Path | None, workload_argument: str | None = None, verbose: bool = False
 ) -> RenderableType:
-    """An optimization: verdict, before and after, each fix with its reason, gates, plan.
+    """An optimization: before and after, what was tried, the plan, and the answer last.
 
     :param folder: where plan, records and report were written; ``None`` where nothing was kept.
     :param workload_argument: what to type for the workload; its own name where it is ``None``.
+    :param verbose: with every fix that was considered, and why not.
     """
     change, words = optimization_change(found), prediction_words(found)
-    sentence = change.verdict_sentence(found.verdict)
-    parts: list[RenderableType] = [title_line(found.workload, found.device, sentence, _style(found.verdict))]
-    parts += warnings(found.notes)
-    parts += [Text(""), _change_table(change)]
-    parts += _tried([step for step in step_rows(found.steps) if step.status != "skipped"])
-    parts += [Text(words, style="dim")] if words else []
-    parts += _untried(untried_of(found.steps))
-    parts += gate_lines(gate_rows(found.gates))
-    if found.plan:
-        path = found.plan if folder is None else str(folder / found.plan)
-        command = replay_command(workload_argument or found.workload, path)
-        parts += [heading("Plan"), safe(path, limit=1000)]
-        parts.append(Text.assemble("Replay with it:  ", (visible(command, limit=1200), "bold cyan")))
-    if folder is not None:
-        parts.append(report_line(folder))
-    return Portable(Group(*parts))
+    steps = [step for step in step_rows(found.steps) if step.status != "skipped"]
+    rounds = f"{found.rounds} rounds of the final replay" if found.rounds else "no final replay"
+    parts: list[RenderableType] = [title_line(found.workload, found.device, rounds, "")]
+    parts += [*warnings(found.notes), Text("")]
+    parts += [_change_table(change, verbose=verbose)] if found.rounds else [_before_table(change)]
+    parts += _tried(steps, verbose=verbose)
+    parts += _front(front_rows(found), verbose=verbose)
+    parts += [Text(words, style="dim")] if words and verbose else []
+    parts += _plan(found)
+    parts += _untried(untried_of(found.steps), verbose=verbose)
+    path = found.plan if folder is None else str(folder / found.plan)
+    answer = optimization_answer(found, workload=workload_argument or found.workload, plan=path)
+    return Portable(Group(*parts, *answer_block(answer, more=_where(folder))))
 
 
-def _style(verdict: str) -> str:
-    return SEVERITY_STYLE[change_severity(verdict)]
+def _where(folder: Path | None) -> list[tuple[str, str]]:
+    return [] if folder is None else [("report", str(folder / "report.html"))]
 
 
-def _change_table(change: Change) -> RenderableType:
-    table = plain_table()
-    table.add_column("", no_wrap=True)
-    for label in (change.before.label, change.after.label):
-        table.add_column(safe(label, limit=24), justify="right", no_wrap=True)
-    add_figures(table, "ratio", "95 % interval")
+def _change_table(change: Change, *, verbose: bool) -> FittedTable:
+    columns = [
+        Column("", right=False),
+        *(Column(str(safe(label, limit=24))) for label in (change.before.label, change.after.label)),
+        Column("ratio"),
+        Column("95 % interval", given_up=1),
+    ]
+    rows: list[Sequence[Cell]] = []
     for row in change.rows():
-        table.add_row(
-            Text(row.name, style="bold" if row.judged else ""),
-            row.before,
-            Text(row.after, style="red" if row.worse else ""),
-            "" if row.ratio is None else _ratio(row.ratio),
-            row.note,
-        )
-    return table
+        if not verbose and row.name.startswith("p9") and not row.judged and row.name[:4] != "p99.":
+            continue
+        note = row.note if row.ratio is None or row.ratio.ci95 is not None else ""
+        after = Text(row.after, style="red" if row.worse else "")
+        shown = "" if row.ratio is None else _ratio(row.ratio)
+        rows.append([Text(row.name, style="bold" if row.judged else ""), row.before, after, shown, note])
+    return FittedTable(columns, rows)
+
+
+def _before_table(change: Change) -> FittedTable:
+    """The service as it is, where nothing was replayed beside it."""
+    rows = [[row.name, row.before] for row in change.rows()]
+    return FittedTable([Column("as it is", right=False), Column("")], rows)
 
 
 def _ratio(step: Ratio) -> Text:
     return Text(ratio(step.value), style=SEVERITY_STYLE[step.tone] if step.tone else "dim")
 
 
-def _tried(steps: Sequence[StepRow]) -> Iterator[RenderableType]:
+def _tried(steps: Sequence[StepRow], *, verbose: bool) -> Iterator[RenderableType]:
+    """The fixes that were replayed, or kept; the others in a line."""
+    shown = [step for step in steps if verbose or step.p99.value is not None or step.status in ("kept", "rejected")]
+    rest = len(steps) - len(shown)
     if not steps:
         return
     yield heading("What was tried")
-    table = plain_table()
-    table.add_column("fix", overflow="fold", min_width=22, max_width=34)
-    table.add_column("status", no_wrap=True)
-    add_figures(table, "mean", "p99", "p99 95 %", "p99 ms")
-    for step in steps:
-        table.add_row(
-            safe(step.fix, "bold" if step.status == "kept" else "", limit=60),
-            safe(step.words, SEVERITY_STYLE[step.severity], limit=24),
-            ratio(step.mean.value),
-            _ratio(step.p99),
-            interval(step.p99.ci95),
-            significant(step.p99_ms),
-        )
-    yield table
-    yield Text("")
-    for step in steps:
-        yield from _step_words(step)
+    if shown:
+        columns = [Column("fix", right=False), Column("status", right=False), Column("mean", given_up=2)]
+        columns += [Column("p99"), Column("p99 95 %", given_up=1), Column("p99 ms", given_up=3)]
+        rows: list[Sequence[Cell]] = [
+            [
+                safe(step.fix, "bold" if step.status == "kept" else "", limit=60),
+                safe(step.words, SEVERITY_STYLE[step.severity], limit=24),
+                ratio(step.mean.value),
+                _ratio(step.p99),
+                interval(step.p99.ci95),
+                significant(step.p99_ms),
+            ]
+            for step in shown
+        ]
+        yield FittedTable(columns, rows)
+    if rest:
+        yield Text(f"{rest} more were forecast or measured to give nothing, and not replayed; -v lists them", "dim")
+    for step in shown:
+        yield from _step_words(step, verbose=verbose)
 
 
-def _untried(untried: Untried) -> Iterator[Text]:
-    """Fixes that were not tried: each with its reason where they are few, else by what kept them from it."""
+def _front(rows: Sequence[FrontRow], *, verbose: bool) -> Iterator[RenderableType]:
+    """Whole configurations: accuracy, latency, throughput; the best of them without ``verbose``."""
+    shown = rows if verbose else [row for row in rows if row.best or not row.fixes][:_FRONT]
+    if len(rows) < 3:
+        return
+    yield heading("Configurations that were measured, the fastest first (*: none is better in all)")
+    columns = [
+        Column("", right=False),
+        Column("p99"),
+        Column("95 %", given_up=3),
+        Column("foretold"),
+        Column("accuracy"),
+        Column("served", given_up=2),
+        Column("compute", given_up=1),
+    ]
+    lines: list[Sequence[Cell]] = []
+    for row in shown:
+        cells = [cell.replace("×", "x") for cell in row.cells()]
+        lines.append([safe(f"{'*' if row.best else ' '} {row.name}", limit=400), *cells])
+    yield FittedTable(columns, lines)
+    if len(shown) < len(rows):
+        yield Text(f"{len(rows) - len(shown)} more are on the page; -v lists them", style="dim")
+
+
+def _plan(found: Optimization) -> Iterator[RenderableType]:
+    rows = setting_rows(found)
+    if not rows:
+        return
+    yield heading("The plan changes")
+    for key, old, new in rows:
+        arrow = f"{old} -> {new}" if found.changes is not None else new
+        yield Text.assemble(safe(key, "bold", limit=80), "  ", safe(arrow, limit=400))
+
+
+def _untried(untried: Untried, *, verbose: bool) -> Iterator[Text]:
+    """Fixes that were not tried, in one line; with ``verbose`` each with its reason."""
     if not untried.reasons:
         return
-    yield heading("Not tried")
-    if len(untried.reasons) <= _FEW:
+    groups = [(untried.for_time, "no time left"), (untried.to_install, "not installed")]
+    groups.append((untried.inapplicable, "nothing to change here"))
+    told = "; ".join(f"{len(fixes)} {why}" for fixes, why in groups if fixes)
+    number = len(untried.reasons)
+    yield Text(
+        f"\nNot tried: {number} fix{'' if number == 1 else 'es'} ({told}){'' if verbose else '; -v lists them'}"
+    )
+    if verbose:
         for fix, reason in untried.reasons.items():
             yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(reason))
-        return
-    if untried.for_time:
-        said = f"no time left ({len(untried.for_time)}): "
-        yield Text.assemble((said, "bold"), safe(", ".join(untried.for_time), limit=_LISTED))
-    for fix in untried.to_install:
-        yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(untried.reasons[fix]))
-    if untried.inapplicable:
-        said = f"nothing to do here ({len(untried.inapplicable)}): "
-        yield Text.assemble((said, "bold"), safe(", ".join(untried.inapplicable), limit=_LISTED))
-    yield Text("The report and optimization.json say why for each.", style="dim")
 
 
-def _step_words(step: StepRow) -> Iterator[Text]:
+def _step_words(step: StepRow, *, verbose: bool) -> Iterator[Text]:
     """A step's reason and figures; a step of the same replays as the one above refers to them."""
     line = safe(step.fix, "bold", limit=60)
     if step.reason:
         line.append(": ", "")
         line.append_text(Text("in the same replays", "dim") if step.together else safe(step.reason))
-    if step.adds.value is not None:
+    if step.adds.value is not None and verbose:
         line.append(f"; beside the others p99 {step.adds.words()}", style="dim")
     predicted, outcome = step.predicted_p99_ms, step.p99_ms
-    if predicted is not None and outcome is not None:
+    if predicted is not None and outcome is not None and verbose:
         line.append(f"; p99 predicted {significant(predicted)} ms, measured {significant(outcome)} ms", style="dim")
     if not step.together and step.accuracy is not None:
         line.append(f"; accuracy {significant(step.accuracy)}", style="dim")
-    if step.reason or step.verified or predicted is not None or step.adds.value is not None:
+    if step.reason and (verbose or not step.together):
         yield line
-    if step.verified:
+    if step.verified and verbose:
         yield Text.assemble(("  verified: ", "dim"), safe(step.verified, "dim"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +18,15 @@ from latfix.formatting import (
     interval_bounds,
     key_label,
     milliseconds,
+    percent,
     rate,
+    sentence,
     share,
     significant,
-    tail_words,
-    visible,
+    uncertain,
+    uncertain_bounds,
 )
+from latfix.reports.answer import diagnosis_answer, latency_words
 from latfix.reports.diagnosis_rows import (
     FAILED_STATUSES,
     CauseAdvice,
@@ -32,33 +34,37 @@ from latfix.reports.diagnosis_rows import (
     cause_advice,
     cause_rows,
     cause_total,
-    closing_advice,
+    excess_words,
     focus_key,
+    main_causes,
+    read_words,
+    small_causes_words,
     weight_words,
 )
-from latfix.reports.next_commands import optimize_command
 from latfix.reports.terminal.comparison import render_comparison, render_optimization
 from latfix.reports.terminal.widgets import (
+    OWN_STYLE,
+    QUEUE_STYLE,
     SEVERITY_STYLE,
     Bar,
+    Cell,
+    Column,
+    FittedTable,
     Portable,
     Sparkline,
-    add_figures,
+    answer_block,
     heading,
-    own_and_queue,
     pair_bar,
-    plain_table,
     safe,
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import diagnosis_severity
+from latfix.reports.vocabulary import CLASS_WORDS, diagnosis_severity
 from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.stages import STAGES
 
 __all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
 
-_WIDE = 100
 _LISTED = 8
 _ADVISED = 4
 #: Share of the tail below which a named cause is mentioned but not explained.
@@ -68,133 +74,168 @@ _WORKERS = 8
 
 
 def render_diagnosis(
-    diagnosis: Diagnosis, *, folder: Path | None, workload_argument: str | None = None
+    diagnosis: Diagnosis, *, folder: Path | None, workload_argument: str | None = None, verbose: bool = False
 ) -> RenderableType:
-    """The diagnosis for an on-call engineer, at any width from about 60 columns.
+    """The diagnosis for an on-call engineer, at any width from about 60 columns; the answer is last.
 
     :param folder: where the run and its report were written; ``None`` where nothing was kept.
     :param workload_argument: what to type for the workload (see
         :func:`latfix.reports.next_commands.workload_argument`); its own name where it is ``None``.
+    :param verbose: with every cause, stage and figure; without, what fits on a screen.
     """
-    parts: list[RenderableType] = [_verdict(diagnosis)]
-    parts += warnings(diagnosis.notes)
-    parts += [Text(""), _latency_table(diagnosis)]
-    if any(diagnosis.requests.values()):
-        parts += [_tail_heading(diagnosis), _CauseTable(diagnosis), *_over_time(diagnosis), *_stages(diagnosis)]
+    some = any(diagnosis.requests.values())
+    parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
+    if not diagnosis.is_single:
+        parts += [Text(""), _latency_table(diagnosis, verbose=verbose)]
+    if some:
+        parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
+        parts += [*_stages(diagnosis)] if verbose else []
         parts += _workers(diagnosis)
-    parts += _what_to_do(diagnosis, workload_argument or diagnosis.workload)
-    parts += [Text(""), *_small_print(diagnosis, folder)]
-    return Portable(Group(*parts))
+    if verbose:
+        parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
+    answer = diagnosis_answer(diagnosis, workload=workload_argument)
+    more = [] if folder is None else [("report", str(folder / "report.html"))]
+    return Portable(Group(*parts, *answer_block(answer, more=more)))
 
 
 def render_tail(diagnosis: Diagnosis) -> RenderableType:
     """The verdict, its warnings and where the tail comes from: the diagnosis on the way to something else."""
-    parts: list[RenderableType] = [_verdict(diagnosis), *warnings(diagnosis.notes)]
+    style = SEVERITY_STYLE[diagnosis_severity(diagnosis)]
+    verdict = title_line(diagnosis.workload, diagnosis.device, diagnosis.sentence, style)
+    parts: list[RenderableType] = [verdict, *warnings(diagnosis.notes)]
     if any(diagnosis.requests.values()):
-        parts += [_tail_heading(diagnosis), _CauseTable(diagnosis)]
+        parts += _tail(diagnosis, verbose=False)
     return Portable(Group(*parts))
 
 
-def _verdict(diagnosis: Diagnosis) -> Text:
-    style = SEVERITY_STYLE[diagnosis_severity(diagnosis)]
-    return title_line(diagnosis.workload, diagnosis.device, diagnosis.sentence, style)
+def _title(diagnosis: Diagnosis) -> Text:
+    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name) or name == "ok"]
+    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    served = "" if finite(diagnosis.throughput_rps) is None else f", {rate(diagnosis.throughput_rps)}"
+    unit = "" if diagnosis.unit == "request" else f" ({diagnosis.unit}s)"
+    return title_line(diagnosis.workload, diagnosis.device, f"{counts}{served}{unit}", "yellow" if failed else "")
 
 
-def _latency_table(diagnosis: Diagnosis) -> RenderableType:
-    table = plain_table()
-    table.add_column("latency, ms", no_wrap=True)
-    add_figures(table, *map(key_label, LATENCY_KEYS))
-    bounds = [interval_bounds(diagnosis.latency_ci95_ms.get(key)) for key in LATENCY_KEYS]
+def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     focus = focus_key(diagnosis)
-    values = [
-        Text(significant(diagnosis.latency_ms.get(key)), style="bold" if key == focus else "") for key in LATENCY_KEYS
+    known = latency_words(diagnosis)
+    given_up = {"p90": 3, "mean": 2, "p99.9": 1}
+    columns = [Column("latency, ms", right=False)]
+    columns += [Column(name, given_up=0 if key == focus else given_up.get(name, 0)) for name, key in _named_keys()]
+    rows: list[list[Text | str]] = [
+        [
+            "" if verbose else "this run",
+            *(
+                Text(figure, style="bold" if key == focus else "")
+                for figure, key in zip(known, LATENCY_KEYS, strict=True)
+            ),
+        ]
     ]
-    table.add_row("", *values)
-    if any(bounds):
-        table.add_row(Text("95 % from", style="dim"), *[Text(significant(b and b[0]), style="dim") for b in bounds])
-        table.add_row(Text("95 % to", style="dim"), *[Text(significant(b and b[1]), style="dim") for b in bounds])
-    return table
+    if verbose and any(diagnosis.latency_ci95_ms.values()):
+        bounds = [interval_bounds(diagnosis.latency_ci95_ms.get(key)) for key in LATENCY_KEYS]
+        rows += [
+            [
+                Text(f"95 % {word}", style="dim"),
+                *(Text(significant(pair and pair[end]), style="dim") for pair in bounds),
+            ]
+            for end, word in enumerate(("from", "to"))
+        ]
+    return FittedTable(columns, rows)
 
 
-def _tail_heading(diagnosis: Diagnosis) -> Text:
-    return own_and_queue("Where the tail comes from").append(
-        f"\nThe {tail_words(diagnosis.percentile)} of requests take {milliseconds(diagnosis.excess_ms)} more than a "
-        f"quiet request ({milliseconds(diagnosis.reference_ms)}):",
-    )
+def _named_keys() -> list[tuple[str, str]]:
+    return [(key_label(key), key) for key in LATENCY_KEYS]
 
 
-@dataclass(frozen=True, slots=True)
-class _CauseTable:
+def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
+    """What the tail is, its causes as bars to one scale, and what the words mean."""
+    yield Text("")
+    title = "Where the time goes" if diagnosis.is_single else "Where the tail comes from"
+    yield Text.assemble((f"{title}. ", "bold"), f"{excess_words(diagnosis)}:")
+    yield _cause_table(diagnosis, verbose=verbose)
+    if not verbose and (rest := small_causes_words(diagnosis)):
+        yield Text(rest, style="dim")
+    yield legend(diagnosis)
+
+
+def legend(diagnosis: Diagnosis) -> Text:
+    """The words of the table of causes, where they stand."""
+    text = Text()
+    if diagnosis.unit == "request":
+        text.append("█", OWN_STYLE).append(" own: arose in the slow request itself; ", "dim")
+        text.append("▒", QUEUE_STYLE).append(" through the queue: in one ahead of it, arrived as waiting. ", "dim")
+    used = dict.fromkeys(row.evidence_class for row in main_causes(diagnosis))
+    told = "; ".join(f"{name}: {CLASS_WORDS[name]}" for name in used if name in CLASS_WORDS)
+    return text.append(sentence(told), "dim") if told else text
+
+
+def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     """Causes as bars of milliseconds; columns that do not fit are left to the page."""
-
-    diagnosis: Diagnosis
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = options.max_width >= _WIDE
-        rows = cause_rows(self.diagnosis, limit=_LISTED)
-        scale = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=0.0) or 1.0
-        table = plain_table()
-        table.add_column("cause", overflow="fold", min_width=12, max_width=28)
-        table.add_column("", ratio=1, min_width=6)
-        add_figures(table, "tail ms", "95 % interval", *(["own ms", "queue ms"] if wide else []), "share")
-        table.add_column("known by", no_wrap=True)
-        for row in rows:
-            style = "bold" if row.named else "dim" if row.is_unexplained or not row.cause else ""
-            both = [significant(row.own_ms), significant(row.propagated_ms)] if wide else []
-            table.add_row(
+    single, both = diagnosis.is_single, verbose and diagnosis.unit == "request"
+    rows = cause_rows(diagnosis, limit=_LISTED) if verbose else main_causes(diagnosis)
+    scale = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=0.0) or 1.0
+    columns = [Column("cause", right=False), Column(right=False), Column("ms" if single else "tail ms")]
+    columns += [] if single else [Column("95 %", given_up=1)]
+    columns += [Column("own ms", given_up=4), Column("queue ms", given_up=4)] if both else []
+    columns += [Column("share", given_up=2), Column("known by", right=False, given_up=3)]
+    lines: list[Sequence[Cell]] = []
+    for row in rows:
+        style = "bold" if row.named else "dim" if row.is_unexplained or not row.cause else ""
+        bounds = interval(row.ci95_ms) if verbose else uncertain_bounds(row.ci95_ms)
+        lines.append(
+            [
                 safe(row.label, style, limit=60),
                 pair_bar(row.own_ms, row.propagated_ms, scale),
-                significant(row.tail_ms),
-                interval(row.ci95_ms),
-                *both,
-                share(row.share),
+                significant(row.tail_ms) if verbose else uncertain(row.tail_ms, row.ci95_ms),
+                *([] if single else [bounds]),
+                *([significant(row.own_ms), significant(row.propagated_ms)] if both else []),
+                share(row.share) if verbose else percent(row.share),
                 Text(row.evidence_class, style="dim"),
-            )
-        table.add_section()
-        total, whole = cause_total(rows, self.diagnosis)
-        blank = ["", ""] if wide else []
-        table.add_row("sum = excess", "", Text(significant(total), style="bold"), "", *blank, share(whole), "")
-        table.expand = True
-        yield table
+            ]
+        )
+    if verbose:
+        total, whole = cause_total(rows, diagnosis)
+        blank = [""] * (len(columns) - 5)
+        summed = f"sum = {diagnosis.unit if single else 'excess'}"
+        lines.append([summed, "", Text(significant(total), style="bold"), *blank, share(whole), ""])
+    return FittedTable(columns, lines)
 
 
 def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    used = [s for s in STAGES if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
+    known = STAGES if set(diagnosis.stages_ms) <= set(STAGES) else tuple(diagnosis.stages_ms)
+    used = [s for s in known if any(finite(v) for v in diagnosis.stages_ms.get(s, {}).values())]
     if not used:
         return
     yield heading("Stages, ms")
-    table = plain_table()
-    table.expand = True
-    table.add_column("stage", no_wrap=True)
-    table.add_column("", ratio=1, min_width=6)
-    add_figures(table, "mean", "p50", "p99", "quiet")
+    figures = {"mean": "ms"} if diagnosis.is_single else {key: key for key in ("mean", "p50", "p99")}
+    figures |= {} if diagnosis.is_single else {"reference": "quiet"}
+    columns = [Column("stage", right=False), Column(right=False), *map(Column, figures.values())]
     scale = max((finite(diagnosis.stages_ms[s].get("p99")) or 0.0 for s in used), default=0.0) or 1.0
+    rows: list[Sequence[Cell]] = []
     for stage in used:
         row = diagnosis.stages_ms[stage]
-        table.add_row(
-            stage,
-            Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")]),
-            *[significant(row.get(key)) for key in ("mean", "p50", "p99", "reference")],
-        )
-    yield table
-    empty = [stage for stage in STAGES if stage not in used]
-    if empty:
-        yield Text(f"bar: p99; no time in {', '.join(empty)}", style="dim")
+        bar = Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")])
+        rows.append([stage, bar, *(significant(row.get(key)) for key in figures)])
+    yield FittedTable(columns, rows)
+    empty = [stage for stage in known if stage not in used]
+    no_time = f"; no time in {', '.join(empty)}" if empty else ""
+    yield Text(f"bar: p99; quiet: in a {diagnosis.unit} with nothing in its way{no_time}", style="dim")
 
 
-def _over_time(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+def _over_time(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
     """Windows as bars, and when causes were active; nothing for fewer than two windows and no such cause."""
     windows, active = diagnosis.windows, active_causes(diagnosis)
     if len(windows) < 2 and not active:
         return
     yield heading("Over time")
     if len(windows) >= 2:
-        yield _window_lines(windows)
+        yield _window_lines(windows, verbose=verbose)
     if active:
         yield _active_causes(active)
 
 
-def _window_lines(windows: Sequence[Window]) -> Table:
+def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:
     table = Table.grid(padding=(0, 1))
     for _ in range(3):
         table.add_column(no_wrap=True)
@@ -205,19 +246,20 @@ def _window_lines(windows: Sequence[Window]) -> Table:
         (name, high if name == "p99" else [window.p95_ms for window in windows], milliseconds),
         ("rate", [window.offered_rps for window in windows], rate),
     )
-    for name, values, words in rows:
+    for name, values, words in rows if verbose else rows[:2]:
         known = [value for value in values if value is not None]
         if known:
             line = Sparkline(values, from_zero=True, widest=len(values))
             table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
-    each = (windows[-1].end_s - windows[0].start_s) / len(windows)
-    table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
+    if verbose:
+        each = (windows[-1].end_s - windows[0].start_s) / len(windows)
+        table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
     return table
 
 
 def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
     table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True, max_width=28, overflow="ellipsis")
+    table.add_column(max_width=28, overflow="fold")
     table.add_column(overflow="fold")
     for cause, activity in active[:_ACTIVE]:
         table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
@@ -231,12 +273,11 @@ def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         return
     weighed = any(map(weight_words, rows))
     yield heading("Workers")
-    table = plain_table()
-    table.add_column("#", no_wrap=True)
-    table.add_column("device", overflow="fold", max_width=12)
-    add_figures(table, "requests", "busy", "p50", "p99", "tail", *(["weight"] if weighed else []))
-    for row in rows[:_WORKERS]:
-        table.add_row(
+    columns = [Column("#", right=False), Column("device", right=False, given_up=1)]
+    titles = ("requests", "busy", "p50", "p99", "tail", *(["weight"] if weighed else []))
+    columns += [Column(title, given_up=2 if title == "p50" else 0) for title in titles]
+    lines: list[Sequence[Cell]] = [
+        [
             str(row.worker),
             safe(row.device, limit=12),
             count(row.requests),
@@ -245,24 +286,21 @@ def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             significant(row.compute_p99_ms),
             share(row.tail_share),
             *([weight_words(row).rpartition(" ")[2] or NONE] if weighed else []),
-        )
-    yield table
+        ]
+        for row in rows[:_WORKERS]
+    ]
+    yield FittedTable(columns, lines)
     more = "; weight: times the fastest, at most" if weighed else ""
     yield Text(f"p50, p99: compute, ms; tail: share of the requests in it{more}", style="dim")
     if len(rows) > _WORKERS:
         yield Text(f"{len(rows) - _WORKERS} more workers are on the page", style="dim")
 
 
-def _what_to_do(diagnosis: Diagnosis, workload: str) -> Iterator[RenderableType]:
-    yield heading("What to do")
-    advice, closing = cause_advice(diagnosis), closing_advice(diagnosis)
+def _what_to_do(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    advice = cause_advice(diagnosis)
     if advice:
+        yield heading("What to do")
         yield from _advice(advice)
-    if closing:
-        yield Text(closing)
-    if any(entry.fixes for entry in advice):
-        command = visible(optimize_command(workload), limit=400)
-        yield Text.assemble("Try the fixes and measure them:  ", (command, "bold cyan"))
 
 
 def _advice(named: list[CauseAdvice]) -> Iterator[RenderableType]:
@@ -293,10 +331,14 @@ def _cause_advice(entry: CauseAdvice) -> Text:
     return text
 
 
-def _small_print(diagnosis: Diagnosis, folder: Path | None) -> Iterator[Text]:
-    counts = ", ".join(f"{count(diagnosis.requests.get(k, 0))} {k}" for k in ("ok", *FAILED_STATUSES))
-    failed = any(diagnosis.requests.get(name, 0) for name in FAILED_STATUSES)
-    yield Text(f"requests    {counts}; {rate(diagnosis.throughput_rps)}", style="yellow" if failed else "dim")
+def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
+    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name, 0) is not None]
+    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
+    yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
+    if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
+        yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
     lag = diagnosis.dispatch_ms
     if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):
         figures = ", ".join(f"{key} {significant(lag.get(key))}" for key in ("p50", "p99", "max"))
@@ -307,5 +349,3 @@ def _small_print(diagnosis: Diagnosis, folder: Path | None) -> Iterator[Text]:
         yield Text(f"latfix      {micros} µs a request, {core} of a core", style="dim")
     if diagnosis.partial:
         yield Text("partial     the run did not reach its end; figures cover what was recorded", style="yellow")
-    if folder is not None:
-        yield Text.assemble(("report      ", "dim"), safe(folder / "report.html", limit=1000))

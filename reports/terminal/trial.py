@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, count, interval, key_label, milliseconds, ratio, significant
+from latfix.formatting import (
+    NONE,
+    count,
+    interval,
+    key_label,
+    mebibytes,
+    milliseconds,
+    ratio,
+    seconds,
+    significant,
+)
+from latfix.reports.answer import trial_answer
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
+    Cell,
+    Column,
+    FittedTable,
     Portable,
+    answer_block,
     heading,
-    plain_table,
     safe,
     title_line,
     warnings,
@@ -23,62 +36,49 @@ from latfix.reports.vocabulary import change_severity, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 
 _KEYS = ("p50", "p99", "mean")
-_MIB = 1 << 20
-#: Columns of a terminal from which on the figures stay whole.
-_ENOUGH = 76
 
 
 def render_trial(found: Trial, *, folder: Path | None) -> RenderableType:
-    """All arms in one table: ratios over the workload as it is, with their 95 % intervals.
+    """All arms in one table: ratios over the workload as it is, with their 95 % intervals; the answer last.
 
     :param folder: where the records are; ``None`` where nothing was kept.
     """
-    parts: list[RenderableType] = [_title(found), *warnings(_notes(found)), Text(""), _Arms(found)]
+    title = title_line(found.workload, found.device, f"{len(found.ideas)} ideas side by side", "")
+    parts: list[RenderableType] = [title, *warnings(_notes(found)), Text(""), _arms(found)]
     parts += [safe(line, "dim", limit=600) for line in _how(found)]
     for place, line in enumerate(_remarks(found)):
         parts += [heading("Remarks")] if not place else []
         parts.append(line)
-    if folder is not None:
-        parts.append(Text.assemble(("\nrecords          ", "dim"), safe(folder, limit=1000)))
-    return Portable(Group(*parts))
+    more = [] if folder is None else [("records", str(folder))]
+    return Portable(Group(*parts, *answer_block(trial_answer(found), more=more)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Arms:
-    """The table; where the terminal has room, names are folded, and not figures."""
-
-    found: Trial
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        found = self.found
-        keys = tuple(dict.fromkeys((*_KEYS, found.judged)))
-        whole = options.max_width >= _ENOUGH
-        table = plain_table()
-        table.padding = (0, 1, 0, 0)
-        table.add_column("arm", overflow="fold")
-        for key in keys:
-            table.add_column(key_label(key), justify="right", overflow="fold", no_wrap=whole)
-        table.add_column("cost", overflow="fold", no_wrap=whole)
-        base = found.summary.latency_ms if found.summary is not None else {}
-        table.add_row(
-            safe(found.base.name, "bold"), *(milliseconds(base.get(key)) for key in keys), _cost(found.base)
-        )
-        for idea in found.ideas:
-            table.add_row(_name(idea), *(_ratio(idea.comparison, key) for key in keys), _cost(idea))
-        yield table
-
-
-def _title(found: Trial) -> Text:
-    best = next((idea for idea in found.ideas if idea.name == found.best), None)
-    judged = key_label(found.judged)
-    if best is None or best.comparison is None:
-        sentence = f"no idea is proved better by {judged}"
-        return title_line(found.workload, found.device, sentence, SEVERITY_STYLE["calm"])
-    estimate = best.comparison.ratio[found.judged]
-    figures = f"{ratio(estimate.value)} {interval((estimate.lo, estimate.hi))}"
-    return title_line(
-        found.workload, found.device, f"best is {best.name}: {judged} {figures}", SEVERITY_STYLE["good"]
-    )
+def _arms(found: Trial) -> FittedTable:
+    """The table: each arm's name on a line of its own, its figures below it, one line for the ratios' intervals."""
+    keys = tuple(dict.fromkeys((found.judged, *_KEYS)))
+    columns = [
+        Column("", right=False),
+        *(Column(key_label(key), given_up=0 if not k else 4) for k, key in enumerate(keys)),
+    ]
+    columns += [Column("accuracy", given_up=1), Column("memory", given_up=2), Column("GPU", given_up=3)]
+    columns += [Column("start", given_up=3)]
+    base = found.summary.latency_ms if found.summary is not None else {}
+    rows: list[Sequence[Cell] | Text] = [
+        safe(found.base.name, "bold"),
+        ["", *(milliseconds(base.get(key)) for key in keys), *_costs(found.base)],
+    ]
+    for idea in found.ideas:
+        words, style = _verdict(idea)
+        compared = idea.comparison
+        rows.append(Text.assemble(safe(idea.name, "bold", limit=160), "  ", (words, style)))
+        rows.append(["", *(_ratio(compared, key) for key in keys), *_costs(idea)])
+        if compared is not None:
+            rows.append(["", *(_interval(compared, key) for key in keys), *[""] * 4])
+    if not any(arm.device_memory_bytes for arm in (found.base, *found.ideas)):
+        place = next(k for k, column in enumerate(columns) if column.title == "GPU")
+        del columns[place]
+        rows = [row if isinstance(row, Text) else [*row[:place], *row[place + 1 :]] for row in rows]
+    return FittedTable(columns, rows)
 
 
 def _notes(found: Trial) -> Iterator[str]:
@@ -89,39 +89,36 @@ def _notes(found: Trial) -> Iterator[str]:
     yield from found.notes
 
 
-def _name(idea: TriedIdea) -> Text:
-    """The idea, and its verdict below."""
+def _verdict(idea: TriedIdea) -> tuple[str, str]:
     if idea.failure:
-        words, style = "failed", "bold red"
-    elif idea.comparison is None:
-        words, style = "not replayed", "dim"
-    else:
-        words = verdict_words(idea.comparison.verdict)
-        style = SEVERITY_STYLE[change_severity(idea.comparison.verdict)]
-    return Text.assemble(safe(idea.name, "bold", limit=160), "\n", (words, style))
+        return "failed", "bold red"
+    if idea.comparison is None:
+        return "not replayed", "dim"
+    verdict = idea.comparison.verdict
+    return verdict_words(verdict), SEVERITY_STYLE[change_severity(verdict)]
 
 
-def _ratio(comparison: Comparison | None, key: str) -> Text:
+def _ratio(comparison: Comparison | None, key: str) -> str:
     if comparison is None or key not in comparison.ratio:
-        return Text(NONE)
-    estimate = comparison.ratio[key]
-    return Text.assemble(ratio(estimate.value), "\n", (interval((estimate.lo, estimate.hi)), "dim"))
+        return NONE
+    return ratio(comparison.ratio[key].value)
 
 
-def _cost(arm: TriedIdea) -> Text:
-    """Accuracy and whether it is within the limit; memory and seconds to start."""
-    lines = []
-    if arm.accuracy is not None:
-        lines.append(Text(f"accuracy {significant(arm.accuracy)}"))
-    if arm.accurate is not None:
-        lines.append(Text("within limit", "green") if arm.accurate else Text("beyond limit", "bold red"))
-    if arm.memory_bytes:
-        lines.append(Text(f"{significant(arm.memory_bytes / _MIB)} MiB"))
-    if arm.device_memory_bytes:
-        lines.append(Text(f"GPU {significant(arm.device_memory_bytes / _MIB)} MiB"))
-    if arm.start_s is not None:
-        lines.append(Text(f"start {significant(arm.start_s)} s"))
-    return Text("\n").join(lines) if lines else Text(NONE)
+def _interval(comparison: Comparison, key: str) -> Text:
+    estimate = comparison.ratio.get(key)
+    return Text("" if estimate is None else interval((estimate.lo, estimate.hi)), style="dim")
+
+
+def _costs(arm: TriedIdea) -> list[Cell]:
+    """Accuracy, red beyond its limit; memory, of the device too, and seconds to start."""
+    beyond = arm.accurate is False
+    accuracy = f"{significant(arm.accuracy)}{' beyond limit' if beyond else ''}" if arm.accuracy is not None else NONE
+    return [
+        Text(accuracy, style="bold red" if beyond else ""),
+        mebibytes(arm.memory_bytes or None),
+        mebibytes(arm.device_memory_bytes or None),
+        seconds(arm.start_s),
+    ]
 
 
 def _how(found: Trial) -> Iterator[str]:

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.rule import Rule
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from latfix.formatting import significant, visible
+from latfix.reports.answer import Answer
 from latfix.reports.comparison_rows import GateRow
 from latfix.reports.vocabulary import Severity
 
@@ -34,22 +37,37 @@ def safe(text: object, style: str = "", *, limit: int = 240) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """Renders its content; where the output's encoding is not Unicode, every character becomes one in ASCII."""
+    """Renders its content without blanks at the end of lines.
+
+    Where the output's encoding is not Unicode, every character becomes one in ASCII.
+    """
 
     content: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self.content, options):
-            if options.ascii_only and not segment.text.isascii():
-                text = segment.text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
-                yield Segment(text, segment.style, segment.control)
-            else:
-                yield segment
+        for line in console.render_lines(self.content, options, pad=False):
+            for segment in _without_end(line):
+                if options.ascii_only and not segment.text.isascii():
+                    text = segment.text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+                    yield Segment(text, segment.style, segment.control)
+                else:
+                    yield segment
+            yield Segment.line()
+
+
+def _without_end(line: Sequence[Segment]) -> list[Segment]:
+    """The segments of a line up to its last character that is no blank."""
+    kept = list(line)
+    while kept and not kept[-1].control and not kept[-1].text.rstrip():
+        kept.pop()
+    if kept and not kept[-1].control:
+        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A horizontal bar as wide as its cell; parts are fractions of the full width.
+    """A horizontal bar to scale, from zero; parts are fractions of its cell, of which it takes :data:`WIDEST_BAR`.
 
     A negative part is drawn in a sign of its own, so that a cause which shortens the tail is not read as one
     which lengthens it.
@@ -58,19 +76,109 @@ class Bar:
     parts: Sequence[tuple[float, str, str]]
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(6, min(40, options.max_width))
+        return Measurement(min(NARROWEST_BAR, options.max_width), min(WIDEST_BAR, options.max_width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.max_width
+        width = min(options.max_width, WIDEST_BAR)
+        reach, drawn = 0.0, 0
         for fraction, character, style in self.parts:
-            cells = min(round(abs(fraction) * options.max_width), room)
-            if fraction > 0.002 and cells == 0 and room:
-                cells = 1
-            room -= cells
+            # Where it ends is rounded, not how long it is: parts together are as long as their sum.
+            reach += abs(fraction)
+            cells = max(min(round(reach * width), width) - drawn, 0)
+            drawn += cells
             if fraction < 0:
                 character, style = "░", NEGATIVE_STYLE
             yield Segment(character * cells, Style.parse(style))
-        yield Segment(" " * room)
+        yield Segment(" " * (width - drawn))
+
+
+#: Columns of a bar: enough to tell a twentieth, and near enough to its figure on a wide screen.
+NARROWEST_BAR, WIDEST_BAR = 6, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a :class:`FittedTable`.
+
+    :param given_up: columns with the highest number are left out first where there is no room; 0 always stays.
+    """
+
+    title: str = ""
+    right: bool = True
+    given_up: int = 0
+
+
+Cell = Text | str | Bar
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A table of which nothing is cut: columns that do not fit are left out whole.
+
+    The first column is folded where not even those that always stay have room. A row that is one text is a line
+    across the table.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell] | Text]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [row for row in self.rows if not isinstance(row, Text)]
+        widths = [
+            max([cell_len(column.title), *(_cell_width(row[k]) for row in rows)])
+            for k, column in enumerate(self.columns)
+        ]
+        shown = list(range(len(self.columns)))
+        while _total(widths, shown) > options.max_width and any(self.columns[k].given_up for k in shown):
+            shown.remove(max(shown, key=lambda k: (self.columns[k].given_up, k)))
+        spare = options.max_width - _total(widths, shown)
+        if spare < 0:
+            widths[shown[0]] = max(widths[shown[0]] + spare, 8)
+        for k in shown:
+            if any(isinstance(row[k], Bar) for row in rows):
+                widths[k] += max(min(spare, WIDEST_BAR - NARROWEST_BAR), 0)
+        if any(column.title for column in self.columns):
+            titles = [Text(column.title, style="dim") for column in self.columns]
+            yield from self._line(console, options, titles, shown, widths)
+            yield Segment("─" * min(_total(widths, shown), options.max_width), Style.parse("dim"))
+            yield Segment.line()
+        for row in self.rows:
+            if isinstance(row, Text):
+                yield row
+            else:
+                yield from self._line(console, options, row, shown, widths)
+
+    def _line(
+        self, console: Console, options: ConsoleOptions, row: Sequence[Cell], shown: Sequence[int], widths: list[int]
+    ) -> RenderResult:
+        first = row[shown[0]]
+        text = first if isinstance(first, Text) else Text(str(first))
+        folded = text.wrap(console, widths[shown[0]], overflow="fold", no_wrap=False) or [Text()]
+        for number, part in enumerate(folded):
+            cells: list[Cell] = [part, *(row[k] if not number else "" for k in shown[1:])]
+            for place, (k, cell) in enumerate(zip(shown, cells, strict=True)):
+                blanks = widths[k] - _cell_width(cell) if not isinstance(cell, Bar) else 0
+                before = blanks if place and self.columns[k].right else 0
+                yield Segment(" " * (before + (_GAP if place else 0)))
+                if isinstance(cell, Bar):
+                    yield from console.render(cell, options.update(width=widths[k]))
+                else:
+                    yield from (cell if isinstance(cell, Text) else Text(cell, end="")).render(console)
+                yield Segment(" " * (blanks - before))
+            yield Segment.line()
+
+
+_GAP = 2
+
+
+def _cell_width(cell: Cell) -> int:
+    if isinstance(cell, Bar):
+        return NARROWEST_BAR
+    return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
+
+
+def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[k] for k in shown) + _GAP * (len(shown) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +276,30 @@ def gate_lines(gates: Iterable[GateRow], *, title: str = "Gates") -> Iterator[Te
         yield line
         if gate.reason:
             yield Text.assemble("  ", safe(gate.reason, "dim"))
+
+
+def answer_block(answer: Answer, *, more: Sequence[tuple[str, str]] = ()) -> Iterator[RenderableType]:
+    """What matters most, under a rule, the last thing on the screen.
+
+    :param more: further labels and words, such as where the page is.
+    """
+    yield Text("")
+    yield Rule(style="dim")
+    yield safe(_plain(answer.headline), f"bold {SEVERITY_STYLE[answer.severity]}", limit=600)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in answer.lines:
+        style = "bold cyan" if line.is_command else SEVERITY_STYLE[line.severity] if line.severity else ""
+        table.add_row(line.label, safe(_plain(line.words), style, limit=1200))
+    for label, words in more:
+        table.add_row(label, safe(words, limit=1200))
+    yield table
+
+
+def _plain(words: str) -> str:
+    """As the rest of a terminal's reports writes it."""
+    return words.replace("→", "->").replace("×", "x")
 
 
 def report_line(folder: Path) -> Text:

@@ -64,6 +64,7 @@ def prove(
     left_s: Callable[[], float],
     round_s: float,
     judged: str | None = None,
+    at_once: bool = False,
 ) -> Proof:
     """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
 
@@ -73,12 +74,18 @@ def prove(
     :param out: where the records go, a folder a replay.
     :param left_s: seconds of the budget that are left.
     :param round_s: about how long a round takes; the last one that was replayed tells better.
+    :param at_once: both processes of a round may load at the same time, before its replays.
     """
     proof, late, number = Proof(judged=judged), list[_Pair](), 0
     try:
         while proof.stopped is None:
             number += 1
             started = time.monotonic()
+            if at_once:
+                for arm in (before, after):
+                    arm.launch()
+                for arm in (before, after):
+                    arm.start()
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
                 records[arm.label] = arm.replay(out / f"{arm.label}-{number}", traffic, watch, seed=seed)

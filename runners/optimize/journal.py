@@ -60,6 +60,7 @@ class _Replayed(Document):
     prediction: Prediction | None = None
     scored: Mapping[str, Any] = field(default_factory=dict)
     verified: Mapping[str, str] = field(default_factory=dict)
+    paces: tuple[float, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
 
@@ -179,6 +180,7 @@ def entries_of(search: Search) -> dict[str, Any]:
                 prediction=each.prediction,
                 scored=each.scored,
                 verified=each.verified,
+                paces=each.paces,
                 pairs=each.pairs,
             )
             for each in search.trials
@@ -227,5 +229,6 @@ def _trial(entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], fi
         prediction=entry.prediction,
         scored=entry.scored,
         verified=entry.verified,
+        paces=entry.paces,
         pairs=entry.pairs,
     )

@@ -17,7 +17,14 @@ from latfix.runners.fixes.shared.device_memory_facts import calls
 from latfix.runners.measure.compute_pace import LEAST_PASSES, blend, offered
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
-from latfix.runners.optimize.screening_windows import first_window, screening_windows, slowest_stretch
+from latfix.runners.optimize.screening_windows import (
+    first_window,
+    replay_s,
+    screening_windows,
+    settling_part,
+    slowest_stretch,
+    window_bounds,
+)
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import new_folder
 from latfix.settings import RunnerSettings
@@ -35,6 +42,8 @@ WANTED_ROUNDS = FIRST_LOOK
 DRAIN_S = 1.5
 #: How fast an arm is sent the windows that nobody times.
 _SETTLING_SPEED = 2.0
+#: Seconds of work that a window is sent of for that.
+_SETTLING_S = 2.0
 #: What the base computes in is measured again after so many seconds: the machine drifts.
 _BASE_AGAIN_S = 15.0
 #: One measurement of an arm's pace, at least.
@@ -68,6 +77,7 @@ class Bench:
         self.room = DeviceRoom()
         self.broken: dict[tuple[str, ...], str] = {}
         self.windows: list[Traffic] = []
+        self._settling: list[Traffic] = []
         self.baseline: RunRecord
         self._arms: list[Arm] = []
         self._restart_s = 0.0
@@ -158,6 +168,10 @@ class Bench:
         self.baseline = baseline
         self.room.begin(baseline)
         self.windows = screening_windows(self.traffic, baseline)
+        self._settling = [
+            scale_time(settling_part(self.traffic, baseline, window, _SETTLING_S), _SETTLING_SPEED)
+            for window in self.windows
+        ]
 
     @property
     def window_bounds(self) -> list[tuple[float, float]]:
@@ -207,7 +221,7 @@ class Bench:
             self._restart_s = time.monotonic() - started
 
     def settle(self, arm: Arm) -> None:
-        """Let an arm's process serve the windows once, faster than recorded, if it has not yet.
+        """Let an arm's process serve some of the windows once, faster than recorded, if it has not yet.
 
         Kernels are made, and memory is laid out, at the first use of each shape. The service that a fix is tried on
         has that behind it; a comparison with one that has not would find the first use, not the fix.
@@ -215,9 +229,9 @@ class Bench:
         self.prime(arm)
         if arm.settled:
             return
-        for number, window in enumerate(self.windows):
+        for number, part in enumerate(self._settling):
             folder = self._window_folder(f"{self.replays:03d}-{arm.label}-settling-{number}")
-            arm.replay(folder, scale_time(window, _SETTLING_SPEED), self.watch, seed=self.seed)
+            arm.replay(folder, part, self.watch, seed=self.seed)
         arm.settled = True
 
     def paces(self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
@@ -321,14 +335,17 @@ class Bench:
         """About how long it takes to replay a configuration beside the one that stands."""
         cold = bool(fixes) and all(fix.cold for fix in fixes)
         windows = self.cold_windows() if cold else self.windows
-        replays = 2 * sum(window.duration_s - window.start_s + DRAIN_S for window in windows)
-        settling = sum((window.duration_s - window.start_s) / _SETTLING_SPEED + DRAIN_S for window in self.windows)
-        fixed = self.load_s + self._accuracy_of(fixes) + self._making_of(fixes) + replays
+        own = sum(replay_s(self.traffic, self.baseline, window) + DRAIN_S for window in windows)
+        settling = sum(max(part.duration_s - part.start_s, _SETTLING_S) + DRAIN_S for part in self._settling)
+        fixed = self.load_s + self._accuracy_of(fixes) + self._making_of(fixes) + 2 * own
         if cold:
             return fixed + 2 * len(windows) * self._start_s
         if self.room.alone_with(fixes):
             return fixed + 2 * len(windows) * (self._start_s + settling) + 2 * self._start_s
-        return fixed + settling + (self._start_s + settling if self._profiled else 0.0)
+        if self._profiled:
+            return fixed + 2 * settling + self._start_s
+        # The one that stands has settled, but before the first trial.
+        return fixed + (1 if any(arm.settled for arm in self._arms) else 2) * settling
 
     def pace_s(self, fixes: Sequence[Fix], batches_s: float) -> float:
         """About how long it takes to measure a way to run the model.
@@ -367,10 +384,4 @@ class Bench:
 
     def round_s(self, traffic: Traffic) -> float:
         """About how long a round of the final replay takes: both arms, each on a fresh process."""
-        return 2 * (traffic.duration_s - traffic.start_s + DRAIN_S + self._start_s)
-
-
-def window_bounds(window: Traffic) -> tuple[float, float]:
-    """Where in the original schedule a slice of it lies, in nanoseconds."""
-    last = [entry for entry in window.metadata["transforms"] if entry["transform"] == "slice_time"][-1]
-    return float(last["start_s"]) * 1e9, float(last["end_s"]) * 1e9
+        return 2 * (replay_s(self.traffic, self.baseline, traffic) + DRAIN_S + self._start_s)

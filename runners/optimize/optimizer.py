@@ -24,9 +24,9 @@ from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
-from latfix.runners.optimize.measurement import Bench, window_bounds
+from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
-from latfix.runners.optimize.screening_windows import busiest_stretch
+from latfix.runners.optimize.screening_windows import busiest_stretch, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
@@ -357,6 +357,7 @@ class Optimizer:
             left_s=bench.left_s,
             round_s=bench.round_s(traffic),
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
+            at_once=not bench.room.on_device,
         )
         outcome.notes += proof.notes
         if proof.interrupted:

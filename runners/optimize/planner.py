@@ -2,19 +2,22 @@
 
 The time of a batch is what was measured of the way the model runs (:mod:`alternatives`); the policy around it, who
 shares a batch, how long it stays open, how many workers take them, is simulated. Each replay of a configuration
-corrects what is foretold of those that run the model the same way.
+shows how long batches take where everything else of the service goes on beside them, and corrects that time for all
+configurations that run the model the same way.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast, Serving
 from latfix.results.optimization import Prediction
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.settings import RunnerSettings
 
@@ -50,7 +53,8 @@ class Planner:
     """Foretells configurations.
 
     :param costs: by ids of measured choices (:attr:`Configuration.measured`), how the time of batches changes.
-    :param corrections: by the same, the logarithm of what replays showed over what was foretold.
+    :param paces: by the same, how much longer batches took in replays than foretold, a figure a replay.
+    :param refused: by the same, those whose answers, or effect, were not what they should be.
     """
 
     forecast: Forecast
@@ -58,7 +62,8 @@ class Planner:
     first: RunnerSettings
     obstacle: Obstacle
     costs: dict[tuple[str, ...], BatchCost | None] = field(default_factory=lambda: {(): None})
-    corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
+    paces: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    refused: set[tuple[str, ...]] = field(default_factory=set)
     looked_at: int = 0
     _seen: dict[tuple[Serving, tuple[tuple[float, float], ...]], dict[str, float]] = field(default_factory=dict)
 
@@ -69,15 +74,20 @@ class Planner:
         """
         cost = self.costs[way(configuration)]
         then, now = (
-            self._simulated(each.serving(with_), within)
-            for each, with_ in ((configuration, cost), (Configuration(self.first), None))
+            self._simulated(self.serving(each), within) for each in (configuration, Configuration(self.first))
         )
         ratio = {key: then[key] / now[key] if now[key] > 0 else 1.0 for key in now}
         return Prediction(ratio=ratio, compute=None if cost is None else (0.0, cost.typical))
 
+    def serving(self, configuration: Configuration) -> Serving:
+        """For the forecast, at the pace that replays showed of this way to run the model, or of the first one."""
+        known = way(configuration)
+        shown = self.paces.get(known) or self.paces.get(()) or [1.0]
+        return replace(configuration.serving(self.costs[known]), pace=statistics.geometric_mean(shown))
+
     def score(self, configuration: Configuration) -> float:
-        """What it is foretold to be worth, corrected by replays; see :meth:`Goal.score`."""
-        return self.goal.score(self.predict(configuration).ratio) + self.corrections.get(way(configuration), 0.0)
+        """What it is foretold to be worth; see :meth:`Goal.score`."""
+        return math.inf if way(configuration) in self.refused else self.goal.score(self.predict(configuration).ratio)
 
     def best(self, measured: Sequence[Choice], numbers: Sequence[Sequence[Choice]]) -> Configuration:
         """The best that can be made of some measured choices and at most one of each group of numbers.
@@ -129,12 +139,22 @@ class Planner:
             if any(any(each.values()) for each in found)
         }
 
-    def correct(
-        self, configuration: Configuration, foretold: Mapping[str, float], shown: Mapping[str, float]
-    ) -> None:
-        """Take what a replay showed over what was foretold of it for all that runs the model this way."""
-        error = self.goal.score(shown) - self.goal.score(foretold)
-        self.corrections[way(configuration)] = self.corrections.get(way(configuration), 0.0) + error
+    def learn(self, configuration: Configuration, replays: Sequence[tuple[RunRecord, float]]) -> float | None:
+        """How long its batches took in replays of slices, for all that runs the model this way; ``None`` if unknown.
+
+        :param replays: records, and where in the schedule each slice begins, in nanoseconds.
+        """
+        serving = configuration.serving(self.costs[way(configuration)])
+        shown = [self.forecast.pace_of(record, serving, begin) for record, begin in replays]
+        shown = [each for each in shown if each > 0]
+        if not shown:
+            return None
+        self.take(configuration, statistics.geometric_mean(shown))
+        return self.paces[way(configuration)][-1]
+
+    def take(self, configuration: Configuration, pace: float) -> None:
+        """What :meth:`learn` found."""
+        self.paces.setdefault(way(configuration), []).append(pace)
 
     def _composed(self, measured: Sequence[Choice], chosen: Mapping[int, Choice]) -> Configuration:
         return compose(self.first, [*measured, *(chosen[key] for key in sorted(chosen))], self.obstacle)

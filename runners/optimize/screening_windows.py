@@ -12,7 +12,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from latfix.traffic.transforms import slice_time
+from latfix.traffic.transforms import limit, slice_time
 
 _SHORTEST_S = 3.0
 _LONGEST_S = 6.0
@@ -24,6 +24,9 @@ _LEAST_REQUESTS = 60
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile make a window's tail.
 _TAIL = 95.0
+#: A slice may bring so much work for its length, as the first settings do it: the rest of a longer backlog tells
+#: nothing new, and takes the budget.
+_MOST_WORK = 1.5
 #: Starts that are looked at, evenly over the traffic.
 _CANDIDATES = 200
 
@@ -46,7 +49,18 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     held = _inside(traffic.arrival_ns, starts, width)
     chosen = _best_pair(starts, _slow(traffic, baseline, starts, width), width)
     kept = [int(starts[k]) for k in chosen if held[k]]
-    return [slice_time(traffic, start / 1e9, (start + width) / 1e9) for start in kept]
+    return [_slice(traffic, baseline, start, width) for start in kept]
+
+
+def replay_s(traffic: Traffic, baseline: RunRecord, window: Traffic) -> float:
+    """About how long a replay of the traffic, or of a slice of it, takes with the first settings."""
+    return max(window.duration_s - window.start_s, float(_work_of(traffic, baseline, window).sum()))
+
+
+def settling_part(traffic: Traffic, baseline: RunRecord, window: Traffic, seconds: float) -> Traffic:
+    """The first requests of a window that a service with the first settings computes in so many seconds."""
+    done = np.cumsum(_work_of(traffic, baseline, window))
+    return limit(window, max(int(np.searchsorted(done, seconds)), min(_FIRST_REQUESTS, len(window))))
 
 
 def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
@@ -74,7 +88,40 @@ def slowest_stretch(traffic: Traffic, baseline: RunRecord, wanted_s: float) -> T
     width = int(width_s * 1e9)
     starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
     best = int(np.argmax(_slow(traffic, baseline, starts, width)))
-    return slice_time(traffic, int(starts[best]) / 1e9, (int(starts[best]) + width) / 1e9)
+    return _slice(traffic, baseline, int(starts[best]), width)
+
+
+def window_bounds(window: Traffic) -> tuple[float, float]:
+    """Where in the original schedule a slice of it lies, in nanoseconds."""
+    last = [entry for entry in window.metadata["transforms"] if entry["transform"] == "slice_time"][-1]
+    return float(last["start_s"]) * 1e9, float(last["end_s"]) * 1e9
+
+
+def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Traffic:
+    """So many nanoseconds of the traffic, cut where they would bring too much work."""
+    first, last = np.searchsorted(traffic.arrival_ns, (start, start + width)).tolist()
+    done = np.cumsum(_work_s(baseline)[first:last])
+    fitting = first + max(int(np.searchsorted(done, _MOST_WORK * width / 1e9)), _LEAST_REQUESTS)
+    end = int(traffic.arrival_ns[fitting]) if fitting < last else start + width
+    return slice_time(traffic, start / 1e9, end / 1e9)
+
+
+def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> npt.NDArray[np.float64]:
+    begin = 0.0 if window is traffic else window_bounds(window)[0]
+    first = int(np.searchsorted(traffic.arrival_ns, begin))
+    return _work_s(baseline)[first : first + len(window)]
+
+
+def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
+    """By request of the baseline's schedule, its part of a worker's time in seconds, divided by the workers."""
+    rows, batches = baseline.requests, baseline.batches
+    took = (batches["d2h_end_ns"] - batches["close_ns"]) / np.maximum(batches["size"], 1) / 1e9
+    order = np.argsort(batches["batch_id"])
+    place = np.searchsorted(batches["batch_id"], rows["batch_id"], sorter=order).clip(max=max(len(order) - 1, 0))
+    served = (rows["index"] >= 0) & (rows["batch_id"] >= 0)
+    work = np.zeros(len(baseline.traffic))
+    work[rows["index"][served]] = took[order[place[served]]]
+    return work / baseline.meta.settings.workers
 
 
 def _slow(traffic: Traffic, baseline: RunRecord, starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:

@@ -62,6 +62,7 @@ class Trial:
     :param latency_ms: on the windows.
     :param reason: what the replays showed, or why there are none.
     :param verified: by fix, the evidence that it took effect.
+    :param paces: how much longer batches took than foretold, of what stood and of this one; empty where unknown.
     """
 
     configuration: Configuration
@@ -72,6 +73,7 @@ class Trial:
     prediction: Prediction | None = None
     scored: Mapping[str, Any] = field(default_factory=dict)
     verified: Mapping[str, str] = field(default_factory=dict)
+    paces: tuple[float, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
     def prediction_error(self, key: str) -> float | None:
@@ -158,7 +160,9 @@ class Search:
                 self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
         for trial in self.trials:
             if self.planner is not None:
-                _correct(self.planner, trial)
+                _refuse(self.planner, trial)
+                for made, pace in zip((self.best, trial.configuration), trial.paces, strict=False):
+                    self.planner.take(made, pace)
             if trial.status == "kept":
                 self.best_score, self.best = trial.score, self._effective(trial.configuration)
         if self.best.choices:
@@ -297,10 +301,11 @@ class Search:
             told += 1
             if planner.score(best) > self.best_score - _WORTH_A_REPLAY:
                 break
-            if refusal := self._out_of_time([choice.fix for choice in best.choices]):
-                self._skipped |= dict.fromkeys(best.fixes, refusal)
-                break
             tried.add(best.key)
+            if refusal := self._out_of_time([choice.fix for choice in best.choices]):
+                # Another one may take less: nothing to convert, no answers to score.
+                self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
+                continue
             self._replay(best, planner)
             if self.trials[-1].status == "rejected":
                 self._look_again(planner, batches)
@@ -372,7 +377,7 @@ class Search:
             trial = Trial(configuration=made, status=status, reason=reason)
         self.trials.append(trial)
         if planner is not None:
-            _correct(planner, trial)
+            _refuse(planner, trial)
         self._say(f"{made.words}: {trial.status}: {trial.reason}")
         if trial.status == "kept":
             effective = self._effective(made)
@@ -407,7 +412,7 @@ class Search:
         comparison = compare_windows(pairs, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison)
         gained = self._goal.score(comparison_ratios(comparison))
-        prediction = None
+        prediction, paces = None, tuple[float, ...]()
         if planner is not None and not cold:
             now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
             prediction = Prediction(
@@ -416,6 +421,7 @@ class Search:
             )
             if status == "undecided" and max(gained, self._goal.score(prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as foretold: {reason}"
+            paces = self._learn(planner, made, pairs)
         verified, missing = self._verified(made, candidate, pairs)
         self.ineffective |= missing
         if status == "kept" and missing and not set(made.fixes) - set(self.best.fixes) - set(missing):
@@ -431,8 +437,18 @@ class Search:
             prediction=prediction,
             scored=scored,
             verified=verified,
+            paces=paces,
             pairs=tuple((one.folder.name, other.folder.name) for one, other in pairs),
         )
+
+    def _learn(self, planner: Planner, made: Configuration, pairs: Pairs) -> tuple[float, ...]:
+        """Have the planner take how long batches took on both sides, the one that stands first."""
+        begins = [begin for begin, _ in self._bench.window_bounds] or [0.0]
+        shown = [
+            planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
+            for k, each in enumerate((self.best, made))
+        ]
+        return tuple(pace for pace in shown if pace is not None) if None not in shown else ()
 
     def _verified(self, made: Configuration, candidate: Arm, pairs: Pairs) -> tuple[dict[str, str], dict[str, str]]:
         """By fix, the evidence of those that took effect, and of those that did not."""
@@ -616,16 +632,13 @@ class Search:
         )
 
 
-def _correct(planner: Planner, trial: Trial) -> None:
-    """Have a trial tell of other configurations that run the model as it did."""
-    made, comparison = trial.configuration, trial.comparison
-    if comparison is not None and trial.prediction is not None:
-        planner.correct(made, trial.prediction.ratio, comparison_ratios(comparison))
-    elif comparison is None and trial.status in ("rejected", "not_effective"):
-        # It answers otherwise, whatever cores it runs on, or does not run.
-        answers = {choice.words for choice in made.measured if choice.fix.changes_outputs}
-        out = answers if answers and trial.status == "rejected" else set(way(made))
-        planner.corrections |= {each: math.inf for each in planner.costs if out and out <= set(each)}
+def _refuse(planner: Planner, trial: Trial) -> None:
+    """Have no other configuration run the model as a trial that answered otherwise, or did not run."""
+    if trial.comparison is None and trial.status in ("rejected", "not_effective"):
+        # It answers otherwise, whatever cores it runs on.
+        answers = {choice.words for choice in trial.configuration.measured if choice.fix.changes_outputs}
+        out = answers if answers and trial.status == "rejected" else set(way(trial.configuration))
+        planner.refused |= {each for each in planner.costs if out and out <= set(each)}
 
 
 def comparison_ratios(comparison: Comparison) -> dict[str, float]:

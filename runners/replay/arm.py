@@ -31,7 +31,6 @@ class Arm:
     :param fixes: ids of the fixes in ``settings``, in order.
     :param log: where the process's output goes.
     :param latest: its last replay of the search's windows, joined; ``None`` before the first.
-    :param load: workers' worth of work that was offered in it (:func:`latfix.runners.measure.compute_pace.offered`).
     :param primed: its process has served requests before.
     :param settled: its process has served the search's windows before, so that what a first use costs is paid.
     :param failed: its last process did not start, or failed or died at work; the next use starts another.
@@ -49,7 +48,6 @@ class Arm:
     log: Path
     accuracy: float | None = None
     latest: RunRecord | None = None
-    load: float = 0.0
     primed: bool = False
     settled: bool = False
     failed: bool = False
@@ -58,6 +56,7 @@ class Arm:
     told: Mapping[str, Any] = field(default_factory=dict)
     start_s: float = 0.0
     _process: RunnerProcess | None = field(default=None, repr=False)
+    _launched: float = field(default=0.0, repr=False)
 
     @property
     def ready(self) -> Mapping[str, Any]:
@@ -69,20 +68,34 @@ class Arm:
         """Whether its process is there, and holds what it holds of memory."""
         return self._process is not None
 
+    def launch(self) -> None:
+        """Start the process if it is not there, and do not wait until it has loaded."""
+        if self._process is None:
+            self._process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
+            self._launched = time.monotonic()
+            try:
+                self._process.launch()
+            except LatfixError:
+                self._give_up()
+                raise
+
     def running(self) -> RunnerProcess:
         """The process, started now if it is not."""
-        if self._process is None:
-            process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
-            started = time.monotonic()
+        self.launch()
+        assert self._process is not None
+        if not self._process.ready:
             try:
-                process.start()
+                self.told = self._process.start()
             except BaseException as error:
+                self.close()
                 self.failed = isinstance(error, LatfixError)
-                process.close()
                 raise
-            self._process, self.failed, self.told = process, False, process.ready
-            self.start_s = time.monotonic() - started
+            self.failed, self.start_s = False, time.monotonic() - self._launched
         return self._process
+
+    def start(self) -> None:
+        """Start the process if it is not there, and have it wait."""
+        self.running().pause()
 
     def restart(self) -> None:
         """End the process; the next use starts a fresh one, cold."""

@@ -62,6 +62,16 @@ class RunnerProcess:
 
     def start(self) -> Mapping[str, Any]:
         """Start the process and wait until the model is loaded; returns its ``ready`` message."""
+        if self._process is None:
+            self.launch()
+        self.ready = self._await("ready", None, None, LOAD_TIMEOUT_S)
+        return self.ready
+
+    def launch(self) -> None:
+        """Start the process, which then loads the model; :meth:`start` waits for that.
+
+        It ends with the thread that this is called in.
+        """
         command_read, command_write = os.pipe()
         event_read, event_write = os.pipe()
         self._fds = [command_write, event_read]
@@ -85,8 +95,6 @@ class RunnerProcess:
             os.close(event_write)
         self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
         self._writer.send(self._job)
-        self.ready = self._await("ready", None, None, LOAD_TIMEOUT_S)
-        return self.ready
 
     def command(
         self, do: str, *, on_event: OnEvent | None = None, timeout_s: float | None = None, **more: Any

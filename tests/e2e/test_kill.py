@@ -23,7 +23,13 @@ pytestmark = pytest.mark.slow
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
-PROGRAM = "import sys; from latfix.cli.app import main; sys.exit(main())"
+#: Whoever starts the tests in the background has them, and what they start, ignore Ctrl-C.
+PROGRAM = """
+import signal, sys
+from latfix.cli.app import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
 #: Says on the side what the service has answered, and when, whatever becomes of latfix's own record.
 ADAPTER = """
 import os

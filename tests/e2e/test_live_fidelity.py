@@ -12,7 +12,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.statistics.decision import RatioEstimate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "live_fidelity.py"
 #: Asleep for some milliseconds, so that the machine's other work changes little.

@@ -106,6 +106,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWork
     return Optimized(code, out, err, workload, base / "o", json.loads(out) if out.startswith("{") else {})
 
 
+@pytest.mark.alone
 def test_standard_output_is_the_document_and_nothing_else(windowed: Optimized) -> None:
     assert json.loads(windowed.out) == json.loads((windowed.folder / "optimization.json").read_text()), windowed.err
 
@@ -118,6 +119,7 @@ def too_busy(document: dict[str, Any]) -> None:
         pytest.skip(late[0])
 
 
+@pytest.mark.alone
 def test_the_planted_cause_is_found_removed_and_proved(windowed: Optimized) -> None:
     document = windowed.document
     assert document["diagnosis"]["verdict"] == "batching.window"
@@ -132,6 +134,7 @@ def test_the_planted_cause_is_found_removed_and_proved(windowed: Optimized) -> N
     assert document["after"]["latency_ms"]["p50"] < 0.5 * document["before"]["latency_ms"]["p50"]
 
 
+@pytest.mark.alone
 def test_gates_are_judged_and_a_failed_one_is_the_exit_code(windowed: Optimized) -> None:
     gates = {gate["gate"]: gate for gate in windowed.document["gates"]}
     too_busy(windowed.document)
@@ -147,6 +150,7 @@ def number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+@pytest.mark.alone
 def test_the_document_keeps_the_contract(windowed: Optimized) -> None:
     document = windowed.document
     assert document["schema"] == "latfix.optimization/1"
@@ -170,6 +174,7 @@ def test_the_document_keeps_the_contract(windowed: Optimized) -> None:
         assert set(gate) >= {"gate", "value", "passed"}
 
 
+@pytest.mark.alone
 def test_the_folder_holds_reports_and_records(windowed: Optimized) -> None:
     for name in ("optimization.json", "plan.toml", "report.html", "baseline/report.html", "baseline/diagnosis.json"):
         assert (windowed.folder / name).stat().st_size > 0, name
@@ -187,6 +192,7 @@ def test_the_folder_holds_reports_and_records(windowed: Optimized) -> None:
     assert "batch.window" in settings["after"]["fixes"]
 
 
+@pytest.mark.alone
 def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path: Path) -> None:
     plan = read_plan(windowed.folder / "plan.toml")
     kept = [step["fix"] for step in windowed.document["steps"] if step["status"] == "kept"]
@@ -203,6 +209,7 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path
     assert "batching.window" not in [cause["cause"] for cause in diagnosis["causes"] if cause["named"]]
 
 
+@pytest.mark.alone
 def test_a_fix_that_costs_accuracy_never_reaches_the_plan(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from latfix.config.plan import read_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]

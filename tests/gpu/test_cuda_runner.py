@@ -12,7 +12,10 @@ from latfix.runners.gpu.accelerator import accelerator_of
 from latfix.stages import Status
 from tests.runners.engine.served import Served, requests_of, serve
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
 
 _WIDTH = 512
 

@@ -19,7 +19,10 @@ from latfix.stages import Status
 from tests.runners.engine.served import Served, requests_of, serve
 
 _THERE = torch.cuda.device_count() if torch.cuda.is_available() else 0
-pytestmark = pytest.mark.skipif(_THERE < 2, reason=f"two CUDA devices are needed, this machine has {_THERE}")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(_THERE < 2, reason=f"two CUDA devices are needed, this machine has {_THERE}"),
+]
 
 _ADAPTER = """
 import torch

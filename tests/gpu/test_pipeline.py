@@ -22,7 +22,10 @@ from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from tests.runners.engine.served import Served, requests_of, serve
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
 
 _WIDTH = 1024
 _COUNT = 120

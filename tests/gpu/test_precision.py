@@ -15,7 +15,10 @@ from latfix.runners.model_transforms.precision import activation_dtype, in_preci
 from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
 
 _DEVICE, _WIDTH = "cuda:0", 512
 #: Precision, what its matrix kernels compute in, and how far answers may be off, of the largest.

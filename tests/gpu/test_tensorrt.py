@@ -17,6 +17,7 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
     pytest.mark.skipif(bool(backend_missing("tensorrt")), reason=backend_missing("tensorrt") or "installed"),
 ]

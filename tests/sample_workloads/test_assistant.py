@@ -166,6 +166,7 @@ def test_nonsense_is_refused_with_the_requests_id(workload: Any, features: dict[
         workload.prepare(request("odd", payload=payload, **features))
 
 
+@pytest.mark.slow
 def test_score_is_near_the_best_possible_one(workload: Any, model: Any, train: Any) -> None:
     score = workload.evaluate(predictor(model, workload))
     best = train.best_accuracy()
@@ -213,6 +214,7 @@ def agreement(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> float:
     return float(sum(a == b for a, b in pairs) / len(pairs))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_parts_compile_whole_and_once_for_all_lengths(model: Any, workload: Any, mixed: list[Request]) -> None:
     graphs: list[str] = []

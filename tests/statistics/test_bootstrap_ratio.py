@@ -279,6 +279,7 @@ def test_a_tail_in_few_stretches_is_decided_where_the_mean_is_and_both_agree() -
 # --- rates of error and of success -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_service_and_itself_differ_at_most_once_in_a_hundred() -> None:
     """Bounds at 1 %, so that the rate can be seen in few comparisons; the benchmark looks at the level in use."""
     rule, called = Rule(level=0.01, restart_sd=0.0), dict.fromkeys((None, 0.95, 0.99), 0)
@@ -290,6 +291,7 @@ def test_a_service_and_itself_differ_at_most_once_in_a_hundred() -> None:
     assert max(called.values()) <= 8, called
 
 
+@pytest.mark.slow
 def test_rounds_with_restart_effects_against_themselves() -> None:
     """Restarts move a whole replay by 5 %: only the spread between rounds can know."""
     called, blind = 0, 0

@@ -10,6 +10,7 @@ import pytest
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
 
+@pytest.mark.slow
 def test_a_steady_rate_is_left_whole() -> None:
     cut = 0
     for seed in range(40):

@@ -66,6 +66,7 @@ def test_bounds_are_narrower_with_the_control_and_hold_the_truth() -> None:
         assert controlled.bounds[0] < 1 < controlled.bounds[1]
 
 
+@pytest.mark.slow
 def test_a_service_and_itself_are_called_different_no_more_often_than_promised() -> None:
     rule, called = Rule(level=0.05), 0
     for seed in range(200):

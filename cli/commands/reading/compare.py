@@ -11,7 +11,13 @@ from typing import Annotated
 import typer
 
 from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, check_seed
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.errors import InputError
 
 
@@ -29,6 +35,7 @@ def compare(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Compare recorded runs, and judge gates on the difference.
 
@@ -68,8 +75,9 @@ def compare(
             write_comparison_report(folder / "report.html", comparison, before, after)
         console = outputs.console()
         if not outputs.to_stdout:
-            console.print(render_comparison(comparison))
-        show_gates(console, results)
+            console.print(render_comparison(comparison, folder=folder, verbose=verbose))
+        else:
+            show_gates(console, results)
         outputs.write(document, workload=workload)
     return exit_code(results)
 

@@ -16,7 +16,13 @@ from latfix.cli.shared.options import (
     SeedOption,
     check_seed,
 )
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 from latfix.errors import EXIT_OK, InputError
 
@@ -53,6 +59,7 @@ def report(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Show a recorded run or any other result again.
 
@@ -79,7 +86,7 @@ def report(
             if value is not None:
                 raise InputError(f"{option}: found {file}, which is shown as it is; expected the folder of a run")
         outputs = Outputs.open("report", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
-        return _show_again(file, outputs, out)
+        return _show_again(file, outputs, out, verbose=verbose)
     gates = parse_gates(gate, baseline, history, record=False)
     record = open_record(run)
     drill_down.check_record(record)
@@ -87,7 +94,9 @@ def report(
     folder = open_folder(out) if out is not None else run
     with outputs.in_any_case(record.meta.workload, gates.texts):
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
-        return conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)
+        return conclude(
+            record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down, verbose=verbose
+        )
 
 
 def _saved(path: Path) -> Path | None:
@@ -99,7 +108,7 @@ def _saved(path: Path) -> Path | None:
     return next((path / name for name in _DOCUMENTS if (path / name).is_file()), None)
 
 
-def _show_again(file: Path, outputs: Outputs, out: Path | None) -> int:
+def _show_again(file: Path, outputs: Outputs, out: Path | None, *, verbose: bool) -> int:
     """Show a document, and write its page: beside it where it is in a result's folder, and into ``out``."""
     from latfix.results import read_result
     from latfix.runners.replay.run_session import open_folder
@@ -109,12 +118,12 @@ def _show_again(file: Path, outputs: Outputs, out: Path | None) -> int:
     where = open_folder(out) if out is not None else folder
     written = where is not None and _write_page(result, where / "report.html", file.parent)
     if not outputs.to_stdout:
-        outputs.console().print(_rendered(result, where if written else None))
+        outputs.console().print(_rendered(result, where if written else None, verbose=verbose))
     outputs.write(result.to_json(), workload=str(getattr(result, "workload", "")))
     return EXIT_OK
 
 
-def _rendered(result: Document, folder: Path | None) -> RenderableType:
+def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> RenderableType:
     """The result for a terminal.
 
     :param folder: where its page was written.
@@ -132,11 +141,11 @@ def _rendered(result: Document, folder: Path | None) -> RenderableType:
 
     match result:
         case Diagnosis():
-            return diagnosis.render_diagnosis(result, folder=None)
+            return diagnosis.render_diagnosis(result, folder=None, verbose=verbose)
         case Comparison():
-            return diagnosis.render_comparison(result)
+            return diagnosis.render_comparison(result, folder=folder, verbose=verbose)
         case Optimization():
-            return diagnosis.render_optimization(result, folder=folder)
+            return diagnosis.render_optimization(result, folder=folder, verbose=verbose)
         case Trial():
             return trial.render_trial(result, folder=None)
         case Sweep():

@@ -9,12 +9,19 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
+from latfix.errors import InputError
 
 
 def diagnose(
-    workload: options.WorkloadArgument,
+    workload: options.DiagnosedArgument,
     traffic: options.TrafficOption = None,
     profile: options.ProfileOption = "",
     mapping: options.MapOption = None,
@@ -27,6 +34,10 @@ def diagnose(
     seed: options.SeedOption = 0,
     percentile: options.PercentileOption = None,
     device: options.DeviceOption = None,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="REGEX", help="The steps of a device's recording: names that it matches."),
+    ] = None,
     gate: options.GateOption = None,
     baseline: options.BaselineOption = None,
     history: HistoryOption = None,
@@ -38,8 +49,13 @@ def diagnose(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
-    """Replay traffic, and attribute slow requests to causes."""
+    """Replay traffic, and attribute slow requests to causes.
+
+    A recording (of a device, of requests) is explained as it is; nothing is replayed.
+    """
+    from latfix.cli.shared import recording_flow
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.cli.shared.replay_progress import replay_with_progress
     from latfix.config.workload_toml import check_runs, load_spec
@@ -58,6 +74,25 @@ def diagnose(
     options.check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
+    if recording_flow.is_recording(workload):
+        for_replays = {
+            "--traffic": traffic,
+            "--profile": profile or None,
+            "--plan": plan,
+            "--device": device,
+            "--history": history,
+            "--request": request,
+            "--slowest": slowest,
+        }
+        recording_flow.refuse(workload, {**for_replays, **replayed.given()})
+        gates = parse_gates(gate, baseline, "off")
+        outputs = Outputs.open(
+            "diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations
+        )
+        asked = recording_flow.asked(step, percentile, seed, replayed)
+        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out, verbose=verbose)
+    if step is not None:
+        raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     spec = load_spec(workload, traffic=traffic, profile=profile)
     check_runs(spec)
     settings, fixes = options.service_settings(spec, plan, device)
@@ -91,4 +126,5 @@ def diagnose(
             workload=workload,
             interrupted=interrupted,
             drill_down=drill_down,
+            verbose=verbose,
         )

@@ -28,7 +28,13 @@ from latfix.cli.shared.options import (
     check_seed,
     load_traffic,
 )
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
@@ -76,6 +82,7 @@ def gate(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Replay two services in turns until gates are decided.
 
@@ -108,7 +115,7 @@ def gate(
             for label, (spec, settings) in zip(("base", "head"), sides, strict=True)
         ]
         decision = _rounds((arms[0], arms[1]), schedule, folder, gates, budget_s, check_seed(seed))
-        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
+        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided], verbose)
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
@@ -202,7 +209,9 @@ def _median_ms(found: Round) -> str:
     return f"p50 {before:.3g} -> {after:.3g} ms"
 
 
-def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int) -> int:
+def _conclude(
+    decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int, verbose: bool
+) -> int:
     """Write, show, and return the exit code."""
     from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.files.atomic_write import write_json
@@ -215,7 +224,6 @@ def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str,
         if decision.interrupted:
             raise KeyboardInterrupt
         raise RunnerError(f"{name}: something outside held up the replayer in every round; use a quieter machine")
-    comparison = replace(comparison, notes=(*(change.sentence for change in comparison.why), *comparison.notes))
     if out is not None:
         last = decision.rounds[-1]
         records = {label: str(record.folder.absolute()) for label, record in (("base", last.base), ("new", last.new))}
@@ -224,8 +232,9 @@ def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str,
         write_comparison_report(out / "report.html", comparison, last.base, last.new)
     console = outputs.console()
     if not outputs.to_stdout:
-        console.print(render_comparison(comparison))
-    show_gates(console, comparison.gates)
+        console.print(render_comparison(comparison, folder=out, verbose=verbose))
+    else:
+        show_gates(console, comparison.gates)
     outputs.write(comparison.to_json(), workload=name, interrupted=decision.interrupted)
     if decision.interrupted:
         return EXIT_INTERRUPTED

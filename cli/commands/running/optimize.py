@@ -11,7 +11,13 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption, Recording, is_off
-from latfix.cli.shared.output_options import AnnotationsOption, JUnitOption, MarkdownOption, Outputs
+from latfix.cli.shared.output_options import (
+    AnnotationsOption,
+    JUnitOption,
+    MarkdownOption,
+    Outputs,
+    VerboseOption,
+)
 from latfix.errors import InputError
 from latfix.formatting import did_you_mean
 
@@ -63,6 +69,7 @@ def optimize(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Try fixes on the same traffic, and keep what is better.
 
@@ -116,6 +123,7 @@ def optimize(
         started_from=earlier,
         plan="" if plan is None else str(plan),
         resume=resume,
+        verbose=verbose,
     )
 
 

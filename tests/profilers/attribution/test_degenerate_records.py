@@ -118,7 +118,7 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(0, 120),

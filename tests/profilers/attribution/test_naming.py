@@ -14,6 +14,7 @@ from latfix.run_record.run_record import RunRecord
 Simulate = Callable[..., RunRecord]
 
 
+@pytest.mark.slow
 def test_chance_is_no_burst(simulate: Simulate) -> None:
     # GIVEN independent callers at a third of capacity
     verdicts = [diagnose(simulate(n=400, rate=32, seed=seed), bootstrap=60).verdict for seed in range(20)]
@@ -68,6 +69,7 @@ def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> N
     assert "the core working slower than usual, by a little in many requests" in diagnosis.sentence
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
     # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
     found, ends = [], []

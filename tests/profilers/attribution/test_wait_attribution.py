@@ -82,7 +82,7 @@ def test_one_worker_is_divided_exactly(seed: int) -> None:
     known = line(seed, n=60, unit=1000.0)  # services of a millisecond
     divided = blame_waits(known).propagated
     # Within a step one cause comes before the other: brute force itself is off by up to what a step adds.
-    steps = 2000
+    steps = 1000
     a_step = (known.batch_extra.sum() + known.prepare_extra.sum()) / steps
     assert np.abs(divided - small_steps(known, steps)).max() < a_step
 

@@ -118,6 +118,23 @@ def test_half_the_compute_waits_half_as_long_for_a_core(simulate: Simulate) -> N
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
+@pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
+def test_a_replay_tells_how_much_longer_batches_take(simulate: Simulate, slower: float) -> None:
+    run = {**BUSY, "lengths": lengths(), "max_batch": 1}
+    forecast = Forecast(simulate(**run))
+    again = simulate(**{**run, "base": slower * BUSY["base"], "per_item": slower * BUSY["per_item"]})
+    shown = forecast.pace_of(again, forecast.serving)
+    assert shown == pytest.approx(slower, rel=0.1)
+    told = forecast.statistics(replace(forecast.serving, pace=shown))["mean"]
+    assert told == pytest.approx(float(again.latencies_ns().mean()) / 1e6, rel=0.2)
+    # A slice begins anew: its requests are found by where in the schedule it began.
+    begin = float(again.traffic.arrival_ns[500])
+    rows = {name: column[again.requests["index"] >= 500] for name, column in again.requests.items()}
+    part = replace(again, requests={**rows, "index": rows["index"] - 500})
+    assert forecast.pace_of(part, forecast.serving, begin) == pytest.approx(shown, rel=0.1)
+    assert np.isnan(forecast.pace_of(part, forecast.serving, begin * 10))
+
+
 def test_policy_s_causes_are_not_taken_out_of_requests(simulate: Simulate) -> None:
     """Padding goes when batches are formed otherwise; a forecast that subtracts it, too, would count it twice."""
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))

@@ -9,8 +9,12 @@ import time
 from collections.abc import Callable
 from statistics import fmean
 
+import pytest
+
 from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, USUAL_NS, WAIT_SERIES, LockProbe
 from latfix.profilers.probes.stage_recorder import SampleLog
+
+pytestmark = pytest.mark.alone
 
 
 def _waits(work: Callable[[threading.Event], object], *, seconds: float = 0.6) -> tuple[list[float], SampleLog]:

@@ -30,6 +30,8 @@ from latfix.profilers.probes.sampler import (
 )
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
 
+pytestmark = pytest.mark.alone
+
 
 def _rows(log: SampleLog | EventLog) -> list[list[Any]]:
     return [json.loads(line) for line in log.drain(0).splitlines()]

@@ -26,6 +26,8 @@ from latfix.profilers.probes.thread_counters import (
 )
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 
+pytestmark = pytest.mark.alone
+
 CPU, RUNQ, VOLUNTARY, MINOR = (THREAD_ACCOUNT.index(name) for name in ("cpu_ns", "runq_ns", "vcsw", "minflt"))
 
 

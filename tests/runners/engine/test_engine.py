@@ -19,6 +19,8 @@ from latfix.request import Priority, Request
 from latfix.stages import Status
 from tests.runners.engine.served import Gate, Numbers, Served, instance_of, requests_of, serve
 
+pytestmark = pytest.mark.alone
+
 Hook = Callable[[Any], Any]
 
 

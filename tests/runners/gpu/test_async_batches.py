@@ -20,6 +20,8 @@ from latfix.stages import Status
 from tests.runners.engine.served import Served, requests_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
+pytestmark = pytest.mark.alone
+
 _WIDTH = 6
 
 

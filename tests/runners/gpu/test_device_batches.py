@@ -6,10 +6,13 @@ import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 
 from latfix.profilers.gpu.allocator_counters import BatchCounters, from_nested
 from tests.runners.engine.served import Served, requests_of
+
+pytestmark = pytest.mark.alone
 
 _MIB = 1 << 20
 

@@ -12,6 +12,8 @@ from latfix.runners.gpu.kernel_profile import RANGE, waits_in, work_of
 from tests.runners.engine.served import instance_of
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
+pytestmark = pytest.mark.alone
+
 
 class Trace:
     """Calls of the host at its own pace; the device runs what it was given in order. Times in microseconds."""

@@ -18,6 +18,8 @@ from tests.records import build_record
 from tests.runners.gpu.simulated import Speeds
 from tests.runners.gpu.test_async_batches import Adapter, Flown, Model
 
+pytestmark = pytest.mark.alone
+
 #: Causes that a machine on which others run brings about.
 _MACHINES = ("host.", "python.", "cold.")
 

@@ -17,6 +17,8 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
 
+pytestmark = pytest.mark.alone
+
 MS = 1_000_000
 
 ADAPTER = """

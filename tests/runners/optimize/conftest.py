@@ -179,7 +179,7 @@ class FakeArm:
         self.label, self.spec, self.settings, self.fixes, self.log = label, spec, settings, fixes, log
         self.accuracy, self.primed, self.settled, self.failed, self.alive = accuracy, False, False, False, False
         self.latest: RunRecord | None = None
-        self.load = self.start_s = 0.0
+        self.start_s = 0.0
         self.served: set[int] = set()
         self.told: Mapping[str, Any] = {}
         self.alone, self.profiled, self.last, self.refused = "", False, "", False
@@ -213,6 +213,12 @@ class FakeArm:
             self.told = {"evaluates": self.world.evaluates, "default_collate": True}
             self.start_s = self.world.first_load_s if len(self.world.replays) == 0 else LOAD_S
             self.world.now += self.start_s
+
+    def launch(self) -> None:
+        pass
+
+    def start(self) -> None:
+        self.running()
 
     def restart(self) -> None:
         self.close()
@@ -253,7 +259,7 @@ class FakeArm:
         return {"evidence": {"env": dict(self.settings.env), "of": self.last}}
 
     def replay(self, folder: Path, traffic: Traffic, _watch: Any, **_seed: int) -> RunRecord:
-        cold = not self.alive
+        cold = not (self.alive and (self.primed or self.served))
         self.running()
         self.world.on_replay(self, folder.name)
         self.world.replays.append((self.label, folder.name, cold))
@@ -298,6 +304,9 @@ class Known:
     def statistics(self, serving: Serving, _within: object = ()) -> dict[str, float]:
         factor = 1.0 if serving.cost is None else serving.cost.typical
         return dict.fromkeys(LATENCY_KEYS, 10.0 * factor * self.world.limits.get(serving.max_batch, 1.0))
+
+    def pace_of(self, _record: RunRecord, _serving: Serving, _begin_ns: float = 0.0) -> float:
+        return 1.0
 
     def alone(self, cost: BatchCost | None) -> dict[str, float]:
         return dict.fromkeys(LATENCY_KEYS, 10.0 if cost is None else 10.0 * cost.typical)

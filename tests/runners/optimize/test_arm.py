@@ -23,11 +23,16 @@ class FakeProcess:
 
     def __init__(self, *_: object) -> None:
         self.said: list[str] = []
-        self.ready: dict[str, Any] = {"device": self.device}
+        self.ready: dict[str, Any] = {}
         self.made.append(self)
 
-    def start(self) -> None:
+    def launch(self) -> None:
+        self.said.append("launch")
+
+    def start(self) -> dict[str, Any]:
         self.said.append("start")
+        self.ready = {"device": self.device}
+        return self.ready
 
     def command(self, do: str, **_: object) -> Any:
         self.said.append(do)
@@ -62,9 +67,9 @@ def test_an_arm_whose_process_died_starts_another(arm: Arm, tmp_path: Path) -> N
     arm.ask("evidence")
     assert not arm.failed
     first, second = FakeProcess.made
-    assert first.said[:7] == ["start", "resume", "prime", "pause", "resume", "die", "close"]
+    assert first.said[:8] == ["launch", "start", "resume", "prime", "pause", "resume", "die", "close"]
     # Stopped whenever it is not at work, so that it takes nothing from the other arm.
-    assert second.said == ["start", "resume", "evidence", "pause"]
+    assert second.said == ["launch", "start", "resume", "evidence", "pause"]
 
 
 @pytest.mark.parametrize(
@@ -106,3 +111,13 @@ def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
     arm.restart()
     assert not arm.profiled and not arm.loaded
     assert arm.told == {"device": device}, "what it said of itself is known without starting it again"
+
+
+def test_two_load_at_once_and_wait_until_they_are_needed(arm: Arm) -> None:
+    arm.launch()
+    (process,) = FakeProcess.made
+    assert arm.loaded and process.said == ["launch"] and not arm.told
+    arm.start()
+    assert process.said == ["launch", "start", "pause"] and arm.told == {"device": "cpu"}
+    arm.running()
+    assert FakeProcess.made == [process] and process.said == ["launch", "start", "pause"]

@@ -59,6 +59,7 @@ class World:
     seed: int = 0
     now: float = 0.0
     replayed: list[tuple[str, bool]] = field(default_factory=list)
+    started: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -66,6 +67,12 @@ class FakeArm:
     label: str
     world: World
     alive: bool = False
+
+    def launch(self) -> None:
+        self.world.started.append((self.label, len(self.world.replayed)))
+
+    def start(self) -> None:
+        assert {label for label, _ in self.world.started[-2:]} == {"before", "after"}, "both load by now"
 
     def restart(self) -> None:
         self.alive = False
@@ -102,6 +109,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             seed=0,
             left_s=lambda: budget_s - world.now,
             round_s=round_s,
+            at_once=True,
         )
 
     return start
@@ -182,6 +190,13 @@ def test_a_late_round_is_left_out_and_replaced(run: Run) -> None:
     assert len(proof.rounds) == FIRST_LOOK and proof.stopped == "decided"
     assert any(note.startswith("1 of 6 final rounds are left out") for note in proof.notes)
     assert [pair[0].folder.name for pair in proof.rounds] == [f"before-{k}" for k in (1, 3, 4, 5, 6)]
+
+
+def test_both_processes_of_a_round_load_before_its_replays(run: Run) -> None:
+    world = World(ratio=0.3)
+    proof = run(world)
+    rounds = len(proof.rounds)
+    assert world.started == [(label, 2 * k) for k in range(rounds) for label in ("before", "after")]
 
 
 def test_where_every_round_is_late_nothing_is_proved(run: Run) -> None:

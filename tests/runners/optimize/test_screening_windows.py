@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.runners.optimize.screening_windows import join, screening_windows
+from latfix.runners.optimize.screening_windows import (
+    join,
+    replay_s,
+    screening_windows,
+    settling_part,
+    slowest_stretch,
+    window_bounds,
+)
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
@@ -185,3 +192,21 @@ def test_arms_pair_request_by_request_where_their_slices_are_the_same() -> None:
 def test_one_record_is_itself() -> None:
     record = record_of(two_slices()[0], 1.0)
     assert join([record]) is record
+
+
+def test_a_backlog_is_cut_where_it_would_take_the_budget() -> None:
+    """Requests of 0.05 s come at 50 a second: a window is cut to 1.5 times its own time of work."""
+    traffic = traffic_at([k * 0.02 for k in range(3000)])
+    record = record_of(traffic, 100.0)
+    quick, slow = (np.full(3000, took, dtype=np.int64) for took in (10**7, 5 * 10**7))
+    for took, cut in ((quick, False), (slow, True)):
+        record.batches["d2h_end_ns"][:] = took
+        windows = [*screening_windows(traffic, record), slowest_stretch(traffic, record, 10.0)]
+        for window, span in zip(windows, (3.0, 3.0, 10.0), strict=True):
+            lasts = replay_s(traffic, record, window)
+            begin, end = window_bounds(window)
+            assert lasts == pytest.approx((1.5 if cut else 1.0) * span, rel=0.05)
+            assert ((end - begin) / 1e9 < 0.7 * span) == cut
+            part, each_s = settling_part(traffic, record, window, 2.0), int(took[0]) / 1e9
+            assert len(part) == pytest.approx(min(2.0 / each_s, len(window)), abs=1)
+    assert replay_s(traffic, record, traffic) == pytest.approx(150.0)

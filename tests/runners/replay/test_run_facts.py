@@ -185,6 +185,7 @@ def test_workers_and_their_memory_keep_to_their_domains(serve: Serve, monkeypatc
         assert sum(threads["node_pages"].values()) > 0
 
 
+@pytest.mark.alone
 def test_idle_work_is_in_the_record(serve: Serve) -> None:
     service, found = serve(idle_s=0.1, keep_warm_ms=4.0, hot_rows=3)
     done = found["residence"]

@@ -21,6 +21,8 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.runners.engine.served import Gate, Served, requests_of
 
+pytestmark = pytest.mark.alone
+
 
 def slowly(ms: Callable[[torch.Tensor], float]) -> Callable[[torch.Tensor], torch.Tensor]:
     """A model that holds nobody up and takes its time."""

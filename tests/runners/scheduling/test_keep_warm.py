@@ -26,6 +26,8 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from tests.runners.engine.served import Numbers, Served, requests_of
 
+pytestmark = pytest.mark.alone
+
 SOON_S = 0.01
 NEVER_S = 60.0
 

@@ -20,6 +20,8 @@ from latfix.stages import Status
 from tests.runners.engine.served import Served
 from tests.runners.scheduling.counting_model import Counter, Stepping
 
+pytestmark = pytest.mark.alone
+
 
 def sleeping(ms: float) -> Callable[[Any], Any]:
     def model(x: Any) -> Any:

@@ -133,7 +133,7 @@ def test_workload_files_that_are_no_text(bench: Bench, data: bytes) -> None:
 
 def test_a_folder_instead_of_the_file(bench: Bench) -> None:
     (bench.workload / "workload.toml").unlink()
-    bench.diagnose(says="no such file")
+    bench.diagnose(says="without workload.toml")
     (bench.workload / "workload.toml").mkdir()
     bench.diagnose(says="workload.toml")
 

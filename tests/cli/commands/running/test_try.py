@@ -203,7 +203,6 @@ class Sleeper(Workload):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_trial_of_real_processes(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     """A window of 60 ms that nothing fills: without it requests are faster; a backend that cannot run is a row."""
     traffic = [{"arrival_s": k * 0.025, "value": k % 9} for k in range(120)]

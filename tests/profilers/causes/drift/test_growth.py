@@ -170,6 +170,7 @@ def test_load_that_grows_is_no_drift(simulate: Simulate) -> None:
     assert find_growths(gather(simulate(n=N, arrivals_ms=arrivals, max_batch=8, window=10.0))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["lognormal", "pareto"])
 def test_heavy_tails_are_no_drift(simulate: Simulate, tail: str) -> None:
     found = 0

@@ -15,6 +15,8 @@ from latfix.runners.selftest.faults.cpu_hogs import Hogs, cores
 from latfix.runners.selftest.faults.cpu_quota import Group, Quota, unavailable
 from latfix.runners.selftest.faults.fault_log import FaultLog, read_faults
 
+pytestmark = pytest.mark.alone
+
 
 def test_phases_fit_their_periods_and_depend_on_their_seed_only() -> None:
     phases = Phases(on_s=0.3, period_s=2.0, seed=4)

@@ -20,6 +20,8 @@ from latfix.runners.selftest.faults.growth import GROWTHS, Growth
 from latfix.runners.selftest.faults.injectors import Injectors, cause_of, supported
 from latfix.spans import SpanRecord, collect_spans
 
+pytestmark = pytest.mark.alone
+
 glibc = pytest.mark.skipif(bool(supported("trim")), reason="needs the GNU C library")
 
 

@@ -1,0 +1,113 @@
+"""What ``latfix diagnose`` does with a recording: read, attribute, write, show, judge the gates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latfix.errors import EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from latfix.cli.shared.diagnose_flow import Gates
+    from latfix.cli.shared.options import TrafficOptions
+    from latfix.cli.shared.output_options import Outputs
+    from latfix.gates.evaluate import GateResult
+    from latfix.profilers.recordings.reader import ReadOptions
+    from latfix.results.diagnosis import Diagnosis
+
+
+def is_recording(workload: str) -> bool:
+    """Whether a command line names something that is there and that is neither a workload nor a model file."""
+    from latfix.config.model_file_kind import is_model_file
+    from latfix.config.workload_toml import SPEC_FILE
+
+    path = Path(workload)
+    try:
+        if path.is_dir():
+            return not (path / SPEC_FILE).exists()
+        return path.exists() and path.name != SPEC_FILE and not is_model_file(path)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def refuse(workload: str, given: Mapping[str, object]) -> None:
+    """Refuse options that a recording has no use for.
+
+    :raises InputError: naming the first that was given.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(f"{option}: found {workload}, which is not replayed; leave it out for a recording")
+
+
+def asked(step: str | None, percentile: float | None, seed: int, traffic: TrafficOptions) -> ReadOptions:
+    """What the options say of a recording.
+
+    :raises InputError: ``--step`` is no regular expression.
+    """
+    from latfix.profilers.recordings.reader import ReadOptions
+
+    try:
+        re.compile(step or "")
+    except re.error as error:
+        raise InputError(
+            f"--step: found {step!r} ({error}); expected a regular expression such as ^decode"
+        ) from error
+    return ReadOptions(
+        percentile=percentile,
+        seed=seed,
+        step=step or "",
+        mapping=traffic.mapping,
+        skip_bad_lines=traffic.skip_bad_lines,
+    )
+
+
+def diagnose(
+    path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None, verbose: bool
+) -> int:
+    """Diagnose a recording; writes ``diagnosis.json`` and ``report.html``, prints, and returns the exit code.
+
+    :raises InputError: it is none, or is damaged, cut off or empty.
+    """
+    from latfix.profilers.recordings.detect import diagnose_recording
+
+    with outputs.in_any_case(path.name, gates.texts):
+        diagnosis = diagnose_recording(path, options)
+        return conclude(diagnosis, outputs, gates, out=out, verbose=verbose)
+
+
+def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None, verbose: bool) -> int:
+    """What follows a diagnosis that has no record of latfix's own behind it."""
+    from latfix.cli.shared.diagnose_flow import show_gates, writing_into
+    from latfix.files.atomic_write import write_json
+    from latfix.gates.evaluate import exit_code
+    from latfix.reports.html.recording_page import write_recording_report
+    from latfix.reports.terminal.diagnosis import render_diagnosis
+    from latfix.runners.replay.run_session import default_folder, open_folder
+
+    results = _judged(diagnosis, gates)
+    diagnosis = replace(diagnosis, gates=tuple(results))
+    document = diagnosis.to_json()
+    folder = open_folder(out or default_folder(diagnosis.workload, "diagnose"))
+    with writing_into(folder):
+        write_json(folder / "diagnosis.json", document)
+        write_recording_report(folder / "report.html", diagnosis)
+    console = outputs.console()
+    if not outputs.to_stdout:
+        console.print(render_diagnosis(diagnosis, folder=folder, verbose=verbose))
+    else:
+        show_gates(console, results)
+    outputs.write(document)
+    return exit_code(results) if results else EXIT_OK
+
+
+def _judged(diagnosis: Diagnosis, gates: Gates) -> list[GateResult]:
+    from latfix.gates.evaluate import evaluate
+    from latfix.gates.subject import GateSubject
+
+    subject = GateSubject.from_diagnosis(diagnosis.to_json())
+    subject = subject.with_percentiles_of(gates.metrics, lambda: diagnosis.ledger.latency_ns)
+    return [evaluate(gate, subject, gates.baseline) for gate in gates.gates]

@@ -1,0 +1,1 @@
+"""Recordings that people already have, as diagnoses: nothing is replayed."""

@@ -1,0 +1,54 @@
+"""Which kind of recording a file or folder is, told by its content, and its diagnosis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from latfix.errors import InputError
+from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
+from latfix.results.diagnosis import Diagnosis
+
+#: Every kind, those that are told by more of their content first.
+READERS: tuple[Reader, ...] = (NSYS, KINETO)
+
+#: What people name that is not read itself, and what to do about it, by its first bytes.
+_ADVICE: tuple[tuple[bytes, str], ...] = (
+    (b"QDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
+    (b"NVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
+)
+
+
+def detect(recorded: Recorded) -> Reader | None:
+    """The reader that knows a file or folder; ``None`` where none does."""
+    return next((reader for reader in READERS if reader.knows(recorded)), None)
+
+
+def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
+    """The diagnosis of a recording.
+
+    :raises InputError: nobody knows it, or it is damaged, cut off or empty.
+    """
+    recorded = recorded_at(path)
+    reader = detect(recorded)
+    if reader is None:
+        raise _unknown(recorded)
+    diagnosis = reader.read(recorded, options)
+    if diagnosis.source is not None and diagnosis.source.path != str(path):
+        return replace(diagnosis, source=replace(diagnosis.source, path=str(path)))
+    return diagnosis
+
+
+def _unknown(recorded: Recorded) -> InputError:
+    readable = "; ".join(reader.reads for reader in READERS)
+    if recorded.path.is_dir():
+        found = "a folder without workload.toml and without a recording" if recorded.inside else "an empty folder"
+        if (recorded.path / "run.json").is_file():
+            return InputError(f"{recorded.path}: found a run that latfix recorded; show it with latfix report")
+    else:
+        found = "a file of another kind" if recorded.head.strip() else "an empty or damaged file"
+    for begin, words in _ADVICE:
+        if recorded.head.startswith(begin):
+            return InputError(f"{recorded.path}: found {words}")
+    return InputError(f"{recorded.path}: found {found}; expected a workload, a model file or a recording: {readable}")

@@ -1,0 +1,1 @@
+"""Recordings of a device: steps, and what each spent its time on."""

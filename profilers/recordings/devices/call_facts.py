@@ -1,0 +1,116 @@
+"""What is known of each call of the runtime before any step is looked at: its work, first uses, full queues."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace, Ints
+
+Bools = npt.NDArray[np.bool_]
+
+_US, _MS = 1_000, 1_000_000
+#: A launch takes longer than usual by this factor, and at least so long, where it met a first use or a full queue.
+_OUTLIER, _LEAST_FIRST, _LEAST_BLOCKED = 10, 200 * _US, 50 * _US
+#: A kernel that starts later after its launch than this stood in a queue.
+_QUEUED = 20 * _US
+#: The device was busy during this share of a launch that a full queue held up.
+_BUSY = 0.8
+#: A call that the recording holds once is a first use from here on.
+_LEAST_ALONE = _MS
+#: What a launch takes, where it is not known better.
+_USUAL_LAUNCH = 5 * _US
+#: No launch takes longer for nothing: where all of few do, none of them is usual.
+_LONGEST_USUAL = 50 * _US
+_LAUNCHES = (Host.LAUNCH, Host.GRAPH_LAUNCH)
+
+
+class CallFacts:
+    """Facts of the calls of one recording.
+
+    :ivar kind: :class:`Host` of each call, operator and frame.
+    :ivar launch: ``(activities,)`` row of the call that issued each; :data:`NOTHING` where it was not recorded.
+    :ivar first_work: ``(calls,)`` the first activity that a call issued; :data:`NOTHING` for none.
+    :ivar first_use: ``(calls,)`` True for calls that took so long because something was used for the first time.
+    :ivar blocked: ``(calls,)`` True for launches that waited for room in the queue, so that nothing starved.
+    :ivar usual_launch_ns: what a launch takes.
+    """
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        host, device = trace.host, trace.device
+        self.launch, self.first_work = _joined(trace)
+        self.kind: list[int] = host.kind.tolist()
+        self.length: Ints = host.end - host.start
+        short = np.sort(self.length[host.kind == Host.LAUNCH])
+        self.usual_launch_ns = min(int(short[len(short) // 4]), _LONGEST_USUAL) if len(short) else _USUAL_LAUNCH
+        self._busy_until = _busy(device.start, device.end)
+        usual = max(self.usual_launch_ns, 1)
+        slow = (host.kind == Host.LAUNCH) & (self.length >= _OUTLIER * usual)
+        delay = np.full(len(host), np.iinfo(np.int64).max)
+        known = self.first_work != NOTHING
+        delay[known] = device.start[self.first_work[known]] - host.end[known]
+        self.blocked: Bools = slow & (self.length >= _LEAST_BLOCKED) & (delay > _QUEUED)
+        for row in np.flatnonzero(self.blocked):
+            self.blocked[row] = self.busy_ns(int(host.start[row]), int(host.end[row])) >= _BUSY * self.length[row]
+        self.first_use: Bools = slow & ~self.blocked & (self.length >= _LEAST_FIRST) & self._first_kernel(trace)
+        self.first_use |= self._first_calls(trace)
+
+    def busy_ns(self, start: int, end: int) -> int:
+        """For how long any activity of the device ran within an interval."""
+        begins, ends, before = self._busy_until
+
+        def until(moment: int) -> int:
+            k = int(np.searchsorted(begins, moment, side="right")) - 1
+            return 0 if k < 0 else int(before[k]) + min(moment, int(ends[k])) - int(begins[k])
+
+        return until(end) - until(start)
+
+    def _first_kernel(self, trace: DeviceTrace) -> Bools:
+        """Calls whose kernel was not launched before in the recording."""
+        found = np.zeros(len(trace.host), dtype=bool)
+        chosen = np.flatnonzero(self.first_work != NOTHING)
+        chosen = chosen[np.isin(trace.host.kind[chosen], _LAUNCHES)]
+        _, first = np.unique(trace.device.name[self.first_work[chosen]], return_index=True)
+        found[chosen[first]] = True
+        return found
+
+    def _first_calls(self, trace: DeviceTrace) -> Bools:
+        """The first call of a name, where it took far longer than the others did."""
+        host = trace.host
+        found = np.zeros(len(host), dtype=bool)
+        candidates = np.flatnonzero(np.isin(host.kind, (Host.ALLOC, Host.OTHER_CALL)))
+        for name in np.unique(host.name[candidates]):
+            rows = candidates[host.name[candidates] == name]
+            lengths = self.length[rows]
+            if len(rows) > 2:
+                found[rows[0]] = lengths[0] >= max(_LEAST_FIRST, 2 * _OUTLIER * float(np.median(lengths[1:])))
+            elif host.kind[rows[0]] == Host.OTHER_CALL:
+                found[rows[0]] = lengths[0] >= _LEAST_ALONE
+        return found
+
+
+def _joined(trace: DeviceTrace) -> tuple[Ints, Ints]:
+    """Calls and activities by their correlation."""
+    host, device = trace.host, trace.device
+    size = 1 + max((int(table.correlation.max()) for table in (host, device) if len(table)), default=-1)
+    call_of = np.full(size + 1, NOTHING, dtype=np.int64)  # the last entry stands for no correlation
+    calls = np.flatnonzero(host.correlation != NOTHING)[::-1]
+    call_of[host.correlation[calls]] = calls
+    launch = call_of[device.correlation]
+    first_work = np.full(len(host), NOTHING, dtype=np.int64)
+    issued = np.flatnonzero(launch != NOTHING)[::-1]
+    first_work[launch[issued]] = issued
+    return launch, first_work
+
+
+def _busy(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """The union of intervals that are sorted by begin: begins, ends, and how much lies before each."""
+    if not len(start):
+        return start, end, start
+    reach = np.maximum.accumulate(end)
+    fresh = np.concatenate([[True], start[1:] > reach[:-1]])
+    begins = start[fresh]
+    ends = reach[np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(start) - 1]])]
+    before = np.concatenate([[0], np.cumsum(ends - begins)[:-1]])
+    return begins, ends, before

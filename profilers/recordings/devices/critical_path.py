@@ -1,0 +1,296 @@
+"""What a step waited for, moment by moment: its critical path, walked backwards from its end.
+
+On the host until a call that waits; from there on the device, from an activity to what it stood behind; where it
+stood behind nothing, back on the host at its launch. So a launch that a full queue held up is the device's time, and
+one that the device waited for is the host's, although both look alike on the host's own time line. Each moment of a
+step is claimed once: the claims sum to its length in whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.profilers.recordings.devices.call_facts import CallFacts
+from latfix.profilers.recordings.devices.call_kinds import Device, Host
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace, Ints
+from latfix.profilers.recordings.devices.host_timeline import HostTimelines
+from latfix.profilers.recordings.devices.steps import Step
+
+COMPUTE, GAPS, COLLECTIVE, COPY = "gpu.compute", "gpu.gaps", "gpu.collective", "transfer.copy"
+SYNC, LAUNCH, HOST, ALLOCATOR = "transfer.sync", "dispatch.launch", "host.python", "memory.allocator"
+FIRST_USE, COMPILE, OUTSIDE, GC = "cold.start", "cold.compile", "external.dependency", "python.gc"
+UNKNOWN = "unexplained"
+
+_US = 1_000
+#: An activity that starts so soon after another of its device may have waited for it.
+_FOLLOWS = 20 * _US
+#: Besides its bytes at a rate that any machine has, a copy's call prepares for this long.
+_PREPARES, _BYTES_A_NS = 50 * _US, 1.0
+#: A wait that the recording shows nothing for is no more than the call itself below this.
+_CALL_ITSELF = 100 * _US
+#: Correlations are counted from the start of a process: one that begins later is not at its first uses.
+_FRESH = 200
+
+_ON_DEVICE: Mapping[int, str] = {
+    Device.KERNEL: COMPUTE,
+    Device.MEMSET: COMPUTE,
+    Device.COPY: COPY,
+    Device.COLLECTIVE: COLLECTIVE,
+    Device.OWN_COPY: COMPUTE,
+}
+_ON_HOST: Mapping[int, str] = {
+    Host.ALLOC: ALLOCATOR,
+    Host.FIRST_USE: FIRST_USE,
+    Host.COMPILE: COMPILE,
+    Host.OUTSIDE: OUTSIDE,
+    Host.GC: GC,
+}
+
+
+@dataclass(slots=True)
+class Piece:
+    """A stretch of a critical path.
+
+    :param row: of the host's table; ``activity`` of the device's; :data:`NOTHING` for none.
+    """
+
+    start: int
+    end: int
+    cause: str
+    row: int = NOTHING
+    activity: int = NOTHING
+
+    @property
+    def length(self) -> int:
+        """In nanoseconds."""
+        return self.end - self.start
+
+
+class CriticalPaths:
+    """The critical paths of the steps of one recording."""
+
+    def __init__(self, trace: DeviceTrace, facts: CallFacts, timelines: HostTimelines) -> None:
+        self._trace, self._facts, self._timelines = trace, facts, timelines
+        device = trace.device
+        self._previous = _previous_on_lane(device.place, device.start)
+        numbers = {each: k for k, each in enumerate(dict.fromkeys(lane[0] for lane in trace.lanes))}
+        of_lane = np.array([numbers[lane[0]] for lane in trace.lanes], dtype=np.int64)
+        self._device_of: Ints = of_lane[device.place] if len(device) else device.place
+        lasts = device.end > device.start
+        self._by_end = {
+            number: _by_end(device.end, np.flatnonzero(lasts & (self._device_of == number)))
+            for number in numbers.values()
+        }
+        self._by_lane: dict[int, tuple[Ints, Ints]] = {}
+        self._lasts = lasts
+        self._devices_of_thread = self._launched_to()
+
+    def _launched_to(self) -> dict[int, tuple[int, ...]]:
+        known = np.flatnonzero(self._facts.launch != NOTHING)
+        threads = self._trace.host.place[self._facts.launch[known]]
+        pairs = set(zip(threads.tolist(), self._device_of[known].tolist(), strict=True))
+        return {thread: tuple(sorted(d for t, d in pairs if t == thread)) for thread, _ in pairs}
+
+    def walk(self, step: Step) -> list[Piece]:
+        """The critical path of a step, in order of time."""
+        return _Walk(self, step).pieces()
+
+    # What a walk looks up.
+
+    def waited_for(self, row: int, until: int) -> int:
+        """The activity whose end a call waited for: the last that ended within it; :data:`NOTHING` for none."""
+        host, facts = self._trace.host, self._facts
+        begin = int(host.start[row])
+        work = int(facts.first_work[row])
+        if host.kind[row] == Host.COPY:
+            ended = work != NOTHING and begin < int(self._trace.device.end[work]) <= until and bool(self._lasts[work])
+            return work if ended else NOTHING
+        lane = self._trace.waits.get(int(host.correlation[row]), NOTHING)
+        if lane != NOTHING:
+            return self._last(self._lane(lane), begin, until)
+        devices = self._devices_of_thread.get(int(host.place[row])) or tuple(self._by_end)
+        found = [self._last(self._by_end[number], begin, until) for number in devices]
+        return max(found, key=lambda k: NOTHING if k == NOTHING else int(self._trace.device.end[k]), default=NOTHING)
+
+    def _lane(self, lane: int) -> tuple[Ints, Ints]:
+        if lane not in self._by_lane:
+            chosen = np.flatnonzero(self._lasts & (self._trace.device.place == lane))
+            self._by_lane[lane] = _by_end(self._trace.device.end, chosen)
+        return self._by_lane[lane]
+
+    @staticmethod
+    def _last(sorted_by_end: tuple[Ints, Ints], after: int, until: int) -> int:
+        ends, rows = sorted_by_end
+        k = int(np.searchsorted(ends, until, side="right")) - 1
+        return int(rows[k]) if k >= 0 and ends[k] > after else NOTHING
+
+    def stood_behind(self, activity: int) -> tuple[int, int]:
+        """What an activity started after: an earlier activity, or :data:`NOTHING` and the call that issued it.
+
+        Both are :data:`NOTHING` where the recording shows neither.
+        """
+        device, facts = self._trace.device, self._facts
+        start = int(device.start[activity])
+        before, call = int(self._previous[activity]), int(facts.launch[activity])
+        before_end = int(device.end[before]) if before != NOTHING else None
+        if call == NOTHING:
+            return before, NOTHING
+        ready = min(int(self._trace.host.start[call]) + facts.usual_launch_ns, start)
+        if before != NOTHING and int(facts.launch[before]) == call:
+            return before, NOTHING  # of the same graph
+        after = max(ready, before_end if before_end is not None else ready)
+        other = self._last(self._by_end[int(self._device_of[activity])], after, start)
+        if other != NOTHING and other != activity and start - int(device.end[other]) <= _FOLLOWS:
+            return other, NOTHING
+        if before_end is not None and before_end >= ready:
+            return before, NOTHING
+        return NOTHING, call
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the recording begins with the process, so that first uses are in it."""
+        return 0 <= self._trace.first_correlation <= _FRESH
+
+    def is_first_on_lane(self, activity: int) -> bool:
+        """Whether what ran before it is not in the recording."""
+        return bool(self._previous[activity] == NOTHING)
+
+
+class _Walk:
+    """One walk; pieces are collected from the end to the begin."""
+
+    def __init__(self, paths: CriticalPaths, step: Step) -> None:
+        self._paths, self._step = paths, step
+        self._trace, self._facts = paths._trace, paths._facts
+        self._found: list[Piece] = []
+        self._now = step.end
+        self._thread = step.thread
+        #: Whether the device stands still for what the host does here.
+        self._starved = False
+        #: From here on nothing but the host's own pieces were found since the last wait or activity.
+        self._since = 0
+
+    def pieces(self) -> list[Piece]:
+        """All pieces, in order of time."""
+        where: Callable[[], int] = self._on_host
+        activity = NOTHING
+        while self._now > self._step.start:
+            activity = where() if activity == NOTHING else self._on_device(activity)
+        return self._found[::-1]
+
+    def _claim(self, start: int, cause: str, *, row: int = NOTHING, activity: int = NOTHING) -> None:
+        start = max(min(start, self._now), self._step.start)
+        if start < self._now:
+            self._found.append(Piece(start, self._now, cause, row, activity))
+            self._now = start
+
+    def _on_host(self) -> int:
+        """Claims one stretch of the host; returns the activity that it waited for, if any."""
+        timeline = self._paths._timelines.of(self._thread)
+        k = bisect_left(timeline.start, self._now) - 1
+        if k < 0 or timeline.end[k] < self._now:
+            if self._thread != self._step.thread:
+                self._thread = self._step.thread
+                return NOTHING
+            self._claim(timeline.end[k] if k >= 0 else self._step.start, self._own_code())
+            return NOTHING
+        row, start = timeline.row[k], timeline.start[k]
+        kind = self._facts.kind[row]
+        if kind in (Host.SYNC, Host.COPY) or self._facts.blocked[row]:
+            return self._in_wait(row, start, kind)
+        self._claim(start, self._of_call(row, kind), row=row)
+        return NOTHING
+
+    def _own_code(self) -> str:
+        return LAUNCH if self._starved else HOST
+
+    def _of_call(self, row: int, kind: int) -> str:
+        if self._facts.first_use[row]:
+            return FIRST_USE
+        return _ON_HOST.get(kind) or self._own_code()
+
+    def _in_wait(self, row: int, start: int, kind: int) -> int:
+        cause = COPY if kind == Host.COPY else SYNC
+        activity = self._paths.waited_for(row, self._now)
+        if activity != NOTHING:
+            self._refilled()
+            self._claim(
+                int(self._trace.device.end[activity]), COMPUTE if self._facts.blocked[row] else cause, row=row
+            )
+            return activity
+        if kind == Host.COPY:
+            self._prepare_copy(row, start)
+        elif self._facts.blocked[row]:
+            self._claim(start, COMPUTE, row=row)
+        else:
+            unseen = self._now - start > _CALL_ITSELF and self._nothing_before(start)
+            self._refilled()
+            self._claim(start, UNKNOWN if unseen else SYNC, row=row)
+        return NOTHING
+
+    def _nothing_before(self, start: int) -> bool:
+        device = self._trace.device
+        return not len(device) or int(device.start[0]) >= start
+
+    def _prepare_copy(self, row: int, start: int) -> None:
+        """A copy's call before the device copies: beyond what its bytes need it waited, or met a first use."""
+        work = int(self._facts.first_work[row])
+        size = int(self._trace.device.size[work]) if work != NOTHING else 0
+        needed = _PREPARES + int(size / _BYTES_A_NS)
+        if self._now - start > needed + _CALL_ITSELF:
+            self._claim(self._now - needed, COPY, row=row)
+            unseen = work == NOTHING or self._paths.is_first_on_lane(work)
+            waited = UNKNOWN if unseen else SYNC
+            self._claim(start, FIRST_USE if self._paths.is_fresh else waited, row=row)
+        else:
+            self._claim(start, COPY, row=row)
+
+    def _refilled(self) -> None:
+        """The host has waited until here: up to its next launch the device idled because of that."""
+        for piece in reversed(self._found[self._since :]):
+            if piece.cause != LAUNCH:
+                break
+            piece.cause = SYNC
+            if piece.activity != NOTHING or (
+                piece.row != NOTHING and self._trace.host.kind[piece.row] in (Host.LAUNCH, Host.GRAPH_LAUNCH)
+            ):
+                break
+        self._since = len(self._found)
+
+    def _on_device(self, activity: int) -> int:
+        """Claims an activity and the gap before it; returns what it stood behind, if that is an activity."""
+        device = self._trace.device
+        self._claim(int(device.start[activity]), _ON_DEVICE[int(device.kind[activity])], activity=activity)
+        before, call = self._paths.stood_behind(activity)
+        self._since = len(self._found)
+        if before != NOTHING:
+            self._claim(int(device.end[before]), GAPS, activity=activity)
+            return before
+        if call == NOTHING:
+            self._claim(self._step.start, UNKNOWN, activity=activity)
+            return NOTHING
+        self._starved, self._thread = True, int(self._trace.host.place[call])
+        returned = int(self._trace.host.end[call])
+        if self._trace.host.kind[call] != Host.COPY:
+            self._claim(returned, LAUNCH, activity=activity)
+        else:
+            self._claim(returned, COPY, activity=activity)
+        return NOTHING
+
+
+def _previous_on_lane(place: Ints, start: Ints) -> Ints:
+    """For each activity the one before it on its lane."""
+    previous = np.full(len(place), NOTHING, dtype=np.int64)
+    order = np.lexsort((start, place))
+    same = place[order][1:] == place[order][:-1]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
+def _by_end(end: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    order = rows[np.argsort(end[rows], kind="stable")]
+    return end[order], order

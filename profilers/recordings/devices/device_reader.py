@@ -1,0 +1,157 @@
+"""Recordings of a device's time line, read and explained: traces of torch.profiler and exports of Nsight Systems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from latfix.formatting import clipped, count, from_ns, share, shown, significant
+from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY
+from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Ints
+from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace
+from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
+from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
+from latfix.profilers.recordings.devices.step_ledger import Ledgers, StepLedger, price, shortest_of_ranks
+from latfix.profilers.recordings.devices.steps import Steps, find_steps
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
+from latfix.results.diagnosis import Diagnosis, Source
+
+#: A device that ends so much of a step after it is told of.
+_LAGS = 0.1
+#: Launches that a full queue held up are told of from this share of the steps' time on.
+_WORTH_TELLING = 0.01
+
+
+def _read_kineto(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    files = [file for file in recorded.files if is_trace_file(file)]
+    return _diagnosis("kineto", recorded, [(file, read_trace(file.path)) for file in files], options)
+
+
+def _read_nsys(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    return _diagnosis("nsys", recorded, [(recorded, read_export(recorded.path))], options)
+
+
+KINETO = Reader(
+    kind="kineto",
+    reads="a trace of torch.profiler (JSON or .json.gz, CUDA or HIP), or a folder of them",
+    knows=is_trace,
+    read=_read_kineto,
+)
+NSYS = Reader(
+    kind="nsys",
+    reads="an export of Nsight Systems (nsys export --type sqlite)",
+    knows=is_export,
+    read=_read_nsys,
+)
+
+
+def _diagnosis(
+    kind: str, recorded: Recorded, traces: Sequence[tuple[Recorded, DeviceTrace]], options: ReadOptions
+) -> Diagnosis:
+    floors: Sequence[Ints | None] = shortest_of_ranks([trace for _, trace in traces]) or [None] * len(traces)
+    made: list[tuple[Ledgers, list[StepLedger], Steps]] = []
+    for (file, trace), floor in zip(traces, floors, strict=True):
+        made.append(_steps_of(trace, floor, options.step, file))
+    figures = [each for ledgers, steps, _ in made for each in _figures(ledgers, steps)]
+    all_steps = [step for _, steps, _ in made for step in steps]
+    first, chosen = traces[0][1], made[0][2]
+    read: Counter[str] = Counter()
+    for _, trace in traces:
+        read.update({name: value for name, value in trace.counts().items() if isinstance(value, int)})
+    return diagnose_steps(
+        figures,
+        workload=recorded.path.name,
+        device=first.device_name,
+        source=Source(
+            kind=kind,
+            path=str(recorded.path),
+            unit="step",
+            read={"steps are": chosen.chosen_by, **({"files": len(traces)} if len(traces) > 1 else {}), **read},
+        ),
+        percentile=options.percentile,
+        seed=options.seed,
+        notes=[note for ledgers, steps, found in made[:1] for note in _notes(ledgers, steps, found)],
+        evidence=_evidence(all_steps),
+        fixes={} if any(each.pageable for each in all_steps) else {COPY: ("transfer.overlap",)},
+    )
+
+
+def _steps_of(
+    trace: DeviceTrace, floors: Ints | None, pattern: str, file: Recorded
+) -> tuple[Ledgers, list[StepLedger], Steps]:
+    found = find_steps(trace, pattern, file.path)
+    ledgers = Ledgers(trace, floors)
+    return ledgers, [ledgers.of(step) for step in found.steps], found
+
+
+def _figures(ledgers: Ledgers, steps: Sequence[StepLedger]) -> Iterator[StepFigures]:
+    """Kernels divide into more work and the same work in more time, by what they take in quiet steps."""
+    lengths = np.array([each.step.length for each in steps])
+    prices = price(ledgers, [each for each in steps if each.step.length <= np.median(lengths)])
+    for each in steps:
+        growth = Counter(each.causes)
+        if len(steps) > 1 and COMPUTE in growth:
+            beyond = sum(each.kernels[key] - prices[key] * runs for key, runs in each.runs.items() if key in prices)
+            growth["gpu.slowdown"] = round(beyond)
+            growth["input.size"] = growth.pop(COMPUTE) - round(beyond)
+        yield StepFigures(
+            name=each.step.name,
+            start=each.step.start,
+            length=each.step.length,
+            causes=each.causes,
+            growth=growth,
+            stages=each.stages,
+            named=each.named,
+            pieces=each.pieces,
+        )
+
+
+def _evidence(steps: Sequence[StepLedger]) -> dict[str, str]:
+    found = {}
+    if before := sum(each.before for each in steps):
+        found[COMPUTE] = f"{from_ns(before / len(steps))} a step of kernels that were issued before it"
+    copied, took = sum(each.copied_bytes for each in steps), sum(each.causes[COPY] for each in steps)
+    if copied:
+        found[COPY] = f"{significant(copied / 1e6)} MB at {significant(copied / took)} GB/s"
+        pageable = sum(each.pageable for each in steps)
+        found[COPY] += f", {share(pageable / copied)} of them from or to pageable memory" if pageable else ""
+    return found
+
+
+def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], found: Steps) -> Iterator[str]:
+    trace, facts = ledgers.trace, ledgers.facts
+    if len(steps) == 1:
+        yield f"The recording holds one step ({found.chosen_by}): there is nothing to compare it with."
+    kinds = trace.host.kind
+    graphs = int((kinds == Host.GRAPH_LAUNCH).sum())
+    if graphs:
+        inside = np.isin(facts.launch, np.flatnonzero(kinds == Host.GRAPH_LAUNCH))
+        yield (
+            f"{count(graphs)} graph launch{'es' if graphs > 1 else ''} ran {count(int(inside.sum()))} kernels and "
+            "copies: that there are few launches is no sign of a device that waits for them."
+        )
+    length = sum(each.step.length for each in steps) / len(steps)
+    held = int(facts.length[facts.blocked].sum())
+    if held > _WORTH_TELLING * length * len(steps):
+        yield (
+            f"{count(int(facts.blocked.sum()))} launches took {from_ns(held)} because the launch queue was full: the "
+            "device was the slower one, it did not starve."
+        )
+    lag = sum(each.lag for each in steps) / len(steps)
+    if lag > _LAGS * length:
+        busy = sum(each.device_busy for each in steps) / len(steps)
+        yield (
+            f"The device finished a step's work {from_ns(lag)} after the step's end ({from_ns(length)}; busy "
+            f"{share(busy / length)} of it): nothing in the step waited for that, the next step may."
+        )
+    if not len(trace.device):
+        yield "The recording shows no activity of a device: what the host waited for is not known."
+    others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]
+    others = [name for name in others if name not in {each.step.name for each in steps}][:3]
+    if others and not found.chosen_by.startswith("--step"):
+        listed = ", ".join(shown(clipped(name, 40)) for name in others)
+        yield f"Other ranges of the recording are steps with --step REGEX: {listed}."
+    yield from trace.notes

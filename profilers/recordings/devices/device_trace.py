@@ -1,0 +1,131 @@
+"""What a recording of a device shows, in columns: host intervals by thread, device activities by lane, ranges."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.profilers.recordings.devices.call_kinds import Device, Host
+
+Ints = npt.NDArray[np.int64]
+
+#: No correlation, no launch, no previous activity.
+NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Intervals of one table, in order of their begin. Times are nanoseconds.
+
+    :param start: ``(n,)``; ``end`` likewise, never before ``start``.
+    :param place: ``(n,)`` thread of the host, or lane (device and stream).
+    :param kind: ``(n,)`` :class:`Host` or :class:`Device`; 0 for ranges.
+    :param name: ``(n,)`` into ``names``.
+    :param correlation: ``(n,)``; :data:`NOTHING` for none.
+    :param size: ``(n,)`` bytes of a copy; of a kernel what tells its shape apart.
+    """
+
+    start: Ints
+    end: Ints
+    place: Ints
+    kind: Ints
+    name: Ints
+    correlation: Ints
+    size: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+class Columns:
+    """Collects intervals one by one."""
+
+    def __init__(self) -> None:
+        self._columns = [array("q") for _ in range(7)]
+
+    def add(self, start: int, end: int, place: int, kind: int, name: int, correlation: int, size: int) -> None:
+        """One more interval; an end before the begin is taken as the begin."""
+        for column, value in zip(
+            self._columns, (start, max(start, end), place, kind, name, correlation, size), strict=True
+        ):
+            column.append(value)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def done(self) -> Intervals:
+        """All of them, by begin, the longer first."""
+        columns = [np.frombuffer(column, dtype=np.int64) for column in self._columns]
+        order = np.lexsort((-columns[1], columns[0]))
+        start, end, place, kind, name, correlation, size = (column[order] for column in columns)
+        return Intervals(start=start, end=end, place=place, kind=kind, name=name, correlation=correlation, size=size)
+
+
+class Numbering(dict[Any, int]):
+    """Numbers for names, threads, lanes and correlations, in order of their first appearance."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTrace:
+    """One recording of one process or machine.
+
+    :param host: calls of the runtime, operators, frames.
+    :param device: kernels, copies, memsets, collectives.
+    :param ranges: what a program named itself: steps, annotations, NVTX.
+    :param waits: by correlation the lane (or :data:`NOTHING` for all) that a call waited for, where it was recorded.
+    :param names: of everything; ``threads`` and ``lanes`` by their number, lanes as (device, stream).
+    :param pageable: names of copies from or to pageable memory.
+    :param first_correlation: the smallest number of a call, as the runtime counts them from a process's start.
+    :param device_name: words for people.
+    :param notes: what a reader must know.
+    """
+
+    host: Intervals
+    device: Intervals
+    ranges: Intervals
+    waits: Mapping[int, int]
+    names: Sequence[str]
+    threads: Sequence[Any]
+    lanes: Sequence[tuple[Any, Any]]
+    device_name: str = ""
+    pageable: frozenset[int] = frozenset()
+    first_correlation: int = NOTHING
+    notes: tuple[str, ...] = ()
+    read: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def begin_ns(self) -> int:
+        """When the first of anything begins."""
+        return min(int(table.start[0]) for table in (self.host, self.device, self.ranges) if len(table))
+
+    @property
+    def end_ns(self) -> int:
+        """When the last of anything ends."""
+        return max(int(table.end.max()) for table in (self.host, self.device, self.ranges) if len(table))
+
+    def counts(self) -> dict[str, Any]:
+        """What was read, for people."""
+        kinds = np.bincount(self.device.kind, minlength=len(Device))
+        calls = np.bincount(self.host.kind, minlength=len(Host))
+        told = {
+            "kernels": int(kinds[Device.KERNEL] + kinds[Device.COLLECTIVE]),
+            "collectives": int(kinds[Device.COLLECTIVE]),
+            "copies": int(kinds[Device.COPY] + kinds[Device.OWN_COPY]),
+            "memsets": int(kinds[Device.MEMSET]),
+            "launches": int(calls[Host.LAUNCH]),
+            "graph launches": int(calls[Host.GRAPH_LAUNCH]),
+            "waits": int(calls[Host.SYNC]),
+            "allocator calls": int(calls[Host.ALLOC]),
+            "Python frames": int(calls[Host.FRAME]),
+            "streams": len(self.lanes),
+        }
+        return {**self.read, **{name: number for name, number in told.items() if number}}

@@ -1,0 +1,83 @@
+"""What each thread of the host was in at every moment: the innermost call, operator or frame."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
+
+#: Of what lies within a call of the runtime, only these are shown for themselves.
+_WITHIN_CALLS = (Host.FIRST_USE, Host.COMPILE, Host.ALLOC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One thread as adjacent stretches; between them nothing was recorded.
+
+    :param start: nanoseconds; ``end`` likewise. Stretches do not overlap. Lists, as they are searched one by one.
+    :param row: of the table of host intervals.
+    """
+
+    start: list[int]
+    end: list[int]
+    row: list[int]
+
+
+class HostTimelines:
+    """The timelines of all threads, each made when it is first asked for."""
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        self._trace = trace
+        self.of = cache(self._of)
+
+    def _of(self, thread: int) -> Timeline:
+        host = self._trace.host
+        rows = np.flatnonzero(host.place == thread)
+        starts, ends, kinds = (each[rows].tolist() for each in (host.start, host.end, host.kind))
+        pieces: list[tuple[int, int, int]] = []
+        stack: list[tuple[int, int, bool]] = []  # end, row, whether it is a call
+        at = 0
+        for start, end, kind, row in zip(starts, ends, kinds, rows.tolist(), strict=True):
+            while stack and stack[-1][0] <= start:
+                at = _emit(pieces, at, *stack.pop()[:2])
+            inside_call = bool(stack) and stack[-1][2]
+            if inside_call and kind not in _WITHIN_CALLS:
+                continue
+            if stack:
+                _emit(pieces, at, start, stack[-1][1])
+                end = min(end, stack[-1][0])
+            at = max(at, start) if stack else start
+            stack.append((end, row, Host.LAUNCH <= kind <= Host.OTHER_CALL))
+        while stack:
+            at = _emit(pieces, at, *stack.pop()[:2])
+        return Timeline(start=[p[0] for p in pieces], end=[p[1] for p in pieces], row=[p[2] for p in pieces])
+
+
+def _emit(pieces: list[tuple[int, int, int]], at: int, end: int, row: int) -> int:
+    if end > at:
+        pieces.append((at, end, row))
+    return max(at, end)
+
+
+def stretches(timeline: Timeline, start: int, end: int) -> list[tuple[int, int, int]]:
+    """The stretches of an interval in order: begin, end, row; :data:`NOTHING` where none was recorded."""
+    first = bisect_right(timeline.end, start)
+    found: list[tuple[int, int, int]] = []
+    at = start
+    for k in range(first, len(timeline.start)):
+        begin, stop = timeline.start[k], timeline.end[k]
+        if begin >= end:
+            break
+        if begin > at:
+            found.append((at, begin, NOTHING))
+        at = max(at, begin)
+        found.append((at, min(stop, end), timeline.row[k]))
+        at = min(stop, end)
+    if at < end:
+        found.append((at, end, NOTHING))
+    return found

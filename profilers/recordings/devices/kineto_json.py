@@ -1,0 +1,270 @@
+"""Traces of ``torch.profiler`` (Kineto's JSON, of CUDA and of HIP), read as a stream."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import IO, Any
+
+from latfix.profilers.recordings.devices.call_kinds import (
+    Device,
+    Host,
+    call_kind,
+    code_kind,
+    copy_kind,
+    is_collective,
+)
+from latfix.profilers.recordings.devices.device_trace import NOTHING, Columns, DeviceTrace, Numbering
+from latfix.profilers.recordings.reader import CUT_OFF, Recorded, damaged, open_decompressed
+
+_CHUNK = 1 << 22
+#: An event, or another value, may be as long.
+_LONGEST = 1 << 28
+_WANTED = "a trace of torch.profiler (JSON with traceEvents)"
+_BLANKS = re.compile(r"[ \t\r\n,]*")
+_KNOWN = re.compile(
+    rb'"(?:traceEvents|deviceProperties|baseTimeNanoseconds|cuda_runtime_version|hip_runtime_version)"\s*:'
+)
+_EVENTS_ALONE = re.compile(rb'\[\s*\{[^{}]{0,400}"ph"\s*:')
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, InvalidOperation)
+_GPU = {"kernel": Device.KERNEL, "gpu_memcpy": Device.COPY, "gpu_memset": Device.MEMSET}
+_RUNTIME = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime"))
+_RANGES = frozenset(("user_annotation", "cpu_annotation"))
+
+
+def is_trace(recorded: Recorded) -> bool:
+    """Whether a file is such a trace, or a folder holds one."""
+    return any(is_trace_file(file) for file in recorded.files)
+
+
+def is_trace_file(file: Recorded) -> bool:
+    """Whether a file is such a trace."""
+    head = file.head.lstrip()
+    return (head[:1] == b"{" and _KNOWN.search(head) is not None) or _EVENTS_ALONE.match(head) is not None
+
+
+def read_trace(path: Path) -> DeviceTrace:
+    """The trace in a file.
+
+    :raises InputError: it is damaged or cut off, or holds no event with a duration.
+    """
+    into = _Collected()
+    try:
+        with open_decompressed(path) as file:
+            for key, value in _members(_Text(file)):
+                if key == "traceEvents":
+                    into.add(value)
+                else:
+                    into.head[key] = value
+    except _CutOff as error:
+        damaged(path, _WANTED, f"a trace that is cut off ({error})")
+    except CUT_OFF as error:
+        damaged(path, _WANTED, f"a compressed file that is damaged or cut off ({error})")
+    except _MALFORMED as error:
+        damaged(path, _WANTED, f"a damaged trace ({error})")
+    if not len(into.host) and not len(into.device):
+        damaged(
+            path, _WANTED, "a trace without a call of the host or an activity of a device", todo="record it again"
+        )
+    return into.done()
+
+
+class _CutOff(Exception):
+    """The file ends within a value."""
+
+
+class _Text:
+    """A window on a long text that moves forward."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._text, self._at, self._ended = file, "", 0, False
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        # Numbers with a point stay text: a float holds 2^53, and nanoseconds since 1970 are beyond that.
+        self._scan: Callable[[str, int], tuple[Any, int]]
+        self._scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
+
+    def peek(self) -> str:
+        """The next character that is no blank and no comma; empty at the end."""
+        while True:
+            self._at = _BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def skip(self, character: str) -> None:
+        """Go past a character that must come next."""
+        found = self.peek()
+        if not found:
+            raise _CutOff(f"it ends where {character} should come")
+        if found != character:
+            raise ValueError(f"{found!r} where {character} should come")
+        self._at += 1
+
+    def value(self) -> Any:
+        """The next value."""
+        if not self.peek():
+            raise _CutOff("it ends between values")
+        while True:
+            try:
+                value, end = self._scan(self._text, self._at)
+            except (StopIteration, json.JSONDecodeError) as error:
+                if len(self._text) - self._at > _LONGEST:
+                    raise ValueError(f"no value at {self._text[self._at : self._at + 40]!r}") from error
+                if not self._more():
+                    if isinstance(error, json.JSONDecodeError) and error.pos < len(self._text) - 1:
+                        raise ValueError(f"{error.msg} at {self._text[error.pos : error.pos + 40]!r}") from error
+                    raise _CutOff("it ends within a value") from error
+                continue
+            self._at = end
+            return value
+
+    def _more(self) -> bool:
+        if self._ended:
+            return False
+        read = self._file.read(max(_CHUNK, len(self._text) - self._at))
+        self._ended = not read
+        self._text = self._text[self._at :] + self._decode(read, self._ended)
+        self._at = 0
+        return not self._ended
+
+
+def _members(text: _Text) -> Iterator[tuple[str, Any]]:
+    """Keys and values of the document, each event on its own."""
+    if text.peek() == "[":
+        yield from _events(text)
+        return
+    text.skip("{")
+    while (mark := text.peek()) != "}":
+        if not mark:
+            raise _CutOff("it ends before the last brace")
+        key = text.value()
+        text.skip(":")
+        if key == "traceEvents" and text.peek() == "[":
+            yield from _events(text)
+        else:
+            yield key, text.value()
+
+
+def _events(text: _Text) -> Iterator[tuple[str, Any]]:
+    text.skip("[")
+    while (mark := text.peek()) != "]":
+        if not mark:
+            raise _CutOff("it ends within traceEvents")
+        yield "traceEvents", text.value()
+    text.skip("]")
+
+
+def nanoseconds(value: Any) -> int:
+    """Microseconds, as a whole number or a text with a point, as whole nanoseconds."""
+    if isinstance(value, int):
+        return value * 1000
+    text = str(value)
+    whole, _, part = text.partition(".")
+    if part.isdigit() and whole.lstrip("-").isdigit():
+        digits = int((part + "000")[:3])
+        return int(whole) * 1000 + (-digits if whole.startswith("-") else digits)
+    return int(Decimal(text) * 1000)
+
+
+class _Collected:
+    """Events, sorted into tables."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {}
+        self.host, self.device, self.ranges = Columns(), Columns(), Columns()
+        self._names, self._threads, self._lanes = Numbering(), Numbering(), Numbering()
+        self._correlations = Numbering()
+        self._shapes = Numbering()
+        self._waits: dict[int, Any] = {}
+        self._pageable: set[int] = set()
+        self._events = 0
+
+    def add(self, event: Any) -> None:
+        """One event; those without a duration, and those of flows, are left out."""
+        self._events += 1
+        if event.get("ph") != "X":
+            return
+        category = str(event.get("cat") or "").lower()
+        if category in _GPU:
+            self._add_device(event, _GPU[category])
+        elif category == "cuda_sync":
+            self._add_wait(event["args"])
+        elif category in _RUNTIME:
+            self._add_host(event, call_kind(event["name"]))
+        elif category in _RANGES:
+            self._add_range(event)
+        elif category in ("cpu_op", "operator", "python_function"):
+            self._add_host(event, code_kind(event["name"], frame=category == "python_function"))
+
+    def _add_device(self, event: Any, kind: Device) -> None:
+        args, name = event.get("args") or {}, event["name"]
+        if kind == Device.KERNEL and is_collective(name):
+            kind = Device.COLLECTIVE
+        lane = self._lanes[args.get("device", event.get("pid")), args.get("stream", event.get("tid"))]
+        if kind == Device.COPY:
+            kind, size = copy_kind(name), int(args.get("bytes") or 0)
+        elif kind == Device.MEMSET:
+            size = 0
+        else:
+            shape = (*(args.get("grid") or ()), *(args.get("block") or ()))
+            size = self._shapes[(*shape, args.get("In msg nelems"), args.get("Group size"))]
+        number = self._names[name]
+        if kind == Device.COPY and "pageable" in name.lower():
+            self._pageable.add(number)
+        start = nanoseconds(event["ts"])
+        end = start + nanoseconds(event.get("dur", 0))
+        self.device.add(start, end, lane, kind, number, self._correlation(args), size)
+
+    def _add_host(self, event: Any, kind: Host) -> None:
+        start = nanoseconds(event["ts"])
+        end = start + nanoseconds(event.get("dur", 0))
+        thread = self._threads[event.get("pid"), event.get("tid")]
+        calls = kind >= Host.LAUNCH
+        correlation = self._correlation(event.get("args") or {}) if calls else NOTHING
+        self.host.add(start, end, thread, kind, self._names[event["name"]], correlation, 0)
+
+    def _add_range(self, event: Any) -> None:
+        start = nanoseconds(event["ts"])
+        end = start + nanoseconds(event.get("dur", 0))
+        thread = self._threads[event.get("pid"), event.get("tid")]
+        self.ranges.add(start, end, thread, 0, self._names[event["name"]], NOTHING, 0)
+
+    def _add_wait(self, args: Any) -> None:
+        correlation = self._correlation(args)
+        stream = args.get("wait_on_stream", args.get("stream", -1))
+        if correlation != NOTHING and stream != -1:
+            self._waits[correlation] = (args.get("device"), stream)
+
+    def _correlation(self, args: Any) -> int:
+        number = args.get("correlation")
+        return NOTHING if number is None else self._correlations[number]
+
+    def done(self) -> DeviceTrace:
+        """The tables."""
+        waits = {number: self._lanes[lane] for number, lane in self._waits.items() if lane in self._lanes}
+        return DeviceTrace(
+            host=self.host.done(),
+            device=self.device.done(),
+            ranges=self.ranges.done(),
+            waits=waits,
+            names=list(self._names),
+            threads=list(self._threads),
+            lanes=list(self._lanes),
+            pageable=frozenset(self._pageable),
+            first_correlation=min((each for each in self._correlations if isinstance(each, int)), default=NOTHING),
+            device_name=self._device_name(),
+            read={"events": self._events},
+        )
+
+    def _device_name(self) -> str:
+        properties = self.head.get("deviceProperties")
+        known = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+        used = {str(device) for device, _ in self._lanes}
+        names = [str(each.get("name")) for each in known if each.get("name")]
+        chosen = [str(each["name"]) for each in known if each.get("name") and str(each.get("id")) in used]
+        return (chosen or names or ["a device"])[0]

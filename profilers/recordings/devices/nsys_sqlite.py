@@ -1,0 +1,194 @@
+"""Exports of Nsight Systems (``nsys export --type sqlite``)."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from latfix.profilers.recordings.devices.call_kinds import (
+    Device,
+    Host,
+    call_kind,
+    code_kind,
+    copy_kind,
+    is_collective,
+)
+from latfix.profilers.recordings.devices.device_trace import NOTHING, Columns, DeviceTrace, Numbering
+from latfix.profilers.recordings.reader import Recorded, damaged
+
+_MAGIC = b"SQLite format 3\0"
+_WANTED = "an export of Nsight Systems (nsys export --type sqlite) with the calls of CUDA"
+_RUNTIME, _KERNELS, _COPIES = (f"CUPTI_ACTIVITY_KIND_{each}" for each in ("RUNTIME", "KERNEL", "MEMCPY"))
+_MEMSETS, _GRAPHS, _SYNCS = (f"CUPTI_ACTIVITY_KIND_{each}" for each in ("MEMSET", "GRAPH_TRACE", "SYNCHRONIZATION"))
+#: The lower bits of a thread's global id.
+_THREAD_BITS = 24
+_PUSH_POP, _START_END = 59, 60
+#: Ranges that PyTorch pushes for each operator (``emit_nvtx``, ``--pytorch=autograd-nvtx``).
+_OPERATOR = re.compile(r"^\w+::\w+|, (?:op_id|seq) = \d+")
+_NUMBERED = re.compile(r", (?:op_id|seq|sizes|input_op_ids) = .*$", re.DOTALL)
+#: ``cudaMemcpyKind`` and the kinds of memory, as the export numbers them.
+_DIRECTIONS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+_MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
+
+
+def is_export(recorded: Recorded) -> bool:
+    """Whether a file is a database that Nsight Systems wrote."""
+    if not recorded.head.startswith(_MAGIC):
+        return False
+    try:
+        with contextlib.closing(_opened(recorded.path)) as database:
+            tables = _tables(database)
+    except sqlite3.Error:
+        return b"CUPTI_ACTIVITY_KIND" in recorded.head or b"TARGET_INFO" in recorded.head
+    return "StringIds" in tables and any(
+        name.startswith(("CUPTI_ACTIVITY_KIND", "TARGET_INFO", "NVTX_EVENTS")) for name in tables
+    )
+
+
+def read_export(path: Path) -> DeviceTrace:
+    """The recording in a database.
+
+    :raises InputError: it is damaged, cut off, or without the calls of CUDA.
+    """
+    try:
+        with contextlib.closing(_opened(path)) as database:
+            return _Export(database).trace(path)
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        damaged(path, _WANTED, f"a database that is damaged or cut off ({error})", todo="export it again")
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True)
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("select name from sqlite_master where type in ('table', 'view')")}
+
+
+class _Export:
+    """One export, table by table."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._tables = _tables(database)
+        self._strings: dict[int, str] = dict(database.execute("select id, value from StringIds"))
+        self._names, self._threads, self._lanes = Numbering(), Numbering(), Numbering()
+        self._correlations, self._shapes = Numbering(), Numbering()
+        self._pageable: set[int] = set()
+
+    def trace(self, path: Path) -> DeviceTrace:
+        """All of it."""
+        host, device, ranges = Columns(), Columns(), Columns()
+        self._calls(host)
+        self._system_calls(host)
+        for each in (self._kernels(), self._copies(), self._memsets(), self._graphs()):
+            for row in each:
+                device.add(*row)
+        self._ranges(host, ranges)
+        if not len(host) and not len(device):
+            damaged(path, _WANTED, "a database without them", todo="record with nsys profile --trace cuda,nvtx")
+        return DeviceTrace(
+            host=host.done(),
+            device=device.done(),
+            ranges=ranges.done(),
+            waits=dict(self._waits()),
+            names=list(self._names),
+            threads=list(self._threads),
+            lanes=list(self._lanes),
+            pageable=frozenset(self._pageable),
+            first_correlation=min((number for _, number in self._correlations), default=NOTHING),
+            device_name=self._device_name(),
+        )
+
+    def _rows(self, table: str, columns: str) -> Iterable[Any]:
+        """Rows with some columns, ``NULL`` for those that this version of the export has not."""
+        if table not in self._tables:
+            return ()
+        there = {row[1] for row in self._database.execute(f'pragma table_info("{table}")')}
+        wanted = ", ".join(f'"{name}"' if name in there else "null" for name in columns.split())
+        return self._database.execute(f'select {wanted} from "{table}"')
+
+    def _correlation(self, process: int, number: Any) -> int:
+        return NOTHING if number is None else self._correlations[process >> _THREAD_BITS, number]
+
+    def _calls(self, host: Columns) -> None:
+        for start, end, thread, number, name in self._rows(_RUNTIME, "start end globalTid correlationId nameId"):
+            if end is None:
+                continue
+            text = re.sub(r"_v\d+$", "", self._strings.get(name, "a call"))
+            correlation = self._correlation(thread, number)
+            host.add(start, end, self._threads[thread], call_kind(text), self._names[text], correlation, 0)
+
+    def _system_calls(self, host: Columns) -> None:
+        for start, end, thread, name in self._rows("OSRT_API", "start end globalTid nameId"):
+            text = self._strings.get(name, "a call")
+            if end is not None and code_kind(text, frame=False) == Host.OUTSIDE:
+                host.add(start, end, self._threads[thread], Host.OUTSIDE, self._names[text], NOTHING, 0)
+
+    def _lane(self, device: Any, process: Any, stream: Any) -> int:
+        return self._lanes[device, (process, stream)]
+
+    def _kernels(self) -> Iterator[tuple[int, ...]]:
+        columns = (
+            "start end deviceId streamId globalPid correlationId demangledName shortName "
+            "gridX gridY gridZ blockX blockY blockZ"
+        )
+        for start, end, device, stream, process, number, long, short, *shape in self._rows(_KERNELS, columns):
+            text = self._strings.get(long) or self._strings.get(short) or "a kernel"
+            kind = Device.COLLECTIVE if is_collective(text) else Device.KERNEL
+            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
+            yield start, end, lane, kind, self._names[text], correlation, self._shapes[tuple(shape)]
+
+    def _copies(self) -> Iterator[tuple[int, ...]]:
+        columns = "start end deviceId streamId globalPid correlationId bytes copyKind srcKind dstKind"
+        for start, end, device, stream, process, number, size, kind, *memory in self._rows(_COPIES, columns):
+            ends = [_MEMORY.get(each, "Host") for each in memory]
+            text = f"Memcpy {_DIRECTIONS.get(kind, '')} ({' -> '.join(ends)})"
+            name = self._names[text]
+            if "Pageable" in ends:
+                self._pageable.add(name)
+            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
+            yield start, end, lane, copy_kind(text), name, correlation, size or 0
+
+    def _memsets(self) -> Iterator[tuple[int, ...]]:
+        for start, end, device, stream, process, number in self._rows(
+            _MEMSETS, "start end deviceId streamId globalPid correlationId"
+        ):
+            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
+            yield start, end, lane, Device.MEMSET, self._names["Memset"], correlation, 0
+
+    def _graphs(self) -> Iterator[tuple[int, ...]]:
+        for start, end, device, stream, process, number, graph in self._rows(
+            _GRAPHS, "start end deviceId streamId globalPid correlationId graphId"
+        ):
+            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
+            yield start, end, lane, Device.KERNEL, self._names[f"a whole graph ({graph})"], correlation, 0
+
+    def _waits(self) -> Iterator[tuple[int, int]]:
+        for device, stream, process, number in self._rows(_SYNCS, "deviceId streamId globalPid correlationId"):
+            lane = (device, (process, stream))
+            key = (process >> _THREAD_BITS, number)
+            if lane in self._lanes and key in self._correlations:
+                yield self._correlations[key], self._lanes[lane]
+
+    def _ranges(self, host: Columns, ranges: Columns) -> None:
+        rows = self._rows("NVTX_EVENTS", "start end eventType globalTid text textId")
+        for start, end, kind, thread, text, text_id in rows:
+            if end is None or kind not in (_PUSH_POP, _START_END):
+                continue
+            words = text or self._strings.get(text_id) or ""
+            number = self._threads[thread]
+            if _OPERATOR.search(words):
+                words = _NUMBERED.sub("", words)
+                host.add(start, end, number, code_kind(words, frame=False), self._names[words], NOTHING, 0)
+            elif words:
+                ranges.add(start, end, number, 0, self._names[words], NOTHING, 0)
+
+    def _device_name(self) -> str:
+        names = [str(name) for (name,) in self._rows("TARGET_INFO_GPU", "name") if name]
+        return names[0] if names else "a device"

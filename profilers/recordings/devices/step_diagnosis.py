@@ -1,0 +1,342 @@
+"""From ledgers of steps to a diagnosis: the slow ones against the quiet ones, or a single one alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
+from latfix.formatting import clipped, count, from_ns, milliseconds, significant, tail_words
+from latfix.profilers.causes import CAUSES
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
+from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+#: A cause is named from this share of the excess (or of a single step) on.
+_LEAST_SHARE = 0.05
+#: ... and, where there are several steps, from this share of the median on.
+_LEAST_OF_MEDIAN = 0.01
+#: From so many slow and quiet steps on, they are drawn anew to see how sure a figure is.
+_LEAST_DRAWN = 3
+_REPLICATES = 200
+_MOST_UNEXPLAINED = 0.25
+#: Slow steps this close to the median are no jitter.
+_HARDLY_ABOVE = 0.15
+_SHOWN, _NAMES = 20, 3
+#: Intervals of percentiles rest on so many steps at least.
+_LEAST_SUMMARIZED = 8
+#: Where the tail begins, by how many steps there are.
+_PERCENTILES: tuple[tuple[int, float], ...] = ((200, 99.0), (20, 95.0), (0, 90.0))
+_FIXES: Mapping[str, tuple[str, ...]] = {
+    **{cause.id: cause.fixes for cause in CAUSES},
+    "gpu.compute": ("fuse.compile", "quantize.fp8", "quantize.half"),
+    "host.python": ("fuse.cudagraph", "fuse.compile"),
+    "dispatch.launch": ("fuse.cudagraph", "fuse.compile"),
+    "memory.allocator": ("memory.device_allocator", "memory.limit"),
+    "cold.start": ("warmup.shapes", "warmup.resident"),
+}
+#: What happened, where the catalogue's words are those of a replay.
+_HAPPENED: Mapping[str, str] = {
+    "transfer.copy": "copies between host and device",
+    "transfer.sync": "the host waiting for the device, and the device for the host after that",
+    "dispatch.launch": "the device idle until the host had launched its next work",
+    "memory.allocator": "calls of the device's allocator",
+    "cold.start": "first use (contexts, streams, kernels loaded when they are first launched)",
+    "cold.compile": "compilation",
+    "external.dependency": "the host waiting for something outside",
+    "python.gc": "the garbage collector",
+    "input.size": "more work on the device (other kernels, or more of them)",
+}
+#: What no clock shows by itself.
+_MODELLED = ("gpu.slowdown", "gpu.rank_wait", "input.size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """One step, as any recording of a device gives it. All in nanoseconds.
+
+    :param causes: by cause; they sum to ``length``.
+    :param growth: the same divided as slow steps are compared with quiet ones; the same as ``causes`` unless a
+        recording can tell more work from slower work.
+    :param stages: by what the host was in; they sum to ``length``, or are empty.
+    :param named: by cause and name how long, and ``pieces`` how often.
+    """
+
+    name: str
+    start: int
+    length: int
+    causes: Mapping[str, int]
+    growth: Mapping[str, int]
+    stages: Mapping[str, int]
+    named: Mapping[tuple[str, str], int]
+    pieces: Mapping[tuple[str, str], int]
+
+
+def diagnose_steps(
+    steps: Sequence[StepFigures],
+    *,
+    workload: str,
+    device: str,
+    source: Source,
+    percentile: float | None,
+    seed: int,
+    notes: Sequence[str],
+    evidence: Mapping[str, str],
+    fixes: Mapping[str, tuple[str, ...]] | None = None,
+    quiet: npt.NDArray[np.bool_] | None = None,
+    slow: npt.NDArray[np.bool_] | None = None,
+) -> Diagnosis:
+    """The diagnosis of steps.
+
+    :param percentile: where the tail begins; ``None`` for 99, or 95 and 90 where there are few.
+    :param evidence: what is added to the sentence on a cause; ``fixes`` in place of those that usually treat it.
+    :param quiet: which steps are the reference; the faster half unless given. ``slow`` likewise those in the tail.
+    """
+    lengths = np.array([step.length for step in steps], dtype=np.int64)
+    single = len(steps) == 1
+    at = math.nan if single else percentile or _usual_percentile(len(steps))
+    tail = slow if slow is not None else np.ones(1, dtype=bool) if single else _slowest(lengths, at)
+    if quiet is None:
+        quiet = lengths <= np.median(lengths)
+    ledger = _ledger(steps, lengths, None if single else quiet)
+    causes = _causes(ledger, steps, tail, quiet, seed, evidence, {**_FIXES, **(fixes or {})})
+    excess_ms = float(lengths[tail].mean() - ledger.reference_ns) / 1e6
+    unexplained_ms = sum(cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED)
+    reference_ms = math.nan if single else ledger.reference_ns / 1e6
+    verdict, sentence = _verdict(causes, lengths, excess_ms, reference_ms, at, steps[0].name if single else "")
+    return Diagnosis(
+        workload=workload,
+        device=device,
+        requests={"ok": len(steps), "error": None, "timeout": None, "shed": None},
+        latency_ms=summarize_ms(lengths),
+        latency_ci95_ms=summary_intervals_ms(lengths, seed=seed) if len(steps) >= _LEAST_SUMMARIZED else {},
+        stages_ms=_stages(steps, None if single else quiet),
+        verdict=verdict,
+        sentence=sentence,
+        percentile=at,
+        excess_ms=excess_ms,
+        reference_ms=reference_ms,
+        unexplained_ms=unexplained_ms,
+        causes=causes,
+        dispatch_ms={},
+        throughput_rps=math.nan,
+        overhead={},
+        reference_gap_ms=math.nan,
+        quiet_requests=0 if single else int(quiet.sum()),
+        queue_closure_ms=math.nan,
+        notes=tuple(notes),
+        source=source,
+        typical=None if single else _typical(steps, quiet),
+        slowest=tuple(_unit(steps[k], steps[0].start) for k in np.argsort(-lengths, kind="stable")[:_SHOWN]),
+        ledger=ledger,
+    )
+
+
+def _usual_percentile(steps: int) -> float:
+    return next(percentile for least, percentile in _PERCENTILES if steps >= least)
+
+
+def _slowest(lengths: Ints, percentile: float) -> npt.NDArray[np.bool_]:
+    """The slowest by rank, one at least: of steps that take the same to the nanosecond no more than asked for."""
+    number = max(round(len(lengths) * (1 - percentile / 100)), 1)
+    inside = np.zeros(len(lengths), dtype=bool)
+    inside[np.argsort(-lengths, kind="stable")[:number]] = True
+    return inside
+
+
+def _drawn(own_ns: Ints, tail: npt.NDArray[np.bool_], quiet: npt.NDArray[np.bool_], seed: int) -> Floats:
+    """``(2, K)``: between what the causes' milliseconds lie if slow and quiet steps are drawn anew; NaN for few."""
+    slow, usual = np.flatnonzero(tail), np.flatnonzero(quiet)
+    if len(slow) < _LEAST_DRAWN or len(usual) < _LEAST_DRAWN:
+        return np.full((2, len(own_ns)), math.nan)
+    rng = np.random.default_rng(seed)
+    drawn = np.empty((_REPLICATES, len(own_ns)))
+    for row in drawn:
+        row[:] = own_ns[:, rng.choice(slow, len(slow))].mean(axis=1)
+        row -= own_ns[:, rng.choice(usual, len(usual))].mean(axis=1)
+    means = own_ns[:, slow].mean(axis=1)
+    low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
+    return np.stack([np.minimum(low, means), np.maximum(high, means)]) / 1e6
+
+
+def _ledger(steps: Sequence[StepFigures], lengths: Ints, quiet: npt.NDArray[np.bool_] | None) -> Ledger:
+    """What each step has beyond a quiet one, or at all where ``quiet`` is ``None``."""
+    totals: Counter[str] = Counter()
+    for step in steps:
+        totals.update({cause: abs(value) for cause, value in step.growth.items()})
+    names = [cause for cause, _ in totals.most_common() if cause != UNEXPLAINED] + [UNEXPLAINED]
+    table = np.array([[step.growth.get(cause, 0) for step in steps] for cause in names], dtype=np.int64)
+    # A mean, so that the reference is the sum of its parts.
+    usual = (
+        np.zeros(len(names), np.int64) if quiet is None else np.rint(table[:, quiet].mean(axis=1)).astype(np.int64)
+    )
+    return Ledger(
+        request=np.arange(len(steps), dtype=np.int64),
+        latency_ns=lengths,
+        reference_ns=int(usual.sum()),
+        causes=tuple(names),
+        own_ns=table - usual[:, None],
+        propagated_ns=np.zeros_like(table),
+        classes=tuple(_class(cause) for cause in names),
+        ids=tuple(step.name for step in steps),
+    )
+
+
+def _class(cause: str) -> EvidenceClass:
+    if cause == UNEXPLAINED:
+        return "remainder"
+    return "modelled" if cause in _MODELLED else "measured"
+
+
+def _causes(
+    ledger: Ledger,
+    steps: Sequence[StepFigures],
+    tail: npt.NDArray[np.bool_],
+    quiet: npt.NDArray[np.bool_],
+    seed: int,
+    evidence: Mapping[str, str],
+    fixes: Mapping[str, tuple[str, ...]],
+) -> tuple[CauseSummary, ...]:
+    means = ledger.own_ns[:, tail].mean(axis=1) / 1e6
+    ends = _drawn(ledger.own_ns, tail, quiet, seed)
+    excess = float(means.sum())
+    single = len(steps) == 1
+    floor = _LEAST_SHARE * max(excess, 0.0)
+    if not single:
+        floor = max(floor, _LEAST_OF_MEDIAN * float(np.median(ledger.latency_ns)) / 1e6)
+    slow = [step for step, inside in zip(steps, tail, strict=True) if inside]
+    found = []
+    for k in np.argsort(-means, kind="stable"):
+        cause, ms = ledger.causes[k], float(means[k])
+        touched = int(np.count_nonzero([step.growth.get(cause, 0) for step in steps]))
+        if not touched and cause != UNEXPLAINED:
+            continue
+        lower = ms if math.isnan(ends[0, k]) else float(ends[0, k])
+        found.append(
+            CauseSummary(
+                cause=cause,
+                tail_ms=ms,
+                tail_share=ms / excess if excess > 0 else 0.0,
+                own_ms=ms,
+                propagated_ms=math.nan,
+                ci95_ms=(float(ends[0, k]), float(ends[1, k])),
+                named=cause != UNEXPLAINED and lower > floor and ms > 0,
+                evidence_class=ledger.classes[k],
+                requests=touched,
+                evidence=_evidence(cause, slow, evidence.get(cause, "")),
+                whatif_ms={},
+                fixes=fixes.get(cause, ()),
+            )
+        )
+    return tuple(found)
+
+
+def _evidence(cause: str, steps: Sequence[StepFigures], more: str) -> str:
+    """Where a cause's time is, by name, a slow step."""
+    looked_up = "gpu.compute" if cause in ("input.size", "gpu.slowdown") else cause
+    times: Counter[str] = Counter()
+    pieces: Counter[str] = Counter()
+    for step in steps:
+        for (owner, name), value in step.named.items():
+            if owner == looked_up:
+                times[name] += value
+                pieces[name] += step.pieces[owner, name]
+    if not times:
+        return more
+    each = len(steps)
+    listed = [
+        f"{clipped(name, 48)} {from_ns(value / each)} ({_times(pieces[name] / each)})"
+        for name, value in times.most_common(_NAMES)
+    ]
+    rest = len(times) - len(listed)
+    words = f"{', '.join(listed)}{f' and {rest} more' if rest else ''}"
+    per = "mostly " if each == 1 else "a slow step: "
+    return f"{per}{words}{f'; {more}' if more else ''}"
+
+
+def _times(number: float) -> str:
+    return "once" if number == 1 else f"{significant(number) if number % 1 else count(number)} times"
+
+
+def _verdict(
+    causes: Sequence[CauseSummary],
+    lengths: Ints,
+    excess_ms: float,
+    reference_ms: float,
+    percentile: float,
+    name: str,
+) -> tuple[str, str]:
+    top = next((cause for cause in causes if cause.named), None)
+    unknown = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
+    single = math.isnan(reference_ms)
+    median = float(np.median(lengths)) / 1e6
+    at_ms = excess_ms if single else excess_ms + reference_ms
+    opening = f"{clipped(name, 60)} takes {milliseconds(at_ms)}"
+    if not single:
+        opening = (
+            f"The {tail_words(percentile)} of steps take {milliseconds(at_ms)}, {at_ms / median:.1f}x the median"
+        )
+        if excess_ms + reference_ms - median <= _HARDLY_ABOVE * median:
+            return "steady", f"{opening}: steady, slow steps take hardly longer than typical ones."
+    if abs(unknown) > _MOST_UNEXPLAINED * excess_ms:
+        return "inconclusive", (
+            f"{opening}; the recording does not show what {milliseconds(unknown)} of it were spent on, too much to "
+            "name a cause."
+        )
+    if top is None:
+        return "inconclusive" if single else "steady", f"{opening}: no cause stands out."
+    of = "" if single else " of the excess"
+    figures = f"{100 * top.tail_share:.0f} %{of} ({milliseconds(top.tail_ms)})"
+    return top.cause, f"{opening}: {figures} is {_HAPPENED.get(top.cause) or CATALOGUE[top.cause].happened}."
+
+
+def _stages(steps: Sequence[StepFigures], quiet: npt.NDArray[np.bool_] | None) -> dict[str, dict[str, float]]:
+    names = dict.fromkeys(name for step in steps for name in step.stages)
+    found: dict[str, dict[str, float]] = {}
+    for name in names:
+        values = np.array([step.stages.get(name, 0) for step in steps]) / 1e6
+        found[name] = {
+            "mean": float(values.mean()),
+            "p50": float(np.median(values)),
+            "p99": float(np.percentile(values, 99)),
+            "reference": math.nan if quiet is None else float(values[quiet].mean()),
+        }
+    return dict(sorted(found.items(), key=lambda entry: -entry[1]["mean"]))
+
+
+def _typical(steps: Sequence[StepFigures], quiet: npt.NDArray[np.bool_]) -> UnitLedger:
+    chosen = [step for step, inside in zip(steps, quiet, strict=True) if inside]
+
+    def mean(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+        total: Counter[str] = Counter()
+        for part in parts:
+            total.update(part)
+        return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
+
+    return UnitLedger(
+        id=f"typical (mean of {len(chosen)})",
+        start_ms=None,
+        latency_ms=sum(step.length for step in chosen) / len(chosen) / 1e6,
+        causes_ms=mean([step.causes for step in chosen]),
+        stages_ms=mean([step.stages for step in chosen]),
+    )
+
+
+def _unit(step: StepFigures, begin: int) -> UnitLedger:
+    def in_ms(parts: Mapping[str, int]) -> dict[str, float]:
+        return {name: value / 1e6 for name, value in sorted(parts.items(), key=lambda each: -each[1]) if value}
+
+    return UnitLedger(
+        id=step.name,
+        start_ms=(step.start - begin) / 1e6,
+        latency_ms=step.length / 1e6,
+        causes_ms=in_ms(step.causes),
+        stages_ms=in_ms(step.stages),
+    )

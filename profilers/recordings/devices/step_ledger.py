@@ -1,0 +1,214 @@
+"""The ledgers of steps: each critical path by cause, in whole nanoseconds, and what the host was in meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from latfix.profilers.recordings.devices import critical_path as path
+from latfix.profilers.recordings.devices.call_facts import CallFacts
+from latfix.profilers.recordings.devices.call_kinds import Device, Host
+from latfix.profilers.recordings.devices.critical_path import CriticalPaths, Piece
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace, Ints
+from latfix.profilers.recordings.devices.host_timeline import HostTimelines, stretches
+from latfix.profilers.recordings.devices.steps import Step
+
+RANK_WAIT = "gpu.rank_wait"
+#: Seen so often, the shortest run of a collective is what its bytes need.
+_LEAST_SEEN = 3
+#: What the host was in, in the order in which a report shows it.
+STAGES: dict[int, str] = {
+    Host.CODE: "not recorded",
+    Host.FRAME: "Python",
+    Host.OPERATOR: "operators",
+    Host.LAUNCH: "launches",
+    Host.GRAPH_LAUNCH: "graph launches",
+    Host.SYNC: "waits",
+    Host.COPY: "copy calls",
+    Host.ALLOC: "allocator calls",
+    Host.FIRST_USE: "first use",
+    Host.COMPILE: "compilation",
+    Host.OTHER_CALL: "other calls",
+    Host.OUTSIDE: "outside",
+    Host.GC: "collector",
+}
+#: Launches that a full queue held up: the opposite of a device that starves for them.
+QUEUE_FULL = "launches, queue full"
+_TEMPLATE = re.compile(r"[<({].*", re.DOTALL)
+
+
+@dataclass(slots=True)
+class StepLedger:
+    """One step, all in nanoseconds.
+
+    :param causes: by cause; together exactly the step's length.
+    :param stages: by what the thread of the step was in; together exactly the same.
+    :param named: by cause and name (a call, a frame, a kernel): how long, and how many pieces of the path.
+    :param kernels: by key of a kernel (name and shape) how long it is on the path, and ``runs`` how many of them.
+    :param copied_bytes: of copies on the path; ``pageable`` those of them from or to pageable memory.
+    :param before: how much of its kernels was issued before the step.
+    :param device_busy: how long the device ran within the step.
+    :param lag: how long after the step the device finished what the step had issued.
+    """
+
+    step: Step
+    causes: Counter[str]
+    stages: Counter[str]
+    named: Counter[tuple[str, str]] = field(default_factory=Counter)
+    pieces: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kernels: Counter[tuple[int, int]] = field(default_factory=Counter)
+    runs: dict[tuple[int, int], float] = field(default_factory=dict)
+    copied_bytes: int = 0
+    pageable: int = 0
+    device_busy: int = 0
+    lag: int = 0
+    before: int = 0
+
+
+class Ledgers:
+    """Makes the ledgers of one recording's steps.
+
+    :param floors: ``(activities,)`` of collectives what their bytes need; ``None`` for the shortest of their kind.
+    """
+
+    def __init__(self, trace: DeviceTrace, floors: Ints | None = None) -> None:
+        self.trace, self.facts = trace, CallFacts(trace)
+        self._timelines = HostTimelines(trace)
+        self._paths = CriticalPaths(trace, self.facts, self._timelines)
+        self._floors = shortest(trace) if floors is None else floors
+        self._labels = [_label(name) for name in trace.names]
+        known = np.flatnonzero(self.facts.launch != NOTHING)
+        issued = trace.host.start[self.facts.launch[known]]
+        order = np.argsort(issued, kind="stable")
+        self._issued, self._issued_end = issued[order], trace.device.end[known[order]]
+
+    def of(self, step: Step) -> StepLedger:
+        """The ledger of a step."""
+        found = StepLedger(step=step, causes=Counter(), stages=self._stages(step))
+        for piece in self._paths.walk(step):
+            self._add(found, piece)
+        found.device_busy = self.facts.busy_ns(step.start, step.end)
+        found.lag = self._lag(step)
+        assert sum(found.causes.values()) == sum(found.stages.values()) == step.length
+        return found
+
+    def _add(self, found: StepLedger, piece: Piece) -> None:
+        cause, activity, device = piece.cause, piece.activity, self.trace.device
+        name = "code of the host"
+        if activity != NOTHING:
+            name = self._labels[device.name[activity]]
+            if cause in (path.GAPS, path.LAUNCH):
+                name = f"before {name}"
+        elif piece.row != NOTHING:
+            name = self._labels[self.trace.host.name[piece.row]]
+        if cause == path.COLLECTIVE and activity != NOTHING:
+            waited = self._waited(piece)
+            if waited:
+                found.causes[RANK_WAIT] += waited
+                found.named[RANK_WAIT, name] += waited
+                found.pieces[RANK_WAIT, name] += 1
+            found.causes[cause] += piece.length - waited
+            found.named[cause, name] += piece.length - waited
+        else:
+            found.causes[cause] += piece.length
+            found.named[cause, name] += piece.length
+        found.pieces[cause, name] += 1
+        if cause == path.COMPUTE and activity != NOTHING:
+            key = int(device.name[activity]), int(device.size[activity])
+            found.kernels[key] += piece.length
+            share = piece.length / int(device.end[activity] - device.start[activity])
+            found.runs[key] = found.runs.get(key, 0.0) + share
+            call = int(self.facts.launch[activity])
+            if call == NOTHING or self.trace.host.start[call] < found.step.start:
+                found.before += piece.length
+        elif cause == path.COPY and activity != NOTHING and device.kind[activity] == Device.COPY:
+            found.copied_bytes += int(device.size[activity])
+            if int(device.name[activity]) in self.trace.pageable:
+                found.pageable += int(device.size[activity])
+
+    def _waited(self, piece: Piece) -> int:
+        """Of a collective on the path, what its bytes do not need."""
+        device = self.trace.device
+        length = int(device.end[piece.activity] - device.start[piece.activity])
+        beyond = max(length - int(self._floors[piece.activity]), 0)
+        return min(beyond, piece.length)
+
+    def _stages(self, step: Step) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for start, end, row in stretches(self._timelines.of(step.thread), step.start, step.end):
+            if row == NOTHING:
+                found[STAGES[Host.CODE]] += end - start
+            elif self.facts.blocked[row]:
+                found[QUEUE_FULL] += end - start
+            else:
+                kind = Host.FIRST_USE if self.facts.first_use[row] else self.facts.kind[row]
+                found[STAGES[kind]] += end - start
+        return found
+
+    def _lag(self, step: Step) -> int:
+        first, last = np.searchsorted(self._issued, (step.start, step.end))
+        return max(int(self._issued_end[first:last].max()) - step.end, 0) if last > first else 0
+
+
+def shortest(trace: DeviceTrace) -> Ints:
+    """For each activity the shortest run of its kind, where that was seen often enough; else its own length."""
+    device = trace.device
+    length = device.end - device.start
+    floors: Ints = length.copy()
+    rows = np.flatnonzero(device.kind == Device.COLLECTIVE)
+    keys = np.stack([device.name[rows], device.size[rows]], axis=1)
+    if len(rows):
+        _, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        for group in np.flatnonzero(counts >= _LEAST_SEEN):
+            members = rows[inverse.ravel() == group]
+            floors[members] = length[members].min()
+    return floors
+
+
+def shortest_of_ranks(traces: Sequence[DeviceTrace]) -> list[Ints] | None:
+    """The same from the traces of all ranks: the last to come waits for nobody.
+
+    ``None`` where the ranks did not run the same collectives.
+    """
+    rows = [np.flatnonzero(trace.device.kind == Device.COLLECTIVE) for trace in traces]
+    names = [[trace.names[k] for k in trace.device.name[mine]] for trace, mine in zip(traces, rows, strict=True)]
+    if len(traces) < 2 or not names[0] or any(each != names[0] for each in names[1:]):
+        return None
+    lengths = [trace.device.end - trace.device.start for trace in traces]
+    least = np.min([length[mine] for length, mine in zip(lengths, rows, strict=True)], axis=0)
+    for length, mine in zip(lengths, rows, strict=True):
+        length[mine] = least
+    return lengths
+
+
+def price(ledgers: Ledgers, quiet: Sequence[StepLedger]) -> dict[tuple[int, int], float]:
+    """What each kernel takes in quiet steps, by its key: the median, in nanoseconds."""
+    device = ledgers.trace.device
+    inside = np.zeros(len(device), dtype=bool)
+    for each in quiet:
+        first, last = np.searchsorted(device.start, (each.step.start, each.step.end + each.lag))
+        inside[first:last] = True
+    rows = np.flatnonzero(inside & np.isin(device.kind, (Device.KERNEL, Device.MEMSET, Device.OWN_COPY)))
+    if not len(rows):
+        return {}
+    keys = np.stack([device.name[rows], device.size[rows]], axis=1)
+    kinds, inverse = np.unique(keys, axis=0, return_inverse=True)
+    length = (device.end - device.start)[rows]
+    order = np.argsort(inverse.ravel(), kind="stable")
+    parts = np.split(length[order], np.cumsum(np.bincount(inverse.ravel()))[:-1])
+    return {(int(a), int(b)): float(np.median(part)) for (a, b), part in zip(kinds, parts, strict=True)}
+
+
+def _label(name: str) -> str:
+    """The name of a kernel or frame without template arguments, parameters and folders."""
+    if ".py(" in name:
+        folder, _, rest = name.rpartition("/")
+        return rest if folder else name
+    if name.startswith(("<", "Memcpy")):
+        return name
+    plain = _TEMPLATE.sub("", name.removeprefix("void ")).strip().rstrip(":")
+    return plain.rpartition("::")[2] or plain or name

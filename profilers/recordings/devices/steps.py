@@ -1,0 +1,179 @@
+"""Which stretches of a recording are its steps."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from latfix.errors import input_error
+from latfix.formatting import clipped, shown
+from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Intervals, Ints
+
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
+_STEP_LIKE = re.compile(r"(?<![A-Za-z])(?:step|iteration|iter|decode_step|batch|request)(?![A-Za-z])", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+#: A call at the top stands for a step where it recurs, and together they cover this share of the recording.
+_LEAST_CALLS, _LEAST_COVERED = 3, 0.5
+#: Calls that give the device something to do or wait for it; before the first of them a recording has not begun.
+_WORKING = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step on one thread, in nanoseconds."""
+
+    name: str
+    thread: int
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a recording.
+
+    :param chosen_by: what they are, for people.
+    """
+
+    steps: tuple[Step, ...]
+    chosen_by: str
+
+
+def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
+    """The steps that a regular expression names, or those that the recording itself shows.
+
+    In order: ``ProfilerStep#``, ranges whose names say step or iteration, the outermost ranges where their kind
+    recurs, calls at the top that recur, the whole recording.
+
+    :param pattern: of ``--step``; empty for none.
+    :raises InputError: it names nothing.
+    """
+    ranges = _named(trace, trace.ranges)
+    if pattern:
+        wanted = re.compile(pattern)
+        for table in (trace.ranges, trace.host):
+            found = _outermost([step for step in _named(trace, table, wanted) if step.length > 0])
+            if found:
+                return Steps(steps=found, chosen_by=f"--step {pattern}")
+        names = ", ".join(shown(step.name, 40) for step in ranges[:5]) or "none"
+        raise input_error(path, None, f"nothing that --step {shown(pattern)} matches", f"a name such as {names}")
+    for words, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
+        found = _outermost([step for step in ranges if named.search(step.name)])
+        if found:
+            return Steps(steps=found, chosen_by=words)
+    top = _outermost(ranges)
+    kinds = Counter(_kind(step.name) for step in top)
+    if len(top) == 1:
+        return Steps(steps=top, chosen_by="the one range")
+    if top and (most := max(kinds, key=lambda kind: _covered(top, kind))) and kinds[most] > 1:
+        steps = tuple(step for step in top if _kind(step.name) == most)
+        return Steps(steps=steps, chosen_by=f"ranges named {clipped(steps[0].name, 40)}")
+    return _recurring_calls(trace) or _whole(trace)
+
+
+def _covered(steps: Sequence[Step], kind: str) -> int:
+    return sum(step.length for step in steps if _kind(step.name) == kind)
+
+
+def _kind(name: str) -> str:
+    """A name without its numbers: ``decode #3`` and ``decode #4`` are of a kind."""
+    return _DIGITS.sub("#", name)
+
+
+def _named(trace: DeviceTrace, table: Intervals, wanted: re.Pattern[str] | None = None) -> list[Step]:
+    fits = [wanted is None or wanted.search(name) is not None for name in trace.names]
+    chosen = np.flatnonzero(np.array(fits, dtype=bool)[table.name]) if len(table) else np.zeros(0, dtype=np.int64)
+    return [
+        Step(
+            name=trace.names[table.name[k]],
+            thread=int(table.place[k]),
+            start=int(table.start[k]),
+            end=int(table.end[k]),
+        )
+        for k in chosen
+    ]
+
+
+def _outermost(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Without those that lie within another of the same thread; a step of no length is none."""
+    reached: dict[int, int] = {}
+    kept = []
+    for step in sorted(steps, key=lambda each: (each.start, -each.end)):
+        if step.length > 0 and step.start >= reached.get(step.thread, step.start):
+            kept.append(step)
+            reached[step.thread] = step.end
+    return tuple(kept)
+
+
+def _recurring_calls(trace: DeviceTrace) -> Steps | None:
+    """Calls at the top of the busiest thread, where one recurs and is most of the recording."""
+    host = trace.host
+    code = np.isin(host.kind, (Host.OPERATOR, Host.FRAME))
+    thread = busiest_thread(trace)
+    chosen = np.flatnonzero(code & (host.place == thread))
+    if not len(chosen):
+        return None
+    calls = Intervals(
+        start=host.start[chosen],
+        end=host.end[chosen],
+        place=host.place[chosen],
+        kind=host.kind[chosen],
+        name=host.name[chosen],
+        correlation=host.correlation[chosen],
+        size=host.size[chosen],
+    )
+    top = _outermost_rows(calls)
+    names = calls.name[top]
+    kinds, counts = np.unique(names, return_counts=True)
+    lengths = np.array([int((calls.end[top] - calls.start[top])[names == kind].sum()) for kind in kinds])
+    best = int(np.argmax(lengths))
+    span = int(calls.end.max() - calls.start.min())
+    if counts[best] < _LEAST_CALLS or lengths[best] < _LEAST_COVERED * span:
+        return None
+    name = trace.names[int(kinds[best])]
+    steps = tuple(
+        Step(name=f"{clipped(name, 60)} #{k}", thread=thread, start=int(calls.start[row]), end=int(calls.end[row]))
+        for k, row in enumerate(top[names == kinds[best]])
+    )
+    return Steps(steps=steps, chosen_by=f"calls of {clipped(name, 60)}")
+
+
+def _outermost_rows(table: Intervals) -> Ints:
+    """Rows of a table of one thread, in order of begin, that no earlier one encloses."""
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], table.end[:-1]]))
+    return np.flatnonzero(table.start >= reached).astype(np.int64)
+
+
+def busiest_thread(trace: DeviceTrace) -> int:
+    """The thread with most launches, or most of anything where none launches."""
+    host = trace.host
+    if not len(host):
+        return 0
+    launches = host.place[(host.kind == Host.LAUNCH) | (host.kind == Host.GRAPH_LAUNCH)]
+    return int(np.argmax(np.bincount(launches if len(launches) else host.place)))
+
+
+def _whole(trace: DeviceTrace) -> Steps:
+    thread = busiest_thread(trace)
+    host = trace.host
+    mine = host.place == thread
+    start, end = trace.begin_ns, trace.end_ns
+    if (working := mine & np.isin(host.kind, _WORKING)).any():
+        start, end = int(host.start[working].min()), int(host.end[working].max())
+    elif mine.any():
+        start, end = int(host.start[mine].min()), int(host.end[mine].max())
+    return Steps(
+        steps=(Step(name="the whole recording", thread=thread, start=start, end=max(end, start + 1)),),
+        chosen_by="the whole recording",
+    )

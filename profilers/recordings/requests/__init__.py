@@ -1,0 +1,1 @@
+"""Recordings of requests: logs, load generators' results, spans."""

@@ -1,0 +1,280 @@
+"""What a reader must know first: did it get better, by how much, how sure, why, may I merge, what next.
+
+The first screen of a page and of a pull request's summary, and the last screen of a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from latfix.formatting import (
+    LATENCY_KEYS,
+    key_label,
+    milliseconds,
+    percent,
+    significant,
+    speed_range,
+    speed_words,
+    uncertain,
+    uncertain_bounds,
+)
+from latfix.reports.comparison_rows import (
+    Change,
+    GateRow,
+    Ratio,
+    comparison_change,
+    gate_rows,
+    optimization_change,
+    ratio_of,
+)
+from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key
+from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
+from latfix.reports.plan_rows import best_seen, floor_words, kept_words, plan_is_empty
+from latfix.reports.side_effects import side_effect_words
+from latfix.reports.vocabulary import Severity, cause_words, change_severity, diagnosis_severity, verdict_words
+from latfix.results.comparison import Comparison, Trial, TriedIdea
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization
+
+#: Causes that are told as the reason.
+_REASONS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One question's answer.
+
+    :param label: the question, in a word.
+    :param is_command: the words are a command to type.
+    """
+
+    label: str
+    words: str
+    severity: Severity | None = None
+    is_command: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A headline, and the lines below it in the order in which a reader asks."""
+
+    headline: str
+    severity: Severity
+    lines: tuple[Line, ...]
+
+
+def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer:
+    """Of a single run.
+
+    :param workload: what to type for it; its name where it is ``None``.
+    """
+    key, lines = focus_key(found), []
+    value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
+    if found.requests.get("ok"):
+        if bounds is not None:
+            once = "this one run; a restart may differ" if _is_replay(found) else "this one recording"
+            words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
+            lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
+        lines += _reasons(found)
+    lines += _merge(
+        gate_rows(found.gates), f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if value else ""
+    )
+    if closing := closing_advice(found):
+        lines.append(Line(label="next", words=closing))
+    elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
+        lines.append(Line(label="next", words=optimize_command(workload or found.workload), is_command=True))
+    return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
+
+
+def _is_replay(found: Diagnosis) -> bool:
+    """Whether it can be replayed again with a fix; a recording cannot."""
+    return found.source is None or found.source.kind == "replay"
+
+
+def _reasons(found: Diagnosis) -> Iterator[Line]:
+    """The largest named causes: what they are, what would be without them, and what treats them."""
+    for number, cause in enumerate(cause_advice(found)[:_REASONS]):
+        words = f"{cause.cause}, {percent(cause.share)} of the tail's excess: {cause.words or 'see its evidence'}"
+        if cause.predicted:
+            words += f"; without it {cause.focus} would be {cause.predicted} ms"
+        fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it"
+        yield Line(label="" if number else "why", words=words + fixes)
+
+
+def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Answer:
+    """Of an optimization.
+
+    :param workload: what to type for it; ``plan`` the plan's path.
+    """
+    change = optimization_change(found)
+    lines = [*_sure(change, found.rounds), *_why(found)]
+    if words := floor_words(found):
+        lines.append(Line(label="limit", words=words))
+    if found.rounds:
+        lines.append(_side_effects(change))
+    lines += _merge(gate_rows(found.gates), "p99<=baseline" if found.rounds else "")
+    lines += _next(found, workload, plan)
+    return Answer(headline=_headline(change, found), severity=change_severity(found.verdict), lines=tuple(lines))
+
+
+def _headline(change: Change, found: Optimization) -> str:
+    """Whether it got better, and by how much; without a final replay nothing has changed."""
+    name, key = key_label(change.judged), change.judged
+    if found.rounds:
+        return change_headline(change, found.verdict)
+    stays = f"{name} stays {milliseconds(change.before.latency_ms.get(key))}"
+    if found.interrupted:
+        return f"Interrupted before anything was proved: {stays}"
+    if found.verdict == "inconclusive":
+        return f"Undecided: no fix was tried to the end, {stays}"
+    return f"No fix is proved to help: {stays}"
+
+
+def change_headline(change: Change, verdict: str) -> str:
+    """``Better: p99 412 → 98 ms, 4.2 times faster``."""
+    key = change.judged
+    before, after = (arm.latency_ms.get(key) for arm in (change.before, change.after))
+    words = "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
+    moved = f"{key_label(key)} {significant(before)} → {milliseconds(after)}"
+    return f"{words}: {moved}, {speed_words(change.ratio(key).value)}"
+
+
+def _sure(change: Change, rounds: int) -> Iterator[Line]:
+    """The interval of the figure that is judged, and of the mean, in words."""
+    if not rounds:
+        return
+    step = change.ratio(change.judged)
+    words = speed_range(step.ci95)
+    if words:
+        doubt = "" if step.decisive or _around_one(step) else "; so few restarts may differ by as much"
+        yield Line(label="how sure", words=f"{words} (95 %, {_rounds(rounds)}){doubt}")
+    if change.judged != "mean" and (mean := change.ratio("mean")).value is not None:
+        said = speed_range(mean.ci95)
+        yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({said})' if said else ''}")
+
+
+def _around_one(step: Ratio) -> bool:
+    return step.ci95 is not None and step.ci95[0] <= 1 <= step.ci95[1]
+
+
+def _why(found: Optimization) -> Iterator[Line]:
+    cause = found.diagnosis.verdict if found.diagnosis is not None else ""
+    against = f"{cause} ({cause_words(cause)})" if cause_words(cause) else ""
+    if words := kept_words(found):
+        yield Line(label="why", words=words + (f"; what made p99 was {against}" if against else ""))
+    elif against:
+        yield Line(label="why", words=f"p99 is made by {against}, and nothing tried was proved to mend it")
+    if plan_is_empty(found) and (best := best_seen(found)):
+        yield Line(label="best seen", words=best.words)
+
+
+def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
+    best = best_seen(found)
+    if not plan_is_empty(found) and found.plan:
+        yield Line(label="next", words=replay_command(workload, plan), is_command=True)
+    elif best is not None:
+        yield Line(label="decide it", words=try_harder_command(workload, best.fixes), is_command=True)
+    elif found.diagnosis is not None:
+        yield Line(label="next", words="more --budget, or the code that the diagnosis of the baseline points at")
+
+
+def comparison_answer(found: Comparison) -> Answer:
+    """Of two runs, or of a gate's rounds."""
+    change = comparison_change(found)
+    lines = [*_sure(change, found.rounds)]
+    for number, why in enumerate(found.why):
+        lines.append(Line(label="" if number else "why", words=why.sentence))
+    lines.append(_side_effects(change))
+    lines += _merge(gate_rows(found.gates), f"{key_label(change.judged)}<=baseline*1.1")
+    if found.more_rounds:
+        more = _rounds(found.more_rounds)
+        lines.append(Line(label="next", words=f"about {more} more of both on fresh processes would decide it"))
+    return Answer(
+        headline=change_headline(change, found.verdict),
+        severity=change_severity(found.verdict),
+        lines=tuple(lines),
+    )
+
+
+def trial_answer(found: Trial) -> Answer:
+    """Of ideas side by side."""
+    name, best = key_label(found.judged), next((idea for idea in found.ideas if idea.name == found.best), None)
+    leads = best or _leading(found)
+    if leads is None or leads.comparison is None:
+        return Answer(headline=f"No idea was replayed, so none is better by {name}", severity="warn", lines=())
+    step = ratio_of(leads.comparison.ratio.get(found.judged))
+    gain = f"{name} {speed_words(step.value)}"
+    if best is not None:
+        headline = f"Best is {best.name}: {gain}"
+    else:
+        headline = f"No idea is proved better by {name}; {leads.name} looks best: {gain}"
+    lines = []
+    if words := speed_range(step.ci95):
+        lines.append(Line(label="how sure", words=f"{words} (95 %, {_rounds(found.rounds)})"))
+    lines += [*_idea_lines(leads), _side_effects(comparison_change(leads.comparison))]
+    more = leads.comparison.more_rounds
+    if best is None and more:
+        lines.append(Line(label="next", words=f"about {_rounds(more)} more would decide it: a larger --budget"))
+    return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
+
+
+def _leading(found: Trial) -> TriedIdea | None:
+    """The idea with the least ratio of those within the limit of accuracy."""
+    known = [
+        (estimate.value, place, idea)
+        for place, idea in enumerate(found.ideas)
+        if idea.comparison is not None
+        and idea.accurate is not False
+        and (estimate := idea.comparison.ratio.get(found.judged)) is not None
+        and estimate.value == estimate.value
+    ]
+    return min(known)[2] if known else None
+
+
+def _idea_lines(idea: TriedIdea) -> Iterator[Line]:
+    if idea.accurate is not None:
+        said = "within its limit" if idea.accurate else "beyond its limit"
+        yield Line(label="accuracy", words=f"{significant(idea.accuracy)}, {said}")
+
+
+def _rounds(number: int) -> str:
+    return "1 round" if number == 1 else f"{number} rounds"
+
+
+def _side_effects(change: Change) -> Line:
+    """What got worse beside, in one line."""
+    words, worse = side_effect_words(change)
+    return Line(label="worse", words=words, severity="warn" if worse else None)
+
+
+def _merge(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
+    """May I merge? Each gate that did not pass, with its reason."""
+    if not gates:
+        if example:
+            yield Line(label="merge?", words=f"no gate was given that would say, such as --gate '{example}'")
+        return
+    failed = [gate for gate in gates if gate.outcome == "failed"]
+    undecided = [gate for gate in gates if gate.outcome == "undecided"]
+    of = f"{len(gates)} gate{'' if len(gates) == 1 else 's'}"
+    if failed:
+        yield Line(label="merge?", words=f"no: {len(failed)} of {of} failed", severity="bad")
+    elif undecided:
+        yield Line(label="merge?", words=f"cannot tell: {len(undecided)} of {of} undecided", severity="warn")
+    else:
+        yield Line(label="merge?", words=f"yes: {of} passed", severity="good")
+    for gate in (*failed, *undecided):
+        word = "failed" if gate.outcome == "failed" else "cannot tell"
+        reason = f": {gate.reason}" if gate.reason else ""
+        yield Line(label="", words=f"{gate.gate} {word}{reason}", severity=gate.severity)
+
+
+def latency_words(found: Diagnosis) -> list[str]:
+    """Each latency of ``LATENCY_KEYS``, to the digit that its interval leaves open; none above the maximum."""
+    most, words = found.latency_ms.get("max"), []
+    for key in LATENCY_KEYS:
+        value = found.latency_ms.get(key)
+        rounded = uncertain(value, found.latency_ci95_ms.get(key))
+        beyond = most is not None and rounded[:1].isdigit() and float(rounded.replace(",", "")) > most
+        words.append(significant(value) if beyond or key == "max" else rounded)
+    return words

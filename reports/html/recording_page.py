@@ -1,0 +1,109 @@
+"""The page of a recording that was not replayed: the ledger, advice, the slowest units, and what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from latfix.formatting import LATENCY_KEYS, count, finite, interval, key_label, milliseconds, significant, visible
+from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key, read_words
+from latfix.reports.html.page_file import write_page
+from latfix.reports.html.pages import Card, contents_of, tail_values, window_values
+from latfix.reports.vocabulary import CLASS_WORDS, DEFINITIONS, diagnosis_severity
+from latfix.results.diagnosis import Diagnosis, UnitLedger
+
+#: Columns of the table of the slowest: causes with the most time.
+_COLUMNS = 6
+_LONGEST_NAME = 60
+#: Definitions that hold of recordings too.
+_DEFINED = ("95 % interval", "Reference", "Tail and excess", "Unexplained", "Named cause")
+
+
+def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
+    """The page of a recording.
+
+    :raises InputError: the file cannot be written.
+    """
+    source = diagnosis.source
+    stages = [
+        [name, *(significant(row.get(key)) for key in ("mean", "p50", "p99", "reference"))]
+        for name, row in diagnosis.stages_ms.items()
+        if any(finite(value) for value in row.values())
+    ]
+    units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest]
+    present = {
+        "latency": not diagnosis.is_single,
+        "windows": bool(diagnosis.windows),
+        "stages": bool(stages),
+        "units": bool(units),
+        "read": True,
+    }
+    columns = _largest(units, _COLUMNS)
+    write_page(
+        path,
+        "recording.html",
+        kind="latfix diagnosis of a recording",
+        heading=diagnosis.workload,
+        facts=" · ".join(filter(None, (diagnosis.device, "" if source is None else f"{source.kind}: {source.path}"))),
+        contents=contents_of(["causes", "advice", *(anchor for anchor, there in present.items() if there)]),
+        diagnosis=diagnosis,
+        severity=diagnosis_severity(diagnosis),
+        notes=diagnosis.notes,
+        cards=_cards(diagnosis),
+        advice=cause_advice(diagnosis),
+        closing=closing_advice(diagnosis),
+        latency_rows=[
+            [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
+            for key in LATENCY_KEYS
+        ],
+        windows=window_values(diagnosis.windows, ()) if diagnosis.windows else None,
+        stage_rows=stages,
+        unit_columns=[diagnosis.unit, "start, ms", "took, ms", *(f"{name}, ms" for name in columns), "others, ms"],
+        unit_rows=[_unit_row(unit, columns) for unit in units],
+        read=read_words(diagnosis),
+        definitions=[
+            *((name, words) for name, words in DEFINITIONS if name in _DEFINED),
+            *((f"Known by: {name}", f"{words}.") for name, words in CLASS_WORDS.items()),
+        ],
+        **tail_values(diagnosis),
+    )
+
+
+def _cards(diagnosis: Diagnosis) -> list[Card]:
+    unit, known = diagnosis.unit, diagnosis.counts
+    number = (f"{unit}s", count(sum(known.values())), ", ".join(f"{count(n)} {name}" for name, n in known.items()))
+    if diagnosis.is_single:
+        return [(unit, milliseconds(diagnosis.excess_ms), "alone in the recording"), number]
+    bounds = diagnosis.latency_ci95_ms
+    return [
+        *(
+            (
+                key_label(key),
+                milliseconds(diagnosis.latency_ms.get(key)),
+                f"95 % {interval(bounds[key])}" if key in bounds else "",
+            )
+            for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
+        ),
+        ("excess of the tail", milliseconds(diagnosis.excess_ms), f"above {milliseconds(diagnosis.reference_ms)}"),
+        number,
+    ]
+
+
+def _largest(units: Sequence[UnitLedger], limit: int) -> list[str]:
+    totals: dict[str, float] = {}
+    for unit in units:
+        for cause, value in unit.causes_ms.items():
+            totals[cause] = totals.get(cause, 0.0) + abs(value)
+    return sorted((name for name in totals if totals[name]), key=lambda name: -totals[name])[:limit]
+
+
+def _unit_row(unit: UnitLedger, columns: Sequence[str]) -> list[str]:
+    shown: Mapping[str, float] = {name: unit.causes_ms.get(name, 0.0) for name in columns}
+    rest = sum(unit.causes_ms.values()) - sum(shown.values())
+    figures = [*shown.values(), rest if abs(rest) > 1e-9 else 0.0]
+    return [
+        visible(unit.id, limit=_LONGEST_NAME),
+        significant(unit.start_ms),
+        significant(unit.latency_ms),
+        *map(significant, figures),
+    ]

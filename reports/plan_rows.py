@@ -1,0 +1,221 @@
+"""What a plan changes, how far it is from the limit, and the configurations that it was chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from latfix.formatting import NONE, finite, interval, key_label, milliseconds, ratio, shown, significant, speed_words
+from latfix.reports.comparison_rows import Ratio, ratio_of, shares_of
+from latfix.reports.vocabulary import STEP_STATUS, Severity
+from latfix.results.optimization import Candidate, Optimization
+
+#: Kept fixes that are told as the reason.
+_TOLD = 3
+AS_IT_IS = "as it is"
+_OUT = frozenset({"rejected", "not_effective"})
+
+
+def plan_is_empty(found: Optimization) -> bool:
+    """True if the plan changes nothing."""
+    if found.changes is not None:
+        return not found.changes
+    return not any(step.status == "kept" for step in found.steps)
+
+
+def setting_rows(found: Optimization, first: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
+    """Settings that the plan changes: name, value before, value in the plan.
+
+    :param first: settings before, for documents that do not have them.
+    """
+    changes: dict[str, tuple[Any, Any]] = dict(found.changes or {})
+    if found.changes is None:
+        for step in found.steps:
+            if step.status == "kept":
+                for key, value in step.settings.items():
+                    old = (first or {}).get(key)
+                    if isinstance(value, Mapping):
+                        had = old if isinstance(old, Mapping) else {}
+                        changes |= {f"{key}.{name}": (had.get(name), each) for name, each in value.items()}
+                    else:
+                        changes[key] = (old, value)
+    return [(key, _value(old), _value(new)) for key, (old, new) in changes.items()]
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return shown(value, 400) if not isinstance(value, str) else value or "none"
+
+
+def kept_words(found: Optimization) -> str:
+    """The kept fixes with what each gave, the largest first; empty where none was kept."""
+    if plan_is_empty(found):
+        return ""
+    told = [share for share in shares_of(found.ablation, "p99") if share.ratio is not None and share.ratio.value]
+    if not told:
+        return ", ".join(step.fix for step in found.steps if step.status == "kept")
+    told.sort(key=lambda share: share.ratio.value if share.ratio is not None and share.ratio.value else 1.0)
+    listed = ", ".join(
+        f"{share.name} ({speed_words(share.ratio.value if share.ratio else None)})" for share in told[:_TOLD]
+    )
+    more = len(told) - _TOLD
+    return listed + (f" and {more} more" if more > 0 else "")
+
+
+def floor_words(found: Optimization) -> str:
+    """How far p99 is from what the model alone takes, and what more would need; empty where that is not known."""
+    floor, key = finite(found.floor_ms.get("p99")), "p99"
+    reached = finite(found.after.latency_ms.get(key))
+    if floor is None or reached is None or floor <= 0:
+        return ""
+    limit = (
+        f"{milliseconds(floor)} is what the fastest accurate way to run this model takes at {key} in an empty queue"
+    )
+    if reached <= floor * 1.1:
+        return f"reached: {limit} (foretold); less takes a faster machine or shorter inputs"
+    times = significant(reached / floor, 2)
+    return (
+        f"{limit} (foretold); {milliseconds(reached)} is {times} times that, the rest is waiting: "
+        "more cores or replicas, or fewer requests at once; below it, a faster machine or shorter inputs"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestSeen:
+    """The best configuration that did not make it into the plan."""
+
+    fixes: tuple[str, ...]
+    words: str
+
+
+def best_seen(found: Optimization) -> BestSeen | None:
+    """The configuration with the least ratio of what is judged, replayed ones first; ``None`` for none below 1."""
+    key, best = found.judged, None
+    for row in front_rows(found):
+        step = row.ratio if row.is_replayed else Ratio(value=row.predicted, ci95=None)
+        if not row.fixes or row.status in _OUT or step.value is None or step.value >= 1:
+            continue
+        place = (not row.is_replayed, step.value)
+        if best is None or place < best[0]:
+            how = "in replays of the search" if row.is_replayed else "foretold, not replayed"
+            words = f"{' + '.join(row.fixes)}: {key_label(key)} {speed_words(step.value)} ({how})"
+            best = (place, BestSeen(fixes=row.fixes, words=words))
+    return None if best is None else best[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontRow:
+    """One configuration that was measured: accuracy × latency × throughput.
+
+    :param fixes: none for the service as it is.
+    :param ratio: of what is judged, over the service as it is where it was replayed at the end, else over what stood
+        before it in the search.
+    :param accuracy: ``None`` where nothing in it changes answers, or it was not measured.
+    :param best: no other configuration is at least as good in all three, and better in one.
+    """
+
+    fixes: tuple[str, ...]
+    status: str
+    ratio: Ratio
+    predicted: float | None
+    accuracy: float | None
+    throughput_rps: float | None
+    compute: float | None = None
+    best: bool = False
+
+    @property
+    def is_replayed(self) -> bool:
+        """Its latency was measured, not foretold."""
+        return self.ratio.value is not None
+
+    @property
+    def name(self) -> str:
+        """``batch.size + quantize.bf16``."""
+        return " + ".join(self.fixes) or AS_IT_IS
+
+    @property
+    def words(self) -> tuple[str, Severity]:
+        """Its status for people."""
+        return (
+            ("foretold", "calm") if self.status == "foretold" else STEP_STATUS.get(self.status, (self.status, "warn"))
+        )
+
+    def cells(self) -> list[str]:
+        """Ratio measured with its interval, foretold, accuracy, throughput, compute."""
+        return [
+            "" if self.ratio.value is None else ratio(self.ratio.value, "×"),
+            "" if self.ratio.ci95 is None else interval(self.ratio.ci95),
+            "" if self.predicted is None else ratio(self.predicted, "×"),
+            NONE if self.accuracy is None else significant(self.accuracy, 4),
+            "" if self.throughput_rps is None else f"{significant(self.throughput_rps)}/s",
+            "" if self.compute is None else ratio(self.compute, "×"),
+        ]
+
+
+def front_rows(found: Optimization) -> list[FrontRow]:
+    """The service as it is, and every configuration that was looked at closely, the fastest first.
+
+    Those of which nothing is as good in accuracy, latency and throughput together are marked.
+    """
+    rows = [_candidate(each, found) for each in found.candidates if each.fixes]
+    if not rows:
+        return []
+    rows.sort(key=_place)
+    first = FrontRow(
+        fixes=(),
+        status=AS_IT_IS,
+        ratio=Ratio(value=1.0, ci95=None),
+        predicted=1.0,
+        accuracy=finite(found.before.accuracy),
+        throughput_rps=finite(found.before.throughput_rps),
+        compute=1.0,
+    )
+    rows.append(first)
+    inside = [row for row in rows if row.status not in _OUT]
+    return [
+        replace(row, best=row.status not in _OUT and not any(_beats(other, row, first) for other in inside))
+        for row in rows
+    ]
+
+
+def _candidate(each: Candidate, found: Optimization) -> FrontRow:
+    kept = each.status == "kept" and found.rounds > 0
+    estimate = found.ratio.get(found.judged) if kept else each.replayed.get(found.judged)
+    return FrontRow(
+        fixes=each.fixes,
+        status=each.status,
+        ratio=ratio_of(estimate),
+        predicted=finite(each.predicted.get(found.judged)),
+        accuracy=finite(found.after.accuracy if kept else each.accuracy),
+        throughput_rps=finite(found.after.throughput_rps if kept else each.throughput_rps),
+        compute=finite(each.compute),
+    )
+
+
+def _place(row: FrontRow) -> tuple[bool, float]:
+    """Those that were replayed first, by what was measured; the others by what was foretold."""
+    value = row.ratio.value if row.ratio.value is not None else row.predicted
+    return not row.is_replayed, float("inf") if value is None else value
+
+
+def _beats(one: FrontRow, other: FrontRow, first: FrontRow) -> bool:
+    """Whether a configuration is as good in all and better in one: latency, accuracy, time of compute.
+
+    Latencies are compared as measured where both were replayed, else as foretold; an accuracy that was not measured
+    is that of the service as it is, and compute bounds the throughput.
+    """
+    measured = one.is_replayed and other.is_replayed
+    latencies = [row.ratio.value if measured else row.predicted for row in (one, other)]
+    if None in latencies:
+        return False
+    points = [
+        (latency or 0.0, -_known(row.accuracy, first.accuracy), _known(row.compute, 1.0))
+        for latency, row in zip(latencies, (one, other), strict=True)
+    ]
+    return points[0] != points[1] and all(a <= b for a, b in zip(*points, strict=True))
+
+
+def _known(value: float | None, otherwise: float | None) -> float:
+    return value if value is not None else otherwise or 0.0

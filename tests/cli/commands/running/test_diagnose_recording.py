@@ -1,0 +1,68 @@
+"""``latfix diagnose RECORDING``: one document, one report, the same gates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from latfix.profilers.recordings import detect
+from latfix.results import read_result
+from latfix.results.diagnosis import Diagnosis
+from tests.conftest import Cli
+from tests.profilers.recordings.test_detect import TOY
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(detect, "READERS", (TOY,))
+    (tmp_path / "x.bin").write_bytes(b"toy")
+    return tmp_path / "x.bin"
+
+
+def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy: Path, tmp_path: Path) -> None:
+    code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--step", "^decode")
+    assert code == 0
+    assert "The one step of the recording takes 5.00 ms" in " ".join(shown.split())
+    assert "gpu.compute" in shown and "1 ok" in shown
+    document = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
+    assert document["source"] == {
+        "kind": "toy",
+        "path": str(toy),
+        "unit": "step",
+        "read": {"kernels": 2, "step": "^decode"},
+    }
+    assert document["requests"] == {"ok": 1, "error": None, "timeout": None, "shed": None}
+    assert document["tail"]["reference_ms"] is None and document["causes"][0]["propagated_ms"] is None
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "The slowest steps" in page and "gpu.compute" in page
+    again = read_result(tmp_path / "out" / "diagnosis.json")
+    assert isinstance(again, Diagnosis) and again.to_json() == document
+    code, shown, _ = cli("report", tmp_path / "out" / "diagnosis.json")
+    assert code == 0 and "gpu.compute" in shown
+
+
+@pytest.mark.parametrize(("gate", "expected"), [("max<6ms", 0), ("max<4ms", 1), ("cause:python.gc<10%", 0)])
+def test_gates_judge_a_recording(gate: str, expected: int, cli: Cli, toy: Path, tmp_path: Path) -> None:
+    code, shown, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", gate)
+    assert code == expected, shown + error
+
+
+def test_what_a_recording_does_not_say_cannot_be_gated(cli: Cli, toy: Path, tmp_path: Path) -> None:
+    code, _, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", "error_rate<1%")
+    assert code == 2 and "error_rate" in error
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--speed", "2"), ("--traffic", "t.jsonl"), ("--request", "1"), ("--history", "h.db"), ("--step", "(")],
+)
+def test_options_that_mean_nothing_here_are_refused(option: tuple[str, str], cli: Cli, toy: Path) -> None:
+    code, _, error = cli("diagnose", toy, *option)
+    assert code == 2 and option[0] in error and error.count("\n") == 1
+
+
+def test_json_to_standard_output_is_alone_there(cli: Cli, toy: Path, tmp_path: Path) -> None:
+    code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--json", "-")
+    assert code == 0 and json.loads(shown)["verdict"] == "gpu.compute"

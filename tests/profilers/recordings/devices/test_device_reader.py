@@ -1,0 +1,258 @@
+"""Whole recordings of a device: steps found, slow ones against quiet ones, damaged files refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.results.diagnosis import Diagnosis
+from tests.profilers.recordings.devices.hand_made import BEGIN_US, HandMade
+
+ROOT = Path(__file__).resolve().parents[4]
+REAL = Path(os.environ.get("LATFIX_RECORDINGS") or ROOT.parent / "shared" / "data" / "recordings")
+
+
+def diagnosed(path: Path, **options: str) -> Diagnosis:
+    return diagnose_recording(path, ReadOptions(**options))  # type: ignore[arg-type]
+
+
+def cause_ms(found: Diagnosis, cause: str) -> float:
+    return sum(entry.tail_ms for entry in found.causes if entry.cause == cause)
+
+
+def served(made: HandMade, k: int, start: float, *, stall: float = 0.0, slower: float = 1.0, more: int = 0) -> float:
+    """One step of three kernels and a wait; returns its end."""
+    begin, at = start, start + 2
+    if stall:
+        made.call("malloc", at, at + stall)
+        at += stall
+    ready = at
+    for j in range(3 + more):
+        made.call("launch", at, at + 5, 100 * k + j)
+        at += 5
+    runs = ready + 8
+    for j in range(3 + more):
+        made.work(100 * k + j, runs, runs + 100 * slower, name=f"gemm{min(j, 3)}")
+        runs += 100 * slower
+    made.call("sync", at, runs + 2)
+    made.step(f"ProfilerStep#{k}", begin, runs + 4)
+    return runs + 4
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip"])
+@pytest.mark.parametrize(
+    ("slow", "cause"),
+    [
+        ({"stall": 900.0}, "memory.allocator"),
+        ({"slower": 3.0}, "gpu.slowdown"),
+        ({"more": 6}, "input.size"),
+    ],
+)
+def test_slow_steps_are_told_by_what_grew(vendor: str, slow: dict[str, float], cause: str, tmp_path: Path) -> None:
+    made, at = HandMade(vendor), 0.0
+    for k in range(40):
+        at = served(made, k, at + 10, **(slow if k % 13 == 5 else {}))  # type: ignore[arg-type]
+    found = diagnosed(made.write(tmp_path / "t.json.gz"))
+    assert found.verdict == cause
+    assert cause_ms(found, cause) == pytest.approx(found.excess_ms, rel=0.02)
+    assert sum(entry.tail_ms for entry in found.causes) == pytest.approx(found.excess_ms, abs=1e-9)
+    assert found.ledger.conservation_error_ns() == 0
+    assert found.typical is not None and sum(found.typical.causes_ms.values()) == pytest.approx(
+        found.typical.latency_ms
+    )
+    for unit in found.slowest:
+        assert sum(unit.causes_ms.values()) == pytest.approx(unit.latency_ms, abs=1e-9)
+        assert sum(unit.stages_ms.values()) == pytest.approx(unit.latency_ms, abs=1e-9)
+
+
+def test_steps_alike_are_steady(tmp_path: Path) -> None:
+    made, at = HandMade(), 0.0
+    for k in range(30):
+        at = served(made, k, at + 10)
+    found = diagnosed(made.write(tmp_path / "t.json"))
+    assert found.verdict == "steady" and not any(entry.named for entry in found.causes)
+
+
+def test_stamps_beyond_what_a_float_holds_are_exact(tmp_path: Path) -> None:
+    made = HandMade(begin_us=(1 << 53) + 1)
+    made.step("step", 0, 0.003)
+    made.call("sync", 0.001, 0.002)
+    found = diagnosed(made.write(tmp_path / "t.json"))
+    assert found.excess_ms == 3e-6 and BEGIN_US * 1000 > 1 << 53
+
+
+def test_one_step_alone_has_nothing_to_compare_with(tmp_path: Path) -> None:
+    made = HandMade()
+    served(made, 1, 0)
+    found = diagnosed(made.write(tmp_path / "t.json"))
+    assert found.is_single and math.isnan(found.reference_ms) and "nothing to compare" in found.notes[0]
+    document = found.to_json()
+    assert document["tail"]["reference_ms"] is None and document["tail"]["percentile"] is None
+    assert document["requests"]["error"] is None and document["source"]["unit"] == "step"
+
+
+def test_steps_are_named_by_an_expression_by_ranges_or_by_calls(tmp_path: Path) -> None:
+    made = HandMade()
+    for k in range(4):
+        made.step(f"decode {k}", 100 * k, 100 * k + 90)
+        made.step("inner", 100 * k + 10, 100 * k + 20)
+        made.code("aten::mm", 100 * k, 100 * k + 95, frame=False)
+    path = made.write(tmp_path / "t.json")
+    assert diagnosed(path).latency_ms["max"] == 0.09
+    assert diagnosed(path, step="^inner$").latency_ms["max"] == 0.01
+    assert diagnosed(path, step="aten::mm").latency_ms["max"] == 0.095
+    with pytest.raises(InputError, match=r"--step '\^none'.*decode 0"):
+        diagnosed(path, step="^none")
+    plain = HandMade()
+    for k in range(4):
+        plain.code("Model.forward", 100 * k, 100 * k + 80)
+    assert diagnosed(plain.write(tmp_path / "p.json")).requests["ok"] == 4
+
+
+def test_a_folder_of_traces_is_one_recording(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json.gz"):
+        made, at = HandMade(), 0.0
+        for k in range(5):
+            at = served(made, k, at + 10)
+        made.write(tmp_path / name)
+    found = diagnosed(tmp_path)
+    assert found.requests["ok"] == 10 and found.source is not None and found.source.read["files"] == 2
+
+
+def whole() -> str:
+    made = HandMade()
+    served(made, 1, 0)
+    return made.text()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (whole()[: len(whole()) // 2].encode(), "cut off"),
+        (whole()[:-2].encode(), "cut off"),
+        (gzip.compress(whole().encode())[:-20], "cut off"),
+        (whole().replace('"dur": 5', '"dur": five', 1).encode(), "damaged"),
+        (b'{"traceEvents": []}', "without a call"),
+        (b'{"traceEvents": {"a": 1}, "deviceProperties": []}', "damaged"),
+        (b'{"traceEvents": [1, 2]}', "damaged"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "damaged"),
+        (whole().replace('"ts": 17', '"ts": null, "x": 17', 1).encode(), "damaged"),
+        (b'{"traceEvents": [' + b"[" * 100_000, ""),
+    ],
+)
+def test_damaged_traces_are_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        diagnosed(path)
+    assert words in caught.value.message and str(path) in caught.value.message and "\n" not in caught.value.message
+
+
+def export(path: Path) -> Path:
+    """An export as Nsight Systems makes it, with a step of a launch, a kernel and a wait."""
+    thread, process = 281476838981743, 281476838981632
+    with sqlite3.connect(path) as database:
+        database.execute("create table StringIds (id integer, value text)")
+        names = ("cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020", "gemm(float*)")
+        database.executemany("insert into StringIds values (?, ?)", enumerate(names))
+        database.execute(
+            "create table CUPTI_ACTIVITY_KIND_RUNTIME "
+            "(start integer, end integer, globalTid integer, correlationId integer, nameId integer)"
+        )
+        rows = [(10_000, 15_000, thread, 901, 0), (16_000, 82_000, thread, 902, 1)]
+        database.executemany("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?, ?, ?, ?, ?)", rows)
+        database.execute(
+            "create table CUPTI_ACTIVITY_KIND_KERNEL (start integer, end integer, deviceId integer, "
+            "streamId integer, correlationId integer, globalPid integer, demangledName integer)"
+        )
+        database.execute(
+            "insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, 0, 7, 901, ?, 2)", (20_000, 80_000, process)
+        )
+        database.execute(
+            "create table NVTX_EVENTS (start integer, end integer, eventType integer, globalTid integer, text text)"
+        )
+        database.execute("insert into NVTX_EVENTS values (0, 100000, 59, ?, 'step 1')", (thread,))
+    database.close()
+    return path
+
+
+def test_an_export_of_nsight_systems(tmp_path: Path) -> None:
+    found = diagnosed(export(tmp_path / "x"))
+    assert found.source is not None and found.source.kind == "nsys"
+    assert cause_ms(found, "gpu.compute") == 0.06
+    assert cause_ms(found, "dispatch.launch") == 0.02
+    assert cause_ms(found, "transfer.sync") == 0.002
+    assert cause_ms(found, "host.python") == 0.018
+
+
+def test_databases_that_are_no_export_or_damaged_are_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "foreign") as database:
+        database.execute("create table people (name text)")
+    database.close()
+    with pytest.raises(InputError, match="a file of another kind"):
+        diagnosed(tmp_path / "foreign")
+    content = export(tmp_path / "whole").read_bytes()
+    (tmp_path / "cut").write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"cut"):
+        diagnosed(tmp_path / "cut")
+
+
+def real(name: str) -> Diagnosis:
+    path = REAL / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: recordings made on real devices are not part of the project")
+    found = diagnosed(path)
+    assert found.ledger.conservation_error_ns() == 0
+    return found
+
+
+def test_real_first_use() -> None:
+    found = real("nsys/rtx3080_first_use.sqlite")
+    assert found.verdict == "cold.start" and cause_ms(found, "cold.start") > 35
+    assert cause_ms(found, "memory.allocator") == pytest.approx(3.568941 + 0.769477)
+
+
+def test_real_full_launch_queue() -> None:
+    found = real("nsys/h100_2gpu_1s.sqlite")
+    assert cause_ms(found, "dispatch.launch") < 0.01 * found.excess_ms
+    assert any("queue was full" in note for note in found.notes)
+
+
+def test_real_alexnet_copies_waits_allocation_and_first_use() -> None:
+    found = real("kineto/a100_alexnet.json.gz")
+    assert found.verdict == "cold.start"
+    for cause in ("transfer.copy", "transfer.sync", "memory.allocator"):
+        assert cause_ms(found, cause) > 0
+    assert found.source is not None
+    assert (found.source.read["copies"], found.source.read["allocator calls"]) == (16, 24 + 15 + 1)
+
+
+def test_real_waits() -> None:
+    assert cause_ms(real("kineto/a100_event_sync.json.gz"), "gpu.compute") == pytest.approx(0.036)
+
+
+def test_real_graph_is_no_starved_device() -> None:
+    found = real("kineto/mi300_vllm_decode_graph.json.gz")
+    assert cause_ms(found, "dispatch.launch") == 0
+    assert any("1 graph launch ran" in note for note in found.notes)
+
+
+def test_real_step_bound_by_the_host() -> None:
+    found = real("kineto/mi300_sglang_mixed.json.gz")
+    assert found.verdict == "host.python" and found.source is not None and found.source.read["Python frames"] > 53_000
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("h100_qwen_prefill", 1465), ("h100_bert_small", 60)])
+def test_real_traces_of_an_h100(name: str, kernels: int) -> None:
+    found = real(f"kineto/{name}.json.gz")
+    assert found.source is not None and found.source.read["kernels"] == kernels
+    assert json.dumps(found.to_json(), allow_nan=False)

@@ -1,0 +1,110 @@
+"""Recordings are told apart by their content, and what nobody knows is refused in one line."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings import detect
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Source, UnitLedger
+
+
+def one_step(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    cause = CauseSummary(
+        cause="gpu.compute",
+        tail_ms=5.0,
+        tail_share=1.0,
+        own_ms=5.0,
+        propagated_ms=math.nan,
+        ci95_ms=(math.nan, math.nan),
+        named=True,
+        evidence_class="measured",
+        requests=1,
+        evidence="two kernels",
+        whatif_ms={},
+        fixes=(),
+    )
+    return Diagnosis(
+        workload="toy",
+        device="a device",
+        requests={"ok": 1, "error": None, "timeout": None, "shed": None},
+        latency_ms=dict.fromkeys(("mean", "p50", "max"), 5.0),
+        latency_ci95_ms={},
+        stages_ms={"launch": {"mean": 5.0, "p50": 5.0, "p99": 5.0, "reference": math.nan}},
+        verdict="gpu.compute",
+        sentence="The step takes 5 ms: kernels.",
+        percentile=math.nan,
+        excess_ms=5.0,
+        reference_ms=math.nan,
+        unexplained_ms=0.0,
+        causes=(cause,),
+        dispatch_ms={},
+        throughput_rps=math.nan,
+        overhead={},
+        source=Source(kind="toy", path=str(recorded.path), unit="step", read={"kernels": 2, "step": options.step}),
+        slowest=(UnitLedger(id="step 1", start_ms=0.0, latency_ms=5.0, causes_ms={"gpu.compute": 5.0}),),
+    )
+
+
+TOY = Reader(
+    kind="toy",
+    reads="a toy",
+    knows=lambda recorded: any(file.head.startswith(b"toy") for file in recorded.files),
+    read=one_step,
+)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "READERS", (TOY,))
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_recording_is_known_by_its_content_under_any_name(tmp_path: Path) -> None:
+    (tmp_path / "plain.csv").write_bytes(b"toy\n")
+    (tmp_path / "packed.xyz").write_bytes(gzip.compress(b"toy\n"))
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "inside").write_bytes(b"toy\n")
+    for name in ("plain.csv", "packed.xyz", "deep"):
+        found = detect.diagnose_recording(tmp_path / name, ReadOptions())
+        assert found.source is not None and found.source.path == str(tmp_path / name)
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "an empty or damaged file"),
+        (b"\x1f\x8b damaged", "an empty or damaged file"),
+        (b"PNG", "a file of another kind"),
+        (b"QDSTRM", "nsys export"),
+    ],
+)
+def test_what_nobody_knows_is_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        detect.diagnose_recording(tmp_path / "x", ReadOptions())
+    assert words in caught.value.message and str(tmp_path / "x") in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.usefixtures("toy")
+def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"an empty folder; expected .* a toy"):
+        detect.diagnose_recording(tmp_path, ReadOptions())
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match="latfix report"):
+        detect.diagnose_recording(tmp_path, ReadOptions())
+
+
+def test_pipes_are_not_read(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="no regular file"):
+        recorded_at(tmp_path / "pipe")
