@@ -16,6 +16,8 @@ from latfix.traffic.summary import fano_factor
 from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
 from latfix.traffic.value_parsers import MAX_SECONDS
 
+Floats = npt.NDArray[np.float64]
+
 #: The share of the budget that the first round over the loads asked for may take.
 _GRID_SHARE = 0.5
 #: A point lasts at least so long, unless that were more than a twentieth of the budget: queues need time to settle.
@@ -96,6 +98,14 @@ class Part:
     def requests(self, load: float) -> int:
         """How many requests the whole schedule has at a load."""
         return self._times(load) * len(self.traffic)
+
+    def arrivals(self, load: float) -> Floats:
+        """When they come, in nanoseconds."""
+        recorded, times = self.traffic.arrival_ns, self._times(load)
+        span = float(recorded[-1] - recorded[0]) * len(recorded) / max(len(recorded) - 1, 1)
+        copies = np.repeat(np.arange(times), len(recorded)) * span
+        slower = self.rate / (load * self.recorded)
+        return np.asarray((np.tile(recorded - recorded[0], times) + copies) * slower, dtype=np.float64)
 
     def sent(self, load: float) -> int:
         """How many of them are replayed: the first ones only, where all would take too long."""

@@ -133,19 +133,19 @@ class Forecast:
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
         return np.concatenate([self._serve(serving, part, work.arrival[part]) for part in parts])
 
-    def paced(self, faster: float, requests: int, rotated: int = 0) -> tuple[Floats, Floats]:
-        """Arrivals and latencies in nanoseconds where requests come so many times as fast, under what ran.
+    def at_times(self, arrival: Floats, rotated: int = 0) -> Floats:
+        """Latencies in nanoseconds where requests come at other times, under what ran.
 
-        :param requests: so many of them, begun again a mean gap after the last where the run had fewer.
+        :param arrival: of each position of the schedule, which begins again where there are more; those that have no
+            latency in the record are taken for others of it.
         :param rotated: what disturbed batches comes so many requests later: as likely a run as it was.
         """
-        work, n = self._work, len(self._work.index)
+        index, n = self._work.index, len(self._work.index)
         if not n:
-            return np.zeros(0), np.zeros(0)
-        rounds, some = np.divmod(np.arange(requests), n)
-        span = float(np.ptp(work.arrival)) * n / max(n - 1, 1)
-        arrival = (work.arrival[some] - work.arrival.min() + rounds * span) / faster
-        return arrival, self._serve(self.serving, some, arrival, rotated)
+            return np.zeros(0)
+        row = np.arange(max(len(self._schedule), int(index.max()) + 1)) % n
+        row[index] = np.arange(n)
+        return self._serve(self.serving, row[np.arange(len(arrival)) % len(row)], arrival, rotated)
 
     def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
         """Of :meth:`latencies`, in milliseconds."""

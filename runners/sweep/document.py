@@ -261,24 +261,23 @@ def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
 def _unsettled(
     outcome: Outcome, best: BestSetting | None, predicted: Mapping[int, Mapping[float, Predicted]]
 ) -> list[str]:
-    """That the largest load was not watched for long enough to tell of one that lasts."""
-    if best is None or best.ci95_rps[0] is None:
+    """That the load nearest to the largest was not watched for long enough to tell of one that lasts."""
+    if best is None or best.rps is None:
         return []
-    number, lo = best.setting, best.ci95_rps[0]
-    for load, ones in outcome.points(number).items():
-        entry = predicted.get(number, {}).get(load)
-        if entry is None or not math.isclose(float(np.mean([one.point.offered for one in ones])), lo):
-            continue
-        span, settling = min(one.point.span for one in ones), entry.modelled.relaxation
-        if span < LEAST_SETTLED * settling:
-            takes = (
-                f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
-            )
-            return [
-                f"{lo:.3g}/s was watched for {span:.2g} s at a time, and such a queue takes {takes}: where this load "
-                "lasts, waits are longer, and the largest load may be lower; --requests makes points longer."
-            ]
-    return []
+    rps, entries = best.rps, predicted.get(best.setting, {})
+    points = outcome.points(best.setting)
+    load = min(points, key=lambda each: abs(math.log(points[each][0].point.offered / rps)))
+    if load not in entries:
+        return []
+    span, settling = min(one.point.span for one in points[load]), entries[load].modelled.relaxation
+    if span >= LEAST_SETTLED * settling:
+        return []
+    takes = f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
+    return [
+        f"{points[load][0].point.offered:.3g}/s was watched for {span:.2g} s at a time, and such a queue takes "
+        f"{takes}: where this load lasts, waits are longer, and the largest load may be lower; --requests "
+        "makes points longer."
+    ]
 
 
 def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread) -> list[str]:

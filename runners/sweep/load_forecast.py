@@ -65,8 +65,8 @@ class Simulated:
     def _served(self, load: float, part: Part, rotated: int = 0) -> tuple[Floats, Floats]:
         """Arrivals and latencies, in seconds, of the requests that a point at this load has."""
         assert self.forecast is not None
-        arrival, latency = self.forecast.paced(load / self.load, part.requests(load), rotated)
-        return arrival / 1e9, latency / 1e9
+        arrival = part.arrivals(load)
+        return arrival / 1e9, self.forecast.at_times(arrival, rotated) / 1e9
 
     def followed(self, other: Simulated, part: Part, target: Target) -> Floats:
         """By pace, the logarithm of the percentile of latencies as far as a replay that was ended early saw them."""

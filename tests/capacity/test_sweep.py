@@ -220,8 +220,8 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
 ) -> None:
     world.slower = 8.0  # 8 a second, where 50 were recorded
     part = part_of(make_traffic(1000, 50.0), 1000, longest_s=15.0)
-    assert part.requests(0.1) == 1000 and part.sent(0.1) == 75
-    assert part.seconds(0.1) <= 15.1 and len(part.at(0.1)) == 75
+    assert part.requests(0.1) == 1000 and 60 < part.sent(0.1) < 90
+    assert part.seconds(0.1) <= 15.1 and len(part.at(0.1)) == part.sent(0.1)
     settings = [Setting(number=0, values={}, settings=RunnerSettings())]
     options = Options(loads=(), budget_s=120.0, target=Target(percentile=90.0, limit=1.0))
     sweep = Sweep(
@@ -280,7 +280,7 @@ def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
         document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
         assert document.best is not None
         notes[requests] = " ".join(document.notes)
-    assert "to settle: where this load lasts, waits are longer" in notes[60]
+    assert "to settle" in notes[60] and "where this load lasts, waits are longer" in notes[60]
     assert "to settle" not in notes[2000]
 
 
@@ -313,7 +313,7 @@ def test_what_was_measured_is_kept_on_an_interrupt(
     at: int, world: World, make_traffic: MakeTraffic, tmp_path: Path
 ) -> None:
     world.interrupt_at = at
-    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500)
+    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, loads=GRID)
     assert outcome.interrupted and len(outcome.measured) == at
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
     assert document.state == "interrupted" and len(document.points) == at
