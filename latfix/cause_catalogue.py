@@ -203,6 +203,13 @@ _KNOWN: tuple[KnownCause, ...] = (
         behind="one that waited for something outside",
     ),
     KnownCause(
+        "network.connect",
+        "measured",
+        "a connection had to be opened",
+        happened="opening a connection for the request",
+        behind="one that opened a connection",
+    ),
+    KnownCause(
         "drift.memory",
         "modelled",
         "slower with age: memory grew",

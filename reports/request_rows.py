@@ -15,7 +15,7 @@ from latfix.formatting import NONE, count, from_ns, share, significant
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import Happening, Holder, StageTime, Story, Wait
 from latfix.run_record.run_record import RunRecord
-from latfix.stages import STAGES, STATUS_NAMES
+from latfix.stages import STAGES, STATUS_NAMES, stage_label
 
 #: Smaller entries and causes are summed.
 SMALL_NS = 10_000
@@ -324,8 +324,8 @@ class SlowRow:
         """Start and width in percent, and the number, of each stage that can be seen in a stacked bar."""
         total = sum(value for value in self.stages.values() if value > 0) or 1.0
         parts, left = [], 0.0
-        for number, stage in enumerate(STAGES):
-            width = max(self.stages[stage], 0.0) / total * 100
+        for number, value in enumerate(self.stages.values()):
+            width = max(value, 0.0) / total * 100
             if width >= 0.5:
                 parts.append((left, width, number))
             left += width
@@ -345,7 +345,10 @@ def slow_rows(record: RunRecord, ledger: Ledger, limit: int = 20) -> list[SlowRo
                 latency_ms=int(requests["latency_ns"][row]) / 1e6,
                 status=STATUS_NAMES[int(requests["status"][row])],
                 error=record.errors.get(index, ""),
-                stages={stage: int(requests[f"{stage}_ns"][row]) / 1e6 for stage in STAGES},
+                stages={
+                    stage_label(stage, outside=record.meta.is_http): int(requests[f"{stage}_ns"][row]) / 1e6
+                    for stage in STAGES
+                },
                 causes=_largest_entries(ledger, index),
             )
         )

@@ -21,7 +21,7 @@ class Field:
     """One field of a message.
 
     :param number: its number in the schema.
-    :param value: of a whole number; 0 for any other.
+    :param value: of a whole number, of eight or of four bytes as they are; 0 for any other.
     :param data: of a text, bytes or a message within; empty for any other.
     """
 
@@ -46,11 +46,11 @@ def fields(message: memoryview) -> Iterator[Field]:
             case 0:
                 value, position = _varint(message, position)
             case 1:
-                position += 8
+                value, position = int.from_bytes(message[position : position + 8], "little"), position + 8
             case 2:
                 length, position = _varint(message, position)
             case 5:
-                position += 4
+                value, position = int.from_bytes(message[position : position + 4], "little"), position + 4
             case _:
                 raise WireError(f"a field of unknown kind {kind}")
         if position + length > len(message):

@@ -117,6 +117,31 @@ class Window(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Losses(Document):
+    """Requests that ended in one way other than ``ok``: where they were then, and what they had waited for.
+
+    :param requests: how many; ``share`` of all that arrived.
+    :param waited_ms: until they were lost: p50 and max.
+    :param in_stage: how many were in each stage then; ``admission`` where they were refused on arrival, ``unknown``
+        where the record was cut off before it could tell.
+    :param stages_ms: mean of each stage until then.
+    :param waited_for_ms: of the mean wait in ``prepare`` and ``queue``, what the work ahead of them spent: ``work``
+        is what it usually takes, then by cause what it took longer, ``hang`` a batch that never ended, and
+        ``unrecorded`` the rest. They add up to the wait.
+    :param errors: the most frequent messages, and how often each came.
+    """
+
+    status: str
+    requests: int
+    share: float
+    waited_ms: Mapping[str, float]
+    in_stage: Mapping[str, int]
+    stages_ms: Mapping[str, float]
+    waited_for_ms: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Every entry of every measured ``ok`` request, in nanoseconds.
 
@@ -200,6 +225,76 @@ class UnitLedger(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFigures(Document):
+    """Answers that came in parts.
+
+    :param requests: that were streamed and ended ``ok``.
+    :param first_token_ms: scheduled arrival to the first part with output: mean, p50, p90, p95, p99, p99_9, max.
+    :param gap_ms: between two parts of an answer, over all gaps of all answers: the same keys.
+    :param output_tokens: that the answers say they have; their parts where they do not say.
+    :param output_tokens_per_s: over the run.
+    """
+
+    requests: int
+    first_token_ms: Mapping[str, float]
+    gap_ms: Mapping[str, float]
+    output_tokens: int
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput(Document):
+    """Requests that ended ``ok`` within every limit.
+
+    :param limits_ms: on ``latency``, ``ttft`` and ``gap``, the mean wait between parts of an answer.
+    :param rps: a second; ``share`` of all that arrived.
+    """
+
+    limits_ms: Mapping[str, float]
+    rps: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFigures(Document):
+    """The service's process with all threads and children, from the first reading to the last.
+
+    :param cpu_cores: cores that it kept busy on average; ``waiting_cores`` threads that wanted one and had none.
+    :param throttled_ms: by the quota of its control group; ``None`` where that does not tell.
+    :param gpu_util: of the GPU that it shares or has, per cent on average; ``None`` without NVML.
+    """
+
+    pid: int
+    cpu_cores: float
+    waiting_cores: float
+    throttled_ms: float | None
+    minor_faults: int
+    major_faults: int
+    voluntary_switches: int
+    involuntary_switches: int
+    resident_bytes: int
+    gpu_util: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFigures(Document):
+    """What is known of a service beside its requests' latency. What is not known is ``None``.
+
+    :param connections: that were opened; ``connect_ms`` what opening one took, by percentile.
+    :param servers: that one queue was seen to feed.
+    :param metrics: by name, what it told before, after, and at most.
+    """
+
+    connections: int
+    connect_ms: Mapping[str, float] | None = None
+    servers: int | None = None
+    streams: StreamFigures | None = None
+    goodput: Goodput | None = None
+    process: ProcessFigures | None = None
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Document):
     """What :func:`latfix.profilers.diagnose.diagnose` found: ``diagnosis.json``.
 
@@ -207,19 +302,24 @@ class Diagnosis(Document):
     nothing to compare with: ``reference_ms`` is unknown, the excess is the whole unit, and causes sum to that.
 
     :param requests: how many measured requests (or steps) ended in each status; ``None`` where it is not recorded.
-    :param latency_ms: mean, p50, p90, p95, p99, p99_9, max.
+    :param latency_ms: p50, p90, p95, p99, p99_9 and max of all that arrived, and the mean of those that ended
+        ``ok``. A request that did not is slower than it had waited: a percentile that falls among those is ``null``
+        here, with what it is at least beside it (``p99_at_least``).
+    :param latency_ms_ok: the same keys over the requests that ended ``ok`` alone.
     :param latency_ci95_ms: intervals of the same keys (moving-block bootstrap).
     :param stages_ms: for each stage mean, p50, p99, ``reference`` and ``tail``.
     :param percentile: where the tail begins.
     :param excess_ms: what a tail request takes beyond ``reference_ms``, on average.
     :param reference_ms: the latency of a quiet, typical request.
     :param causes: sorted by ``tail_ms``, ``unexplained`` among them.
+    :param lost: requests that did not end ``ok``, by how they ended; empty where all did.
     :param dispatch_ms: the replayer's own lag: p50, p99, max.
     :param trustworthy: false where the replay itself was too late for the percentiles to mean anything.
     :param notes: warnings a reader must see, one sentence each (dispatch lag too large, partial run,
         warm-up missing, too few requests for the percentile, …).
     :param reference_gap_ms: the reference less the median of the quiet requests; ``quiet_requests`` of them.
     :param queue_closure_ms: of a tail request's wait, what the replayed queue leaves open.
+    :param lock_closure_ms: of its waits for the interpreter lock, what nobody who is known can have held it for.
     :param models: how well the models of service times fit, by stage.
     :param whatif: the two and the three largest causes removed together.
     :param workers: a row a worker; none where there was one.
@@ -229,6 +329,7 @@ class Diagnosis(Document):
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
+    :param service: of a service behind an address, what is known beside latency.
     :param requests_explained: only in what ``--json`` writes, where requests were asked for.
     :param ledger: not in the document.
     """
@@ -240,6 +341,7 @@ class Diagnosis(Document):
     device: str
     requests: Mapping[str, int | None]
     latency_ms: Mapping[str, float]
+    latency_ms_ok: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     latency_ci95_ms: Mapping[str, tuple[float, float]]
     stages_ms: Mapping[str, Mapping[str, float]]
     verdict: str
@@ -252,12 +354,14 @@ class Diagnosis(Document):
     dispatch_ms: Mapping[str, float]
     throughput_rps: float
     overhead: Mapping[str, float]
+    lost: tuple[Losses, ...] = field(default=(), metadata=json_key(omit_empty=True))
     partial: bool = False
     trustworthy: bool = True
     notes: tuple[str, ...] = ()
     reference_gap_ms: float = 0.0
     quiet_requests: int = 0
     queue_closure_ms: float = 0.0
+    lock_closure_ms: float = 0.0
     models: Mapping[str, Any] = field(default_factory=dict)
     whatif: tuple[WhatIf, ...] = ()
     windows: tuple[Window, ...] = ()
@@ -268,6 +372,7 @@ class Diagnosis(Document):
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    service: ServiceFigures | None = field(default=None, metadata=json_key(omit_empty=True))
     requests_explained: tuple[Story, ...] | None = field(default=None, metadata=json_key(omit_empty=True))
     ledger: Ledger = field(default_factory=Ledger.empty, metadata=HIDDEN)
 

@@ -34,6 +34,8 @@ class RunMeta(Document):
     :param rows: columns of the binary segments, which have no header of their own.
     :param state: ``running`` (or killed), ``complete``, ``interrupted`` or ``failed``.
     :param failure: why it failed.
+    :param source: ``kind`` and ``path`` of a service that latfix does not run: ``http`` and its address.
+    :param http: how requests were sent to it, and what was watched; no header's value.
     :param settings: of the runner.
     :param fixes: ids of the plan's fixes; ``plan`` is its path.
     :param scheduled: requests of the schedule; ``sent`` those handed over.
@@ -71,6 +73,8 @@ class RunMeta(Document):
     state: str = "running"
     failure: str | None = field(default=None, metadata=_WHEN_KNOWN)
     pid: int | None = field(default=None, metadata=_WHEN_KNOWN)
+    source: Mapping[str, str] = field(default_factory=dict, metadata=_WHEN_KNOWN)
+    http: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     workload: str = ""
     workload_folder: str = ""
     entry: str = ""
@@ -119,6 +123,11 @@ class RunMeta(Document):
     setup_notes: tuple[str, ...] = ()
     model: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     others: Mapping[str, Any] = field(default_factory=dict, metadata=OTHER_KEYS)
+
+    @property
+    def is_http(self) -> bool:
+        """Whether the service was reached by an address: what happened inside it is seen from outside only."""
+        return self.source.get("kind") == "http"
 
     def updated(self, **found: Any) -> RunMeta:
         """With values of more keys, typed or as they are in ``run.json``."""

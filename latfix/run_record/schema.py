@@ -63,6 +63,15 @@ REQUEST_DTYPE = np.dtype(
         ("input_elements", "<i8"),  # elements in all tensors that prepare returned
         ("input_length", "<i8"),  # largest size of dimension 0 among them
         ("bucket_length", "<i8"),  # what batches ordered by length go by: elements, or the feature of batch_key
+        # Of a request to a service behind an address; zero elsewhere:
+        ("send_ns", "<i8"),  # of `prepare`, which also opens a connection where none is idle: writing the request
+        ("http_status", "<i8"),  # of the answer; 0: none came
+        ("new_connection", "<i8"),  # 1: it was sent over a connection that was opened for it
+        ("sent_bytes", "<i8"),  # of the request, head and body
+        ("received_bytes", "<i8"),  # of the answer, head and body
+        ("chunks", "<i8"),  # parts of a streamed answer that brought output
+        ("output_tokens", "<i8"),  # that the answer says it has; the number of its parts where it does not say
+        ("first_token_ns", "<i8"),  # scheduled arrival -> the first part that brought output
     ]
 )
 
@@ -123,12 +132,14 @@ BATCH_DTYPE = np.dtype(
 )
 
 #: Kinds of rows in ``events.parquet``. ``detail`` is JSON.
-EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note")
+EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note", "stream")
 #: ``gc``: a collection, in ``thread`` (native id); detail {"generation", "collected"}.
 #: ``compile``: torch._dynamo compiled or recompiled, in ``thread``; detail {"trigger"}.
 #: ``span``: a declared span; ``request`` is the schedule index; detail {"name", "stage"}.
 #: ``spike``: a probe's own poll took over a millisecond; detail {"probe"}.
 #: ``error``: a request failed; ``request`` and detail {"message", "stage"}.
+#: ``stream``: a streamed answer, ``duration_ns`` from its first part to its last; detail {"gaps_us"}: each wait
+#: between two parts.
 #: ``note``: anything the runner wants a reader to know; detail {"message"}.
 EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
 SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
@@ -167,4 +178,7 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: where routing is by weight: runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first
 #: 32) was thought to take; runner.left_to_faster: how often a free one left to others what waited; runner.probes: how
 #: often a slow one was tried
+#: of a process that serves over HTTP, all of its threads and children together: server.cpu_ns, server.runq_ns,
+#: server.threads, server.minflt, server.majflt, server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
+#: server.processes; metrics.<name>: what it tells under /metrics
 #: poll.<probe>_ns: how long the probe's own poll took

@@ -72,7 +72,7 @@ def summarize_cause(
         named=cause.id != UNEXPLAINED and low > floor_ms,
         evidence_class=cause.evidence_class,
         requests=requests,
-        evidence=cause.sentence(evidence, figures),
+        evidence=cause.told(evidence, figures),
         whatif_ms=whatif_ms,
         fixes=cause.fixes,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.profilers.causes import external_dependency, input_size, observer, unexplained
+from latfix.profilers.causes import connection_setup, external_dependency, input_size, observer, unexplained
 from latfix.profilers.causes.batching import padding as batching_padding
 from latfix.profilers.causes.batching import size as batching_size
 from latfix.profilers.causes.batching import window as batching_window
@@ -32,6 +32,7 @@ CAUSES: tuple[Cause, ...] = (
     cold_start.CAUSE,
     python_gil.CAUSE,  # counts times prices; blocked time that external.dependency would take for its own
     external_dependency.CAUSE,
+    connection_setup.CAUSE,
     memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them
     memory_allocator.CAUSE,
     page_faults.CAUSE,

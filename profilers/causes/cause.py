@@ -85,6 +85,11 @@ class TailFigures:
     largest_ms: float
 
 
+def no_claim(_evidence: Evidence, _left: Left) -> Claim:
+    """The claim of a cause that is computed elsewhere: from the queue's replay, or as the remainder."""
+    return Claim()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One cause of :data:`latfix.cause_catalogue.CATALOGUE`.
@@ -92,22 +97,27 @@ class Cause:
     :param fixes: ids of fixes that treat it, the likeliest first.
     :param claim: what it claims of a run.
     :param sentence: its evidence, one sentence with the figures.
+    :param outside: what it claims of a service behind an address, of which only its client and the kernel's counters
+        tell; nothing where that takes a look inside.
+    :param outside_sentence: its evidence there; ``sentence`` where that fits.
     """
 
     id: str
     fixes: tuple[str, ...]
     claim: Callable[[Evidence, Left], Claim]
     sentence: Callable[[Evidence, TailFigures], str]
+    outside: Callable[[Evidence, Left], Claim] = no_claim
+    outside_sentence: Callable[[Evidence, TailFigures], str] | None = None
+
+    def told(self, evidence: Evidence, figures: TailFigures) -> str:
+        """The sentence for a run."""
+        outside = self.outside_sentence if evidence.setup.outside else None
+        return (outside or self.sentence)(evidence, figures)
 
     @property
     def evidence_class(self) -> EvidenceClass:
         """How its own part is known."""
         return CATALOGUE[self.id].evidence_class
-
-
-def no_claim(_evidence: Evidence, _left: Left) -> Claim:
-    """The claim of a cause that is computed elsewhere: from the queue's replay, or as the remainder."""
-    return Claim()
 
 
 #: Fixes by which the model itself computes faster.
@@ -127,7 +137,7 @@ FASTER_MODEL = (
 def own_and_behind(figures: TailFigures) -> str:
     """The two parts of a cause in the tail, in words."""
     own, propagated = f"{milliseconds(figures.own_ms)}", f"{milliseconds(figures.propagated_ms)}"
-    return f"{own} of a slow request is its own and {propagated} reached it in a queue"
+    return f"{own} of a slow request is its own and {propagated} reached it in a queue or at a lock"
 
 
 def typical_and_p99(values_ns: npt.NDArray[np.int64]) -> str:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from functools import partial
+
+import numpy as np
+
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Ints,
+    Left,
+    Parts,
+    TailFigures,
+    own_and_behind,
+    typical_and_p99,
+)
+from latfix.profilers.evidence.outside_view import divided
 from latfix.profilers.evidence.units import Evidence, span_cpu
 
 
@@ -10,9 +24,10 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
+        waited = np.maximum(left.blocked(name) - evidence.stood_still(name), 0)
         # Everything blocked in the adapter's own code is a wait for something outside it. Blocked time in
         # compute is not: nothing there is known to wait, so it stays unexplained.
-        units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=left.blocked(name))
+        units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=waited)
     return Claim(units=units, disturbance=False, expected=True)
 
 
@@ -24,9 +39,42 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return f"{name} took {typical_and_p99(shown)}; {own_and_behind(figures)}."
 
 
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """While the request was there, the service's process neither ran nor wanted to, for longer than it usually does.
+
+    A standstill is not among it: where all requests wait together, who waits for what cannot be told from outside.
+    """
+    units = {}
+    for name in ("compute", "finish"):
+        unit, idle = evidence.units[name], _idle(evidence, name)
+        still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
+        usual = evidence.norms.of(f"idle.{name}", partial(_median, idle))
+        units[name] = Parts(cpu=np.minimum(np.maximum(idle - still - usual, 0), left.cpu_excess(name)))
+    return Claim(units=units)
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    idle = (_idle(evidence, "finish") + evidence.of_batch(_idle(evidence, "compute")))[evidence.ok]
+    return (
+        f"while a request was at the service, its process was idle for {typical_and_p99(idle)}: it waited for "
+        f"something outside of it; {own_and_behind(figures)}."
+    )
+
+
+def _idle(evidence: Evidence, name: str) -> Ints:
+    unit = evidence.units[name]
+    return divided(evidence.samples, unit.start, unit.end)[1]
+
+
+def _median(values: Ints) -> int:
+    return int(np.median(values)) if len(values) else 0
+
+
 CAUSE = Cause(
     id="external.dependency",
     fixes=(),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

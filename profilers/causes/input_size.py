@@ -51,4 +51,5 @@ CAUSE = Cause(
     fixes=(*FASTER_MODEL, "fuse.channels_last", "host.parallel"),
     claim=_claim,
     sentence=_sentence,
+    outside=_claim,
 )

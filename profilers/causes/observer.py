@@ -24,9 +24,16 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    lag = evidence.rows["dispatch_ns"][evidence.ok]
+    return f"requests were sent {typical_and_p99(lag)} late; {own_and_behind(figures)}."
+
+
 CAUSE = Cause(
     id="observer",
     fixes=(),
     claim=_claim,
     sentence=_sentence,
+    outside=_claim,
+    outside_sentence=_outside_sentence,
 )

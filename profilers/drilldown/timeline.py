@@ -12,7 +12,7 @@ from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.profilers.evidence.work_model import Ints
 from latfix.results.request_explanation import Account, Happening, StageTime
 from latfix.run_record.run_record import RunRecord
-from latfix.stages import STAGES
+from latfix.stages import STAGES, stage_label
 
 #: Kinds of events that belong to a thread and a moment, and those that name their request.
 _TIMED, _NAMED = ("gc", "compile", "spike"), ("span", "error")
@@ -100,7 +100,7 @@ def timeline(evidence: Evidence, events: EventIndex, row: int) -> tuple[StageTim
         if duration or found:
             stages.append(
                 StageTime(
-                    stage=stage,
+                    stage=stage_label(stage, outside=evidence.setup.outside),
                     at_ns=at,
                     duration_ns=duration,
                     parts=_parts(evidence, row, batch, stage, begin, duration),

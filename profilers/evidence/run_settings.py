@@ -12,6 +12,7 @@ from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
+from latfix.statistics.distributions import normal_quantile
 
 Ints = npt.NDArray[np.int64]
 DEFAULT_MINOR_FAULT_NS = 500.0
@@ -35,6 +36,8 @@ class Setup:
     :param overlapped: batches were taken, and copied to the device, while others computed.
     :param device_profile: what a few batches did on the device, kernel by kernel; ``None`` where that is not known.
     :param device_waits: where in the model's code the host waits for the device.
+    :param servers: of a service seen from outside, that one queue was seen to feed; 0 where that cannot be told, and
+        ``None`` of latfix's own runner.
     :param expandable: torch's allocator maps pages on the device, where others take segments.
     :param copy_costs: by direction (``in``, ``out``), nanoseconds of a pinned copy, and for each of its bytes.
     """
@@ -59,14 +62,20 @@ class Setup:
     worker_devices: tuple[str, ...] = ()
     places: int = 1
     expandable: bool = False
+    servers: int | None = None
+
+    @property
+    def outside(self) -> bool:
+        """Whether the service is seen from outside only."""
+        return self.servers is not None
 
     @classmethod
-    def of(cls, meta: RunMeta, batches: Columns, rows: Columns) -> Setup:
+    def of(cls, meta: RunMeta, batches: Columns, rows: Columns, servers: int | None = None) -> Setup:
         settings, calibration = meta.settings, meta.calibration
         # Zero is the framework's default, a pool of as many threads as there are cores.
         threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
         largest = int(batches["size"].max()) if len(batches["size"]) else 1
-        workers = max(settings.workers, len(np.unique(batches["worker"])), 1)
+        workers = servers or max(settings.workers, len(np.unique(batches["worker"])), 1)
         pool = len(np.unique(rows["prepare_thread"][rows["prepare_thread"] >= 0]))
         fault = float(calibration.get("minor_fault_ns", 0.0))
         window, most = _window_ms(settings)
@@ -74,9 +83,9 @@ class Setup:
         overlapped = settings.overlap and meta.device != "cpu"
         return cls(
             # Batched continuously, every place of a worker is a server of its own that takes one at a time.
-            max_batch=1 if continuous else max(settings.max_batch_size, largest),
-            window_ns=int(window * 1e6),
-            window_most_ns=int(most * 1e6),
+            max_batch=1 if continuous or servers is not None else max(settings.max_batch_size, largest),
+            window_ns=int(window * 1e6) if servers is None else 0,
+            window_most_ns=int(most * 1e6) if servers is None else 0,
             ageing_ns=int(settings.ageing_ms * 1e6),
             recorded=settings.batching != "fixed"
             or settings.schedule != "arrival"
@@ -87,7 +96,7 @@ class Setup:
             workers=workers,
             prepare_threads=max(settings.prepare_threads, pool),
             by_length=settings.batch_order == "length",
-            pooled=threads > 1,
+            pooled=threads > 1 and servers is None,
             on_device=meta.device.startswith("cuda"),
             minor_fault_ns=fault if fault > 0 else DEFAULT_MINOR_FAULT_NS,
             minor_fault_error=_relative_error(calibration, "minor_fault") if fault > 0 else _UNKNOWN_PRICE,
@@ -98,6 +107,7 @@ class Setup:
             copy_costs=_copy_costs(calibration),
             worker_devices=meta.worker_devices,
             places=settings.max_batch_size if continuous else 1,
+            servers=servers,
             expandable=bool(meta.device_memory.get("settings", {}).get("expandable_segments")),
         )
 
@@ -139,6 +149,9 @@ def _window_ms(settings: RunnerSettings) -> tuple[float, float]:
 
 
 def _relative_error(calibration: Mapping[str, float], name: str) -> float:
-    """Standard error of a calibrated price as a share of it, from its 95 % interval; 0 where none was recorded."""
+    """Standard error of a calibrated price as a share of it; 0 where no interval was recorded.
+
+    The interval holds eight tenths of what the rounds of a calibration found; what a run pays is one more of them.
+    """
     value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
-    return max(high - low, 0.0) / (2 * 1.96 * value) if value > 0 else 0.0
+    return max(high - low, 0.0) / (2 * normal_quantile(0.8) * value) if value > 0 else 0.0

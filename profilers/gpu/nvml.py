@@ -67,11 +67,17 @@ class Nvml:
 
     @classmethod
     def open(
-        cls, device: int = 0, *, uuid: str = "", live: Callable[..., NvmlCalls] = LiveNvml
+        cls,
+        device: int = 0,
+        *,
+        uuid: str = "",
+        live: Callable[..., NvmlCalls] = LiveNvml,
+        pid: int | None = None,
     ) -> tuple[Nvml | None, str]:
         """A reader, and one line that says what is there or what is missing.
 
         :param uuid: the device's, where its number may not be NVML's.
+        :param pid: of the process that counts as this one.
         """
         try:
             calls = live({device: uuid} if uuid else None)
@@ -80,7 +86,7 @@ class Nvml:
             return None, "NVML: not read, the package nvidia-ml-py is not installed"
         except NvmlRefused as error:
             return None, f"NVML: not read, {error}"
-        return cls(calls, device), f"NVML: {name}"
+        return cls(calls, device, pid=pid), f"NVML: {name}"
 
     def read(self) -> Reading:
         """One poll, values by series. What this device does not tell is left out."""

@@ -1,4 +1,4 @@
-"""This process's control groups: their limits of cores and memory, and the time for which a quota stopped it.
+"""A process's control groups: their limits of cores and memory, and the time for which a quota stopped it.
 
 Both versions of the interface are read (``cgroups(7)``). A group's own path may be missing inside a container, where
 only the mount's top is there; each value is therefore looked for in the process's group and in all above it.
@@ -20,19 +20,21 @@ _CPU_STAT = "cpu.stat"
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The groups of this process.
+    """The groups of this process, or of another one.
 
     :param root: of the file system; a test brings files of its own.
+    :param process: its number; ``self`` for this one.
     """
 
     root: Path = Path("/")
+    process: str = "self"
 
     def folders(self, controller: str) -> Iterator[tuple[Path, bool]]:
         """Folders of a controller, the process's own first, then those above; and whether each is of version 2.
 
         Version 1 comes first: where both are mounted, it has the controller.
         """
-        lines = (self._text(self.root / "proc/self/cgroup") or "").splitlines()
+        lines = (self._text(self.root / "proc" / self.process / "cgroup") or "").splitlines()
         top = self.root / "sys/fs/cgroup"
         for line in sorted(lines, key=lambda line: line.startswith("0::")):
             number, _, rest = line.partition(":")

@@ -8,10 +8,11 @@ from pathlib import Path
 from latfix.errors import InputError
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
+from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
 from latfix.results.diagnosis import Diagnosis
 
 #: Every kind, those that are told by more of their content first.
-READERS: tuple[Reader, ...] = (NSYS, KINETO)
+READERS: tuple[Reader, ...] = (NSYS, KINETO, *REQUEST_READERS)
 
 #: What people name that is not read itself, and what to do about it, by its first bytes.
 _ADVICE: tuple[tuple[bytes, str], ...] = (

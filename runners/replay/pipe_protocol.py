@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 from typing import Any
+
+from latfix.errors import EXIT_RUNNER
 
 #: How long a runner may show no sign of progress with requests in flight before it is given up.
 STALL_S = 300.0
+_PR_SET_PDEATHSIG = 1
 
 
 class LineWriter:
@@ -42,3 +47,21 @@ class LineReader:
             return []
         *lines, self._held = (self._held + data).split(b"\n")
         return [json.loads(line) for line in lines if line]
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """A runner must not outlive the program that would read its record."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died while this process was starting
+            os._exit(EXIT_RUNNER)
+
+
+def first_message(commands: LineReader) -> dict[str, Any] | None:
+    """The job, which the parent sends before any command; ``None`` where the parent is gone."""
+    while not commands.ended:
+        for message in commands.read():
+            return message
+    return None

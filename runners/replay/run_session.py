@@ -58,6 +58,11 @@ class RunFolder:
         """More of ``run.json``; it is written at the end."""
         self.meta = self.meta.updated(**found)
 
+    def fail(self, why: str) -> RunRecord:
+        """Close it as a run that failed; what was recorded until then."""
+        self.update(state="failed", failure=why)
+        return _close(self)
+
 
 class Interrupted(Exception):
     """Ctrl-C ended a replay in order; its record is kept in ``record``."""
@@ -168,8 +173,7 @@ def replay_into(
             except LatfixError as error:  # it does not listen any more, or has died of it
                 outcome = {"state": "interrupted", "failure": error.message}
     except (LatfixError, KeyboardInterrupt) as error:
-        folder.update(state="failed", failure=str(error) or "interrupted twice")
-        _close(folder)
+        folder.fail(str(error) or "interrupted twice")
         raise
     folder.update(**{key: value for key, value in outcome.items() if key not in ("event", "do")})
     record = _close(folder)
@@ -209,8 +213,7 @@ def run(
         try:
             process.start()
         except (LatfixError, KeyboardInterrupt) as error:
-            folder.update(state="failed", failure=str(error) or "interrupted while loading")
-            _close(folder)
+            folder.fail(str(error) or "interrupted while loading")
             raise
         return replay_into(process, folder, on_event=on_event, profile=True)
 

@@ -31,7 +31,7 @@ from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.measure.compute_pace import measure_pace
 from latfix.runners.measure.layer_sensitivity import measure as measure_sensitivity
-from latfix.runners.replay.pipe_protocol import LineReader, LineWriter
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, die_with_parent, first_message
 from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.service.load import pool_applies
 from latfix.runners.service.loaded_service import Service
@@ -41,7 +41,6 @@ from latfix.traffic.schedule import Traffic
 
 #: Requests that bring a fresh service into use before a replay that is not about its first ones.
 _PRIMING = 24
-_PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -196,34 +195,16 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """A runner must not outlive the program that would read its record."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died while this process was starting
-            os._exit(EXIT_RUNNER)
-
-
-def _first_message(commands: LineReader) -> dict[str, Any] | None:
-    """The job, which the parent sends before any command; ``None`` where the parent is gone."""
-    while not commands.ended:
-        for message in commands.read():
-            return message
-    return None
-
-
 def main() -> int:
     """``python -m … PARENT_PID COMMAND_FD EVENT_FD``; the job is the first command."""
     parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
-    _die_with_parent(parent_pid)
+    die_with_parent(parent_pid)
     for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     parent, commands = LineWriter(event_fd), LineReader(command_fd)
     try:
-        job = _first_message(commands)
+        job = first_message(commands)
         if job is not None:
             Child(job, commands, parent).run()
     except LatfixError as error:

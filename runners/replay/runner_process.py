@@ -39,8 +39,15 @@ class RunnerProcess:
     :raises LatfixError: from :meth:`start` and :meth:`command`, when the runner failed or died.
     """
 
+    #: What the process runs.
+    MODULE = "latfix.runners.replay.runner_main"
+
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
-        self._job = {"folder": str(folder.absolute()), "entry": entry, "settings": settings.to_json()}
+        self._job: Mapping[str, Any] = {
+            "folder": str(folder.absolute()),
+            "entry": entry,
+            "settings": settings.to_json(),
+        }
         self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,7 +83,7 @@ class RunnerProcess:
         event_read, event_write = os.pipe()
         self._fds = [command_write, event_read]
         # -P: a file in the working directory must not stand in for a module of the same name.
-        module = [sys.executable, "-P", "-m", "latfix.runners.replay.runner_main"]
+        module = [sys.executable, "-P", "-m", self.MODULE]
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -94,7 +101,7 @@ class RunnerProcess:
             os.close(command_read)
             os.close(event_write)
         self._reader, self._writer = LineReader(event_read), LineWriter(command_write)
-        self._writer.send(self._job)
+        self._writer.send(dict(self._job))
 
     def command(
         self, do: str, *, on_event: OnEvent | None = None, timeout_s: float | None = None, **more: Any

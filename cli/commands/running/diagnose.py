@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared import options
+from latfix.cli.shared import address_flow, options
 from latfix.cli.shared.history_option import HistoryOption
 from latfix.cli.shared.output_options import (
     AnnotationsOption,
@@ -18,6 +20,11 @@ from latfix.cli.shared.output_options import (
 )
 from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
 from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.run_record.run_record import RunRecord
+    from latfix.traffic.schedule import Traffic
 
 
 def diagnose(
@@ -49,17 +56,29 @@ def diagnose(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    body: address_flow.BodyOption = None,
+    header: address_flow.HeaderOption = None,
+    method: address_flow.MethodOption = "POST",
+    model: address_flow.ModelOption = "",
+    timeout: address_flow.TimeoutOption = 60.0,
+    slo: address_flow.SloOption = None,
+    keep_alive: address_flow.KeepAliveOption = True,
+    cacert: address_flow.CaOption = "",
+    insecure: address_flow.InsecureOption = False,
+    pid: address_flow.PidOption = None,
+    metrics: address_flow.MetricsOption = None,
     verbose: VerboseOption = False,
 ) -> int:
     """Replay traffic, and attribute slow requests to causes.
 
+    Against an address the service is seen from outside: by its client, with --pid also by the kernel's counters.
     A recording (of a device, of requests) is explained as it is; nothing is replayed.
     """
     from latfix.cli.shared import recording_flow
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
-    from latfix.cli.shared.replay_progress import replay_with_progress
     from latfix.config.workload_toml import check_runs, load_spec
-    from latfix.runners.replay.run_session import Interrupted, Replay, default_folder, open_folder
+    from latfix.runners.http_target.address import is_address
+    from latfix.runners.replay.run_session import Interrupted, default_folder, open_folder
 
     replayed = options.TrafficOptions(
         mapping=tuple(mapping or ()),
@@ -74,7 +93,21 @@ def diagnose(
     options.check_seed(seed)
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
+    service = address_flow.AddressOptions(
+        body=body,
+        header=tuple(header or ()),
+        method=method,
+        model=model,
+        timeout=timeout,
+        slo=tuple(slo or ()),
+        keep_alive=keep_alive,
+        cacert=cacert,
+        insecure=insecure,
+        pid=pid,
+        metrics=metrics,
+    )
     if recording_flow.is_recording(workload):
+        service.refuse(workload)
         for_replays = {
             "--traffic": traffic,
             "--profile": profile or None,
@@ -93,27 +126,26 @@ def diagnose(
         return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out, verbose=verbose)
     if step is not None:
         raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
-    spec = load_spec(workload, traffic=traffic, profile=profile)
-    check_runs(spec)
-    settings, fixes = options.service_settings(spec, plan, device)
+    if is_address(workload):
+        address_flow.refuse_others(workload, {"--profile": profile or None, "--plan": plan, "--device": device})
+        spec = address_flow.spec_of(workload, service, traffic, percentile)
+        ready = partial(address_flow.replay_of, workload, service, spec, seed=seed)
+    else:
+        service.refuse(workload)
+        spec = load_spec(workload, traffic=traffic, profile=profile)
+        check_runs(spec)
+        ready = partial(_replay_of, spec, plan, device, seed=seed)
     schedule = options.load_traffic(spec, replayed)
     drill_down.check_size(len(schedule))
     drill_down.check(schedule)
     gates = parse_gates(gate, baseline, history)
+    replay = ready(schedule)
     outputs = Outputs.open("diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out or default_folder(spec.name, "diagnose"))
-    replay = Replay(
-        spec=spec,
-        traffic=schedule,
-        settings=settings,
-        plan=None if plan is None else str(plan),
-        seed=seed,
-        fixes=tuple(fix.id for fix in fixes),
-    )
     interrupted = False
     with outputs.in_any_case(spec.name, gates.texts):
         try:
-            record = replay_with_progress(folder, replay)
+            record = replay(folder)
         except Interrupted as stopped:
             record, interrupted = stopped.record, True
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
@@ -128,3 +160,22 @@ def diagnose(
             drill_down=drill_down,
             verbose=verbose,
         )
+
+
+def _replay_of(
+    spec: WorkloadSpec, plan: Path | None, device: str | None, traffic: Traffic, *, seed: int
+) -> Callable[[Path], RunRecord]:
+    """The replay of a workload that latfix runs."""
+    from latfix.cli.shared.replay_progress import replay_with_progress
+    from latfix.runners.replay.run_session import Replay
+
+    settings, fixes = options.service_settings(spec, plan, device)
+    replay = Replay(
+        spec=spec,
+        traffic=traffic,
+        settings=settings,
+        plan=None if plan is None else str(plan),
+        seed=seed,
+        fixes=tuple(fix.id for fix in fixes),
+    )
+    return lambda folder: replay_with_progress(folder, replay)

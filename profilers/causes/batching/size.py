@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence, spread
@@ -48,9 +49,26 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """Standstills of all streams that the first part of a newcomer's answer ended: its prefill in their batch."""
+    still, unit = evidence.standstills, evidence.units["finish"]
+    asked = np.where(still.newcomers, 0, still.prefill.covered(unit.start, unit.end))
+    return Claim(units={"finish": Parts(cpu=np.minimum(asked, left.cpu_excess("finish")))})
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    still = evidence.standstills
+    return (
+        f"all streams paused together {len(still.prefill)} times, at most for {from_ns(still.longest_ns)}, until the "
+        f"first part of a newcomer's answer came: its prefill shared their batch; {own_and_behind(figures)}."
+    )
+
+
 CAUSE = Cause(
     id="batching.size",
     fixes=("batch.size", "batch.bucket", "batch.adaptive", "batch.continuous"),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

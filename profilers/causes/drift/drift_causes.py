@@ -59,7 +59,8 @@ def _companion_words(origin: Origin) -> str:
 
 
 def _drift(cause_id: str) -> Cause:
-    return Cause(id=cause_id, fixes=(), claim=partial(_claim, cause_id), sentence=_sentence)
+    claim = partial(_claim, cause_id)
+    return Cause(id=cause_id, fixes=(), claim=claim, sentence=_sentence, outside=claim)
 
 
 MEMORY = _drift("drift.memory")

@@ -73,9 +73,24 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return f"threads were runnable without a core for {typical_and_p99(delay)}; {own_and_behind(figures)}."
 
 
+def _outside(_evidence: Evidence, left: Left) -> Claim:
+    """What the service's process wanted to run for and had no core, while the request was there."""
+    return Claim(units={name: Parts(runq=left.runq(name)) for name in ("compute", "finish")})
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    delay = (evidence.units["finish"].runq + evidence.of_batch(evidence.units["compute"].runq))[evidence.ok]
+    return (
+        f"while a request was at the service, its threads were runnable without a core for {typical_and_p99(delay)}; "
+        f"{own_and_behind(figures)}."
+    )
+
+
 CAUSE = Cause(
     id="host.contention",
     fixes=("host.priority", "host.threads", "host.pin", "host.wait_policy", "host.routing"),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

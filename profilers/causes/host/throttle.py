@@ -6,6 +6,7 @@ import numpy as np
 
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.outside_view import THROTTLED, Counter, divided
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -56,9 +57,33 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """The growth of the control group's throttled time while the request was at the service."""
+    throttled = Counter.of(evidence.samples, THROTTLED)
+    units = {}
+    for name in ("compute", "finish"):
+        unit = evidence.units[name]
+        grown = np.rint(np.minimum(throttled.grown(unit.start, unit.end), unit.end - unit.start)).astype(np.int64)
+        delayed = np.minimum(grown, left.runq(name))
+        _, idle = divided(evidence.samples, unit.start, unit.end)
+        stopped = np.minimum(np.minimum(grown - delayed, idle), left.cpu_excess(name))
+        units[name] = Parts(runq=delayed, cpu=stopped)
+    return Claim(units=units)
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    total = np.ptp(readings) if len(readings := Counter.of(evidence.samples, THROTTLED).value) else 0.0
+    return (
+        f"the service's control group was throttled for {from_ns(total)} in all; {figures.requests} requests met it, "
+        f"at most for {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
+    )
+
+
 CAUSE = Cause(
     id="host.throttle",
     fixes=("host.threads",),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

@@ -1,0 +1,199 @@
+"""``latfix diagnose`` with an address: the options of a service that latfix does not run, and its replay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.run_record.run_record import RunRecord
+    from latfix.traffic.schedule import Traffic
+
+_PANEL = "A service behind an address"
+BodyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--body",
+        metavar="JSON|FILE",
+        help="""A template of requests' bodies: --body '{"inputs": "{payload}"}'.""",
+        rich_help_panel=_PANEL,
+    ),
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar='"NAME: VALUE"', help="Sent with every request; $NAME is from the environment."),
+]
+MethodOption = Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, GET or DELETE.")]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="To ask an OpenAI-compatible server for; its first by default.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="Give a request up after so long.")
+]
+SloOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slo",
+        metavar="EXPR",
+        help='What counts as good: "latency<2000ms", "ttft<500ms", "gap<50ms"; goodput is over all.',
+    ),
+]
+KeepAliveOption = Annotated[
+    bool, typer.Option("--keep-alive/--no-keep-alive", help="Reuse connections, or open one for each request.")
+]
+CaOption = Annotated[str, typer.Option("--cacert", metavar="FILE", help="Certificates to trust.")]
+InsecureOption = Annotated[bool, typer.Option("--insecure", help="Trust any certificate.")]
+PidOption = Annotated[
+    int | None, typer.Option("--pid", help="The service's process on this machine: watch its threads and children.")
+]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="URL", help="Where the service tells of itself; /metrics of its own by default."
+    ),
+]
+_SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressOptions:
+    """What the command line says of a service behind an address."""
+
+    body: str | None = None
+    header: tuple[str, ...] = ()
+    method: str = "POST"
+    model: str = ""
+    timeout: float = 60.0
+    slo: tuple[str, ...] = ()
+    keep_alive: bool = True
+    cacert: str = ""
+    insecure: bool = False
+    pid: int | None = None
+    metrics: str | None = None
+
+    def refuse(self, workload: str) -> None:
+        """Refuse options that only an address has a use for.
+
+        :raises InputError: naming the first that was given.
+        """
+        for name, value in _given(self).items():
+            raise InputError(
+                f"{name}: found {value!r} and {workload}; expected an address such as http://host/predict"
+            )
+
+
+def _given(options: AddressOptions) -> Mapping[str, Any]:
+    """What differs from the defaults, by option."""
+    plain = AddressOptions()
+    names = AddressOptions.__slots__
+    found = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
+    return {
+        option: value
+        for (option, value), name in zip(found.items(), names, strict=True)
+        if value != getattr(plain, name)
+    }
+
+
+def check_slo(expressions: tuple[str, ...]) -> dict[str, float]:
+    """Limits in milliseconds by what they are on.
+
+    :raises InputError: an expression is none.
+    """
+    limits: dict[str, float] = {}
+    for text in expressions:
+        match = _SLO.fullmatch(text)
+        if match is None:
+            raise InputError(f'--slo: found {text!r}; expected latency, ttft or gap, as in "ttft<500ms"')
+        limits[match.group(1)] = float(match.group(2)) * (1000.0 if match.group(3) == "s" else 1.0)
+    return limits
+
+
+def refuse_others(workload: str, given: Mapping[str, object]) -> None:
+    """Refuse options that a service which latfix does not run has no use for.
+
+    :raises InputError: naming the first that was given.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(f"{option}: found {workload}, which latfix does not run; leave it out for an address")
+
+
+def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percentile: float | None) -> WorkloadSpec:
+    """The service as a workload: its name, its traffic and its objective.
+
+    :raises InputError: it is no address, or there is no traffic for it.
+    """
+    from latfix.config.workload_toml import WorkloadSpec
+    from latfix.runners.http_target.address import parse_address
+    from latfix.settings import Objective
+
+    address = parse_address(workload)
+    if traffic is None:
+        raise InputError(f"{address.shown}: found no traffic for it; name recorded requests with --traffic FILE")
+    if not traffic.exists():
+        raise InputError(f"{traffic}: found no such file; expected recorded traffic")
+    limits = check_slo(options.slo)
+    return WorkloadSpec(
+        name=address.name,
+        folder=Path(),
+        entry="",
+        traffic=traffic.resolve(),
+        traffic_given=True,
+        objective=Objective(percentile=percentile or 99.0, slo_ms=limits.get("latency")),
+    )
+
+
+def replay_of(
+    workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
+) -> Callable[[Path], RunRecord]:
+    """See that the address answers and that the traffic can be sent there; the replay of it into a folder.
+
+    :raises InputError: in one line, what is wrong.
+    """
+    from latfix.cli.shared.replay_progress import progress_of
+    from latfix.profilers.services.process_watch import ProcessWatch
+    from latfix.runners.http_target import http_session
+    from latfix.runners.http_target.address import Trust, check_method, check_timeout, parse_address, parse_headers
+    from latfix.runners.http_target.body_template import read_template
+
+    address = parse_address(workload)
+    headers = parse_headers(options.header, address)
+    method, timeout = check_method(options.method), check_timeout(options.timeout)
+    template = None if options.body is None else read_template(options.body)
+    if options.pid is not None:
+        ProcessWatch(options.pid).close()
+    trust = Trust(cacert=options.cacert, insecure=options.insecure)
+    endpoint = http_session.reach(address, trust)
+    replay = http_session.HttpReplay(
+        address=address,
+        endpoint=endpoint,
+        spec=spec,
+        traffic=traffic,
+        method=method,
+        headers=headers,
+        body=template,
+        told=None if template is not None else http_session.ask_models(address, headers, trust),
+        model=options.model,
+        timeout_s=timeout,
+        keep_alive=options.keep_alive,
+        trust=trust,
+        pid=options.pid,
+        metrics=http_session.find_metrics(address, headers, options.metrics, trust),
+        slo=check_slo(options.slo),
+        seed=seed,
+    )
+    replay.check()
+
+    def into(folder: Path) -> RunRecord:
+        with progress_of(spec.name, traffic, folder) as progress:
+            return http_session.run(folder, replay, on_event=progress.on_event)
+
+    return into

@@ -1,0 +1,64 @@
+"""Whether a series has a stretch of time in which it was higher than in the rest, and where.
+
+Nothing is assumed of the distribution: what is asked is how often a value inside exceeds one outside (Mann and
+Whitney, 1947), so that a series that is always uneven shows no stretch, however long its tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.statistics.block_bootstrap import FloatArray, ranks
+
+#: Windows that a stretch is put together from; the values, and the share of all, that inside and outside must hold.
+_WINDOWS, _LEAST, _LEAST_SHARE = 24, 4, 0.1
+#: How often a value inside must exceed one outside, and how many standard errors that must lie above one half.
+_SUPERIOR, _SIGNIFICANT = 0.85, 3.2
+#: By what factor the mean inside must exceed the mean outside.
+_HIGHER = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a series.
+
+    :param first: its first value; ``last`` belongs to what follows.
+    :param superior: how often a value inside exceeds one outside.
+    """
+
+    first: int
+    last: int
+    superior: float
+    inside: float
+    outside: float
+
+
+def raised_stretch(values: FloatArray) -> Stretch | None:
+    """The clearest stretch in which a series in order of time was higher; ``None`` without one."""
+    n = len(values)
+    if n < 2 * _LEAST:
+        return None
+    edges = np.unique(np.linspace(0, n, min(n, _WINDOWS) + 1).astype(np.int64))
+    running = np.concatenate([[0.0], np.cumsum(ranks(values))])[edges]
+    first, last = np.triu_indices(len(edges), 1)
+    inside = (edges[last] - edges[first]).astype(np.float64)
+    outside = n - inside
+    fits = np.minimum(inside, outside) >= max(_LEAST, _LEAST_SHARE * n)
+    if not fits.any():
+        return None
+    first, last, inside, outside = first[fits], last[fits], inside[fits], outside[fits]
+    wins = running[last] - running[first] - inside * (inside + 1) / 2
+    spread = np.sqrt(inside * outside * (n + 1) / 12)
+    score = (wins - inside * outside / 2) / spread
+    best = int(np.argmax(score))
+    superior = float(wins[best] / (inside[best] * outside[best]))
+    if score[best] < _SIGNIFICANT or superior < _SUPERIOR:
+        return None
+    chosen = slice(int(edges[first[best]]), int(edges[last[best]]))
+    within = float(np.mean(values[chosen]))
+    rest = (float(values.sum()) - within * inside[best]) / outside[best]
+    if within < _HIGHER * rest:
+        return None
+    return Stretch(chosen.start, chosen.stop, superior, within, rest)

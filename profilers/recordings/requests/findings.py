@@ -1,0 +1,312 @@
+"""From the ledger of a recording to its diagnosis: the tail, what is named, the windows, the verdict.
+
+The ledger is looked at stretch by stretch and summed up by blocks of neighboring requests, so that memory does not
+grow with it beyond the columns themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latfix.cause_catalogue import UNEXPLAINED, KnownCause
+from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label
+from latfix.profilers.attribution.tail import reaching
+from latfix.profilers.over_time.time_windows import WindowTally, window_edges
+from latfix.profilers.recordings.requests.accounts import Accounts
+from latfix.profilers.recordings.requests.request_table import Floats, Ints
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
+from latfix.statistics.block_bootstrap import block_length
+from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
+from latfix.statistics.quantile_sketch import Distribution
+
+#: Requests of which the ledger is held at a time, and up to which every entry is kept.
+_STRETCH, _KEPT = 250_000, 200_000
+#: Blocks that are drawn anew, at most; replicates; and requests from which the length of a block is learned.
+_BLOCKS, _REPLICATES, _LEARNED = 2_000, 400, 100_000
+#: A tail rests on so many requests where nobody asks for a percentile.
+_IN_TAIL = 20
+#: What no cause is named below, in milliseconds and as a share of p50.
+_LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
+_MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
+#: A tail this close to the median is no jitter.
+_HARDLY_ABOVE = 0.15
+_FEW = 100
+_SLOWEST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a diagnosis says beside its ledger.
+
+    :param statuses: how many requests ended in each; ``None`` where it is not recorded.
+    :param offered_ns: ``(m,)`` arrivals of all requests, whatever became of them.
+    """
+
+    source: Source
+    statuses: Mapping[str, int | None]
+    offered_ns: Ints
+    workload: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """Sums over the tail, by block of neighbors: ``(blocks,)``, and ``(K, blocks)`` for own and propagated."""
+
+    requests: Ints
+    latency: Ints
+    own: Floats
+    propagated: Floats
+    touched: Ints
+    without: list[Distribution]
+    windows: WindowTally
+
+
+def default_percentile(requests: int) -> float:
+    """The highest of 99, 95 and 90 whose tail rests on enough requests."""
+    return next((q for q in (99.0, 95.0) if requests * (1 - q / 100) >= _IN_TAIL), 90.0)
+
+
+def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float | None, seed: int) -> Diagnosis:
+    """The diagnosis of a recording of requests."""
+    latency, n = accounts.latency_ns, len(accounts.latency_ns)
+    q = default_percentile(n) if percentile is None else percentile
+    threshold = percentile_ns(latency, q) if n else 0.0
+    sums = _summed(accounts, recorded, threshold)
+    inside = max(int(sums.requests.sum()), 1)
+    own, propagated = sums.own.sum(axis=1) / inside / 1e6, sums.propagated.sum(axis=1) / inside / 1e6
+    excess_ms = (float(sums.latency.sum()) / inside - accounts.reference_ns) / 1e6 if n else math.nan
+    latency_ms = _latency_ms(latency)
+    ends = np.quantile(_drawn(sums, seed), [0.025, 0.975], axis=0)
+    ci95 = reaching(own + propagated, ends, inside)
+    causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
+    unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
+    verdict, sentence = _verdict(accounts, causes, q, threshold / 1e6, excess_ms, latency_ms["p50"], unexplained)
+    listed = {each.cause for each in causes}
+    shown = {cause.id: k for k, cause in enumerate(accounts.causes) if cause.id in listed}
+    return Diagnosis(
+        workload=recorded.workload,
+        device="",
+        requests=recorded.statuses,
+        latency_ms=latency_ms,
+        latency_ci95_ms=summary_intervals_ms(latency, seed=seed) if 0 < n <= _KEPT else {},
+        stages_ms=_stages_ms(accounts, latency >= threshold),
+        verdict=verdict,
+        sentence=sentence,
+        percentile=q,
+        excess_ms=excess_ms,
+        reference_ms=accounts.reference_ns / 1e6 if n else math.nan,
+        unexplained_ms=unexplained,
+        causes=causes,
+        dispatch_ms=_dispatch_ms(accounts),
+        throughput_rps=_rate(accounts),
+        overhead={},
+        notes=tuple(_notes(accounts, n, q, inside)),
+        models=accounts.models,
+        windows=sums.windows.windows(shown) if n and accounts.timed else (),
+        learned_from=n,
+        source=recorded.source,
+        slowest=tuple(_slowest(accounts)),
+        ledger=_ledger(accounts),
+    )
+
+
+def _stretches(n: int) -> Iterator[slice]:
+    return (slice(first, min(first + _STRETCH, n)) for first in range(0, n, _STRETCH))
+
+
+def _summed(accounts: Accounts, recorded: Recorded, threshold: float) -> _Sums:
+    latency, n, kinds = accounts.latency_ns, len(accounts.latency_ns), len(accounts.causes)
+    length = max(block_length(latency[:_LEARNED]), -(-n // _BLOCKS), 1) if n else 1
+    blocks = max(-(-n // length), 1)
+    edges = window_edges(n, int(accounts.arrival_ns[0]), int(accounts.arrival_ns[-1])) if n else np.array([0.0, 1.0])
+    sums = _Sums(
+        requests=np.zeros(blocks, np.int64),
+        latency=np.zeros(blocks, np.int64),
+        own=np.zeros((kinds, blocks)),
+        propagated=np.zeros((kinds, blocks)),
+        touched=np.zeros(kinds, np.int64),
+        without=[Distribution(exact=n <= _KEPT) for _ in range(kinds)],
+        windows=WindowTally(edges, kinds, exact=n <= _KEPT),
+    )
+    sums.windows.offer(recorded.offered_ns)
+    for part in _stretches(n):
+        own, propagated = accounts.entries(part)
+        tail = np.flatnonzero(latency[part] >= threshold)
+        block = (tail + part.start) // length
+        sums.requests[:] += np.bincount(block, minlength=blocks)
+        np.add.at(sums.latency, block, latency[part][tail])
+        for k in range(kinds):
+            both = own[k] + propagated[k]
+            if both.any():
+                sums.own[k] += np.bincount(block, own[k, tail], blocks)
+                sums.propagated[k] += np.bincount(block, propagated[k, tail], blocks)
+                sums.touched[k] += int(np.count_nonzero(np.abs(own[k]) > 1_000))
+            if accounts.causes[k].id in accounts.nameable:
+                sums.without[k].add(np.maximum(latency[part] - both, 0))
+        sums.windows.add(accounts.arrival_ns[part], latency[part], dict(enumerate(own + propagated)))
+    return sums
+
+
+def _drawn(sums: _Sums, seed: int) -> Floats:
+    """``(replicates, K)``: every cause's mean over the tail, of blocks drawn anew, in milliseconds."""
+    blocks = len(sums.requests)
+    weights = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=_REPLICATES)
+    size = weights @ sums.requests
+    held = size > 0  # a resample without any of the slowest says nothing of them
+    means = weights[held] @ (sums.own + sums.propagated).T / size[held, None] / 1e6
+    return np.asarray(means if len(means) else np.zeros((1, len(sums.own))), dtype=np.float64)
+
+
+def _causes(
+    accounts: Accounts, sums: _Sums, own: Floats, propagated: Floats, ci95: Floats, excess_ms: float, p50_ms: float
+) -> tuple[CauseSummary, ...]:
+    found = []
+    for k, cause in enumerate(accounts.causes):
+        total = float(own[k] + propagated[k])
+        if total == 0 and not sums.touched[k]:
+            continue
+        portion = total / excess_ms if excess_ms > 0 else 0.0
+        floor = max(_LEAST_MS, _LEAST_OF_P50 * p50_ms) + accounts.floors_ms.get(cause.id, 0.0)
+        least = accounts.nameable.get(cause.id)
+        low, high = (float(end) for end in ci95[k])
+        removed = sums.without[k]
+        found.append(
+            CauseSummary(
+                cause=cause.id,
+                tail_ms=total,
+                tail_share=portion,
+                own_ms=float(own[k]),
+                propagated_ms=float(propagated[k]),
+                ci95_ms=(low, high),
+                named=least is not None and portion >= least and low > floor,
+                evidence_class=cause.evidence_class,
+                requests=int(sums.touched[k]),
+                evidence=accounts.evidence.get(cause.id, ""),
+                whatif_ms={f"p{q}": removed.percentile(q) / 1e6 for q in (50, 95, 99)} if len(removed) else {},
+                fixes=accounts.fixes.get(cause.id, ()),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: -each.tail_ms))
+
+
+def _verdict(
+    accounts: Accounts,
+    causes: tuple[CauseSummary, ...],
+    q: float,
+    at_ms: float,
+    excess_ms: float,
+    p50_ms: float,
+    unexplained: float,
+) -> tuple[str, str]:
+    words = {cause.id: cause for cause in accounts.causes}
+    if not len(accounts.latency_ns):
+        return "inconclusive", "No request ended ok, so there is no latency to explain."
+    opening = f"{percentile_label(q)} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
+    top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
+    if at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1) and top is None:
+        return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones."
+    if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
+        known = f" Of what is known, {_share(words, top, excess_ms)}." if top else ""
+        return "inconclusive", (
+            f"{opening}; the recording does not show what {milliseconds(unexplained)} of the "
+            f"{milliseconds(excess_ms)} is by which slow requests exceed normal ones.{known}"
+        )
+    if top is not None:
+        return top.cause, f"{opening}: {_share(words, top, excess_ms)}."
+    largest = max(causes, key=lambda each: each.tail_ms, default=None)
+    beside = f"; the largest part, {_share(words, largest, excess_ms)}, is there all the time" if largest else ""
+    return "inconclusive", f"{opening}; nothing stands out of what this recording always shows{beside}."
+
+
+def _share(words: Mapping[str, KnownCause], cause: CauseSummary, excess_ms: float) -> str:
+    known = words[cause.cause]
+    waits = cause.propagated_ms > cause.own_ms
+    what = f"requests waiting behind {known.behind}" if waits else known.happened
+    figures = f"{milliseconds(cause.tail_ms)} of {milliseconds(excess_ms)}"
+    return f"{100 * cause.tail_share:.0f} % of the excess ({figures}) is {what}"
+
+
+def _latency_ms(latency: Ints) -> dict[str, float]:
+    return summarize_ms(latency) if len(latency) else dict.fromkeys(LATENCY_KEYS, math.nan)
+
+
+def _stages_ms(accounts: Accounts, tail: Any) -> dict[str, dict[str, float]]:
+    found = {}
+    for name, column in accounts.stages.items():
+        known = column >= 0
+        if not known.any():
+            continue
+        values, slow = column[known] / 1e6, column[known & tail] / 1e6
+        p50, p99 = np.quantile(values, [0.5, 0.99])
+        found[name] = {
+            "mean": float(values.mean()),
+            "p50": float(p50),
+            "p99": float(p99),
+            "reference": float(p50),
+            "tail": float(slow.mean()) if len(slow) else math.nan,
+        }
+    return found
+
+
+def _dispatch_ms(accounts: Accounts) -> dict[str, float]:
+    known = accounts.stages.get("dispatch", np.zeros(0, np.int64))
+    late = known[known >= 0] / 1e6
+    if not len(late):
+        return dict.fromkeys(("p50", "p99", "max"), math.nan)
+    p50, p99 = np.quantile(late, [0.5, 0.99])
+    return {"p50": float(p50), "p99": float(p99), "max": float(late.max())}
+
+
+def _rate(accounts: Accounts) -> float:
+    if not accounts.timed or not len(accounts.latency_ns):
+        return math.nan
+    ended = int((accounts.arrival_ns + accounts.latency_ns).max()) - int(accounts.arrival_ns[0])
+    return len(accounts.latency_ns) / max(ended, 1) * 1e9
+
+
+def _notes(accounts: Accounts, n: int, q: float, inside: int) -> Iterator[str]:
+    yield from accounts.notes
+    if n and (n < _FEW or inside < _IN_TAIL // 2):
+        yield f"{percentile_label(q)} rests on {inside} of {n} requests: too few to be sure of."
+
+
+def _slowest(accounts: Accounts) -> Iterator[UnitLedger]:
+    latency = accounts.latency_ns
+    many = min(_SLOWEST, len(latency))
+    rows = np.argpartition(latency, len(latency) - many)[len(latency) - many :] if many else np.zeros(0, np.int64)
+    for row in sorted(rows.tolist(), key=lambda each: -int(latency[each])):
+        own, propagated = accounts.entries(slice(row, row + 1))
+        both = (own + propagated)[:, 0]
+        causes = {"reference": accounts.reference_ns / 1e6}
+        causes |= {
+            each.id: amount / 1e6 for each, amount in zip(accounts.causes, both.tolist(), strict=True) if amount
+        }
+        yield UnitLedger(
+            id=accounts.ids[row] if accounts.ids else f"#{row}",
+            start_ms=float(accounts.arrival_ns[row]) / 1e6 if accounts.timed else None,
+            latency_ms=float(latency[row]) / 1e6,
+            causes_ms=causes,
+        )
+
+
+def _ledger(accounts: Accounts) -> Ledger:
+    """Every entry, of a recording that is not too large; of a larger one none."""
+    n = len(accounts.latency_ns)
+    if n > _KEPT or not n:
+        return Ledger.empty()
+    own, propagated = accounts.entries(slice(0, n))
+    return Ledger(
+        request=np.arange(n),
+        latency_ns=accounts.latency_ns,
+        reference_ns=accounts.reference_ns,
+        causes=tuple(cause.id for cause in accounts.causes),
+        own_ns=own,
+        propagated_ns=propagated,
+        classes=tuple(cause.evidence_class for cause in accounts.causes),
+        ids=accounts.ids,
+    )

@@ -1,0 +1,100 @@
+"""AIPerf's ``profile_export.jsonl``: a request a line, with every pause between chunks.
+
+Fields: docs/tutorials/working-with-profile-exports.md of ai-dynamo/aiperf. Releases before 0.2 write
+``timestamp_ns``, ``ttft`` and ``credit_phase`` for ``request_start_ns``, ``time_to_first_token`` and
+``benchmark_phase``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import input_error
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
+from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, json_lines
+from latfix.stages import Status
+
+NAME = "AIPerf profile_export.jsonl"
+_EXPECTED = "a record of AIPerf with metadata and metrics"
+
+
+def knows(head: bytes) -> bool:
+    """Whether a file begins as one."""
+    first = begins_with_object(head)
+    if first is None or not isinstance(first.get("metadata"), dict) or "metrics" not in first:
+        return False
+    return bool({"x_request_id", "session_num", "credit_phase", "benchmark_phase"} & set(first["metadata"]))
+
+
+def read(path: Path) -> RequestTable:
+    """The requests of the profiled phase.
+
+    :raises InputError: a line is no record, or none is left.
+    """
+    rows, warmup = TableRows(), 0
+    for number, record in json_lines(path, _EXPECTED):
+        metadata, metrics = record.get("metadata"), record.get("metrics") or {}
+        if not isinstance(metadata, dict) or not isinstance(metrics, dict):
+            raise input_error(path, number, "a line without metadata or metrics", _EXPECTED)
+        if metadata.get("benchmark_phase", metadata.get("credit_phase")) == "warmup":
+            warmup += 1
+            continue
+        begun = metadata.get("request_start_ns", metadata.get("timestamp_ns"))
+        if not isinstance(begun, int):
+            raise input_error(path, number, "no request_start_ns", "when the request was sent, in nanoseconds")
+        status = _status(metadata, record.get("error"))
+        latency = _time(metrics, "request_latency")
+        if latency is None and status != CANCELLED and isinstance(ended := metadata.get("request_end_ns"), int):
+            latency = ended - begun
+        first = _time(metrics, "time_to_first_token", "ttft")
+        rows.add(
+            arrival_ns=begun,
+            latency_ns=None if status == CANCELLED else latency,
+            status=status,
+            first_ns=first,
+            name=str(metadata.get("x_request_id", "")),
+            features={
+                "input_tokens": _value(metrics, "input_sequence_length"),
+                "output_tokens": _value(metrics, "output_sequence_length", "output_token_count"),
+            },
+            gaps_ns=_gaps(metrics),
+        )
+    notes = (f"{warmup} requests of the warm-up phase are not in these figures.",) if warmup else ()
+    return rows.table(facts={"format": NAME}, notes=notes)
+
+
+def _status(metadata: Mapping[str, Any], error: Any) -> int:
+    kind = str(error.get("type", "")) if isinstance(error, dict) else ""
+    if metadata.get("was_cancelled") or "Cancel" in kind:
+        return CANCELLED
+    if error is None:
+        return Status.OK
+    return Status.TIMEOUT if "Timeout" in kind else Status.ERROR
+
+
+def _metric(metrics: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    for name in names:
+        if isinstance(found := metrics.get(name), dict):
+            return found
+    return {}
+
+
+def _value(metrics: Mapping[str, Any], *names: str) -> Any:
+    return _metric(metrics, *names).get("value")
+
+
+def _time(metrics: Mapping[str, Any], *names: str) -> int | None:
+    found = _metric(metrics, *names)
+    return ns_of(found.get("value"), UNITS_NS.get(str(found.get("unit", "ms")), 1_000_000))
+
+
+def _gaps(metrics: Mapping[str, Any]) -> list[int]:
+    found = _metric(metrics, "inter_chunk_latency")
+    unit = UNITS_NS.get(str(found.get("unit", "ms")), 1_000_000)
+    values = found.get("value")
+    if not isinstance(values, list):
+        return []
+    return [gap for value in values if (gap := ns_of(value, unit)) is not None]

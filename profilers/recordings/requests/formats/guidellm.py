@@ -1,0 +1,110 @@
+"""guidellm's ``benchmarks.json``: one or more benchmarks, each with its requests.
+
+Fields: ``GenerativeRequestStats`` and ``RequestTimings`` of vllm-project/guidellm. Since 0.4 times are in
+``info.timings`` and lengths in ``input_metrics`` and ``output_metrics``; before, they lie in the request itself.
+Times are seconds since 1970. Single gaps between tokens are not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import input_error
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
+from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.text_source import json_document
+from latfix.stages import Status
+
+NAME = "guidellm benchmarks.json"
+_EXPECTED = "guidellm's benchmarks.json with the requests of its benchmarks"
+_S = 1_000_000_000
+_STATUS = {"successful": Status.OK, "incomplete": CANCELLED, "errored": Status.ERROR}
+#: Strategies under which a request is due at a time of its own.
+_SCHEDULED = ("constant", "poisson", "async", "trace", "replay")
+
+
+def knows(head: bytes) -> bool:
+    """Whether a file begins as one."""
+    text = head.lstrip()
+    return text.startswith(b"{") and b'"benchmarks"' in text and (b"guidellm" in text or b'"type_"' in text)
+
+
+def read(path: Path) -> RequestTable:
+    """The requests of the benchmark that has most of them: several are several loads, and no one run.
+
+    :raises InputError: it is damaged, or holds no requests.
+    """
+    document = json_document(path, _EXPECTED)
+    benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
+    if not isinstance(benchmarks, list) or not benchmarks:
+        raise input_error(path, None, "no benchmarks", _EXPECTED)
+    runs = [list(_requests(each)) for each in benchmarks if isinstance(each, dict)]
+    requests = max(runs, key=len, default=[])
+    if not requests:
+        raise input_error(path, None, "no requests", _EXPECTED, "save the benchmark as JSON with its requests")
+    chosen = benchmarks[runs.index(requests)]
+    scheduled = _is_scheduled(chosen)
+    rows = TableRows()
+    for status, request in requests:
+        _add(rows, status, request, scheduled)
+    notes: tuple[str, ...] = ()
+    if len(runs) > 1:
+        notes = (f"The file holds {len(runs)} benchmarks; these figures are of the one with most requests.",)
+    return rows.table(facts={"format": NAME, "benchmarks": len(runs)}, notes=notes)
+
+
+def _requests(benchmark: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    groups = benchmark.get("requests")
+    for name, status in _STATUS.items():
+        for request in groups.get(name) or () if isinstance(groups, dict) else ():
+            if isinstance(request, dict):
+                yield status, request
+
+
+def _is_scheduled(benchmark: Mapping[str, Any]) -> bool:
+    text = str(benchmark.get("config") or benchmark.get("args") or "").lower()
+    return any(f"'{name}'" in text for name in _SCHEDULED)
+
+
+def _add(rows: TableRows, status: int, request: Mapping[str, Any], scheduled: bool) -> None:
+    info = _object(request, "info") or _object(request, "scheduler_info")
+    times = _object(info, "timings") or info.get("request_timings") or {}
+    begun = _first(times.get("request_start"), times.get("resolve_start"), request.get("start_time"))
+    ended = _first(times.get("request_end"), times.get("resolve_end"), request.get("end_time"))
+    token = _first(times.get("first_token_iteration"), times.get("first_iteration"), request.get("first_token_time"))
+    due = _first(times.get("targeted_start"), info.get("targeted_start")) if scheduled else None
+    start = ns_of(begun, _S)
+    if start is None:
+        return
+    planned = ns_of(due, _S)
+    arrival = start if planned is None or planned > start else planned
+    end, first = ns_of(ended, _S), ns_of(token, _S)
+    latency = end - arrival if end is not None and status == Status.OK else None
+    rows.add(
+        arrival_ns=arrival,
+        latency_ns=latency,
+        status=status,
+        first_ns=first - arrival if first is not None and status == Status.OK else None,
+        name=str(request.get("request_id", "")),
+        parts={"dispatch": start - arrival if planned is not None else None},
+        features={
+            "input_tokens": _tokens(request, "input_metrics", "prompt_tokens"),
+            "output_tokens": _tokens(request, "output_metrics", "output_tokens"),
+        },
+    )
+
+
+def _tokens(request: Mapping[str, Any], group: str, name: str) -> Any:
+    metrics = _object(request, group)
+    return _first(metrics.get("total_tokens"), metrics.get("text_tokens"), request.get(name))
+
+
+def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,177 @@
+"""OpenTelemetry spans: OTLP in JSON, one document or one a line, and in protocol buffers.
+
+Fields: opentelemetry/proto/trace/v1/trace.proto. The collector's file exporter writes an
+``ExportTraceServiceRequest`` a line; Tempo answers with ``batches`` for ``resourceSpans``. In protocol buffers it
+writes the length of each message in four bytes before it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import input_error
+from latfix.files.protobuf_wire import WireError, fields
+from latfix.profilers.recordings.reader import CUT_OFF, damaged
+from latfix.profilers.recordings.requests.span_rows import SpanRows
+from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.text_source import (
+    begins_with_object,
+    head_of,
+    json_document,
+    json_lines,
+    open_text,
+)
+
+NAME = "OpenTelemetry spans (OTLP)"
+_EXPECTED = "spans in OTLP (resourceSpans)"
+_TOP = ("resourceSpans", "batches")
+_CALLS = (3, 4, "SPAN_KIND_CLIENT", "SPAN_KIND_PRODUCER")
+_FAILED = (2, "STATUS_CODE_ERROR")
+
+
+def knows(head: bytes) -> bool:
+    """Whether a file begins as one in JSON."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return text.startswith(b"{") and (b'"resourceSpans"' in text or (b'"batches"' in text and b'"spanId"' in text))
+
+
+def read(path: Path) -> SpanTable:
+    """All spans of a file.
+
+    :raises InputError: it is damaged, cut off, or without spans.
+    """
+    by_line = begins_with_object(head_of(path, _EXPECTED)) is not None
+    documents = json_lines(path, _EXPECTED) if by_line else [(1, json_document(path, _EXPECTED))]
+    rows = SpanRows()
+    for number, document in documents:
+        try:
+            _add_document(rows, document)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found = f"a span without {error}" if isinstance(error, KeyError) else f"a malformed span ({error})"
+            raise input_error(path, number, found, _EXPECTED) from error
+    if not rows.names:
+        raise input_error(path, None, "no spans", _EXPECTED)
+    return rows.table(format=NAME)
+
+
+def _add_document(rows: SpanRows, document: Mapping[str, Any]) -> None:
+    for name in _TOP:
+        for batch in document.get(name) or ():
+            resource = attributes_of((batch.get("resource") or {}).get("attributes"))
+            service = str(resource.get("service.name", ""))
+            for scope in batch.get("scopeSpans") or batch.get("instrumentationLibrarySpans") or ():
+                for span in scope.get("spans") or ():
+                    _add_span(rows, span, service)
+
+
+def _add_span(rows: SpanRows, span: Mapping[str, Any], service: str) -> None:
+    rows.add(
+        trace=str(span["traceId"]),
+        span=str(span["spanId"]),
+        parent=str(span.get("parentSpanId") or ""),
+        service=service,
+        operation=str(span.get("name", "")),
+        start_ns=int(span["startTimeUnixNano"]),
+        end_ns=int(span["endTimeUnixNano"]),
+        calls=span.get("kind") in _CALLS,
+        attributes=attributes_of(span.get("attributes")),
+        failed=(span.get("status") or {}).get("code") in _FAILED,
+    )
+
+
+def attributes_of(pairs: Any) -> dict[str, Any]:
+    """Attributes by name; of values the one that is set."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        value = pair.get("value")
+        if isinstance(value, dict):
+            value = next(iter(value.values()), None)
+        found[str(pair.get("key"))] = value
+    return found
+
+
+def knows_protobuf(head: bytes) -> bool:
+    """Whether a file begins as one in protocol buffers: nested messages down to a trace's id of 16 bytes."""
+    for skip in (0, 4):
+        body = head[skip:]
+        if body[:1] == b"\x0a" and b"\x0a\x10" in body[:4096] and b"service.name" in body[:8192]:
+            return True
+    return False
+
+
+def read_protobuf(path: Path) -> SpanTable:
+    """All spans of a file in protocol buffers.
+
+    :raises InputError: it is damaged, cut off, or without spans.
+    """
+    try:
+        with open_text(path) as file:
+            data = memoryview(file.read())
+    except CUT_OFF as error:
+        damaged(path, _EXPECTED, f"compressed data that ends too soon ({error})")
+    rows = SpanRows()
+    try:
+        for message in _messages(data):
+            for batch in _each(message, 1):
+                _add_batch(rows, batch)
+    except (WireError, KeyError) as error:
+        raise input_error(path, None, f"a message that ends too soon or is none ({error})", _EXPECTED) from error
+    if not rows.names:
+        raise input_error(path, None, "no spans", _EXPECTED)
+    return rows.table(format=NAME)
+
+
+def _messages(data: memoryview) -> Iterator[memoryview]:
+    """The one message of a file, or each of those with its length before it."""
+    if bytes(data[:1]) == b"\x0a":
+        yield data
+        return
+    at = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        if length == 0 or at + 4 + length > len(data):
+            raise WireError(f"{length} bytes announced, {len(data) - at - 4} left")
+        yield data[at + 4 : at + 4 + length]
+        at += 4 + length
+
+
+def _each(message: memoryview, number: int) -> Iterator[memoryview]:
+    return (field.data for field in fields(message) if field.number == number)
+
+
+def _add_batch(rows: SpanRows, batch: memoryview) -> None:
+    resource = {key: value for part in _each(batch, 1) for key, value in map(_pair, _each(part, 1))}
+    service = str(resource.get("service.name", ""))
+    for scope in _each(batch, 2):
+        for span in _each(scope, 2):
+            known = {field.number: field for field in fields(span) if field.number != 9}
+            status = {field.number: field.value for field in fields(known[15].data)} if 15 in known else {}
+            rows.add(
+                trace=bytes(known[1].data).hex(),
+                span=bytes(known[2].data).hex(),
+                parent=bytes(known[4].data).hex() if 4 in known else "",
+                service=service,
+                operation=bytes(known[5].data).decode("utf-8", "replace") if 5 in known else "",
+                start_ns=known[7].value,
+                end_ns=known[8].value,
+                calls=6 in known and known[6].value in _CALLS,
+                attributes=dict(map(_pair, _each(span, 9))),
+                failed=status.get(3) in _FAILED,
+            )
+
+
+def _pair(message: memoryview) -> tuple[str, Any]:
+    known = {field.number: field for field in fields(message)}
+    key = bytes(known[1].data).decode("utf-8", "replace") if 1 in known else ""
+    value: Any = None
+    for field in fields(known[2].data) if 2 in known else ():
+        if field.number == 1:
+            value = bytes(field.data).decode("utf-8", "replace")
+        elif field.number == 4:
+            value = struct.unpack("<d", field.value.to_bytes(8, "little"))[0]
+        else:
+            value = field.value
+    return key, value

@@ -1,0 +1,142 @@
+"""Prometheus' text format: histograms of latency, which know how many were slow and nothing of each.
+
+Fields: the exposition format (``# TYPE … histogram``, ``_bucket{le="…"}``, ``_sum``, ``_count``), by hand or from
+``/metrics``. A percentile is known up to its bucket; without a bound above it, it is not known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from latfix.errors import input_error
+from latfix.formatting import LATENCY_KEYS, milliseconds, shown
+from latfix.profilers.recordings.requests.text_source import UNITS_NS, lines_of
+from latfix.results.diagnosis import Diagnosis, Source
+from latfix.statistics.latency_summary import QUANTILES
+
+NAME = "histograms in Prometheus' text format"
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*?)_(bucket|sum|count)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
+_LE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
+#: A whole request's latency, by the names that servers give it; others are its parts.
+_WHOLE = ("e2e_request_latency", "request_latency", "request_duration", "http_request_duration", "latency")
+
+
+@dataclass(slots=True)
+class Histogram:
+    """A family of histograms, its series added up.
+
+    :param buckets: by upper bound in seconds, how many were at most that long.
+    """
+
+    name: str
+    unit_ns: int
+    buckets: dict[float, float] = field(default_factory=dict)
+    total_s: float = 0.0
+    count: float = 0.0
+
+    def bounds_ms(self, quantile: float) -> tuple[float, float]:
+        """Between what a percentile lies, in milliseconds; NaN above the last bound."""
+        rank, below = quantile * self.count, 0.0
+        for bound, reached in sorted(self.buckets.items()):
+            if reached >= rank:
+                return below * self.unit_ns / 1e6, bound * self.unit_ns / 1e6 if math.isfinite(bound) else math.nan
+            below = bound
+        return below * self.unit_ns / 1e6, math.nan
+
+
+def knows(head: bytes) -> bool:
+    """Whether histograms are among its first lines."""
+    return re.search(rb'^[A-Za-z_:][\w:]*_bucket\{[^}]*le="', head, re.MULTILINE) is not None
+
+
+def histograms(path: Path) -> dict[str, Histogram]:
+    """All histograms whose name says that they hold times.
+
+    :raises InputError: a sample's number is none.
+    """
+    found: dict[str, Histogram] = {}
+    for number, line in lines_of(path):
+        match = _SAMPLE.match(line)
+        if line.startswith("#") or match is None:
+            continue
+        name, kind, labels, value = match[1], match[2], match[3] or "", match[4]
+        unit = UNITS_NS.get(name.rpartition("_")[2])
+        if unit is None:
+            continue
+        try:
+            amount = float(value)
+        except ValueError as error:
+            raise input_error(path, number, shown(value), "a number") from error
+        histogram = found.setdefault(name, Histogram(name, unit))
+        bound = _LE.search(labels)
+        if kind == "bucket" and bound is not None:
+            le = float(bound[1].replace("+Inf", "inf"))
+            histogram.buckets[le] = histogram.buckets.get(le, 0.0) + amount
+        elif kind == "sum":
+            histogram.total_s += amount
+        elif kind == "count":
+            histogram.count += amount
+    return {name: each for name, each in found.items() if each.buckets and each.count > 0}
+
+
+def diagnose(path: Path, percentile: float | None) -> Diagnosis:
+    """What histograms allow: bounds of percentiles, means of parts; no request, no cause.
+
+    :raises InputError: there is none of a latency.
+    """
+    known = histograms(path)
+    whole = _whole(known)
+    if whole is None:
+        raise input_error(
+            path, None, "no histogram of a latency with a count", "a histogram such as *_latency_seconds"
+        )
+    bounds = {key: whole.bounds_ms(quantile) for key, quantile in QUANTILES.items()}
+    latency = {key: bounds[key][1] if key in bounds else math.nan for key in LATENCY_KEYS}
+    latency["mean"] = whole.total_s * whole.unit_ns / whole.count / 1e6
+    key = "p99" if percentile is None else f"p{percentile:g}".replace(".", "_")
+    low, high = bounds.get(key, (math.nan, math.nan))
+    return Diagnosis(
+        workload=path.name.partition(".")[0] or path.name,
+        device="",
+        requests={"ok": round(whole.count), "error": None, "timeout": None, "shed": None},
+        latency_ms=latency,
+        latency_ci95_ms=bounds,
+        stages_ms={name: _stage(each) for name, each in known.items() if each is not whole},
+        verdict="inconclusive",
+        sentence=(
+            f"{key.replace('_', '.')} of {whole.name} lies between {milliseconds(low)} and {milliseconds(high)}; a "
+            "histogram does not know which requests were slow, so that no cause can be named."
+        ),
+        percentile=99.0 if percentile is None else percentile,
+        excess_ms=math.nan,
+        reference_ms=math.nan,
+        unexplained_ms=math.nan,
+        causes=(),
+        dispatch_ms={},
+        throughput_rps=math.nan,
+        overhead={},
+        notes=("Percentiles are the upper bounds of their buckets; the intervals are the buckets.",),
+        source=Source(kind="requests", path=str(path), read={"format": NAME, "histograms": len(known)}),
+    )
+
+
+def _whole(known: Mapping[str, Histogram]) -> Histogram | None:
+    for part in _WHOLE:
+        named = [each for name, each in known.items() if part in name]
+        if named:
+            return max(named, key=lambda each: each.count)
+    return max(known.values(), key=lambda each: each.total_s, default=None)
+
+
+def _stage(histogram: Histogram) -> dict[str, float]:
+    return {
+        "mean": histogram.total_s * histogram.unit_ns / histogram.count / 1e6,
+        "p50": histogram.bounds_ms(0.5)[1],
+        "p99": histogram.bounds_ms(0.99)[1],
+        "reference": math.nan,
+        "tail": math.nan,
+    }

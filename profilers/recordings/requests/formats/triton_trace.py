@@ -1,0 +1,103 @@
+"""Triton's ``trace.json``: timestamps of inference requests in nanoseconds.
+
+Fields: docs/user_guide/trace.md of triton-inference-server/server. One trace may be written as several objects of
+one ``id``; files written with ``log-frequency`` end in ``.json.N``. Those with a ``parent_id`` are the models of an
+ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import input_error
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable
+from latfix.profilers.recordings.requests.table_rows import TableRows
+from latfix.profilers.recordings.requests.text_source import json_document
+from latfix.stages import Status
+
+NAME = "Triton trace.json"
+_EXPECTED = "Triton's trace with timestamps (trace-config level=TIMESTAMPS)"
+
+
+def knows(head: bytes) -> bool:
+    """Whether a file begins as one."""
+    text = head.lstrip()
+    return text.startswith(b"[") and b'"timestamps"' in text and (b'"ns"' in text or b'"model_name"' in text)
+
+
+@dataclass(slots=True)
+class _Trace:
+    model: str = ""
+    parent: bool = False
+    tensors: float = 0.0
+    times: dict[str, int] = field(default_factory=dict)
+
+
+def read(path: Path) -> RequestTable:
+    """The requests: outermost ones, their wait in the scheduler's queue apart.
+
+    :raises InputError: it is damaged, or has no request with a begin and an end.
+    """
+    document = json_document(path, _EXPECTED)
+    if not isinstance(document, list):
+        raise input_error(path, None, f"a {type(document).__name__}", _EXPECTED)
+    traces: dict[Any, _Trace] = {}
+    for entry in document:
+        if isinstance(entry, dict) and "id" in entry:
+            _merge(traces.setdefault(entry["id"], _Trace()), entry)
+    rows, unfinished = TableRows(), 0
+    for name, trace in traces.items():
+        times = trace.times
+        if trace.parent or "REQUEST_START" not in times:
+            continue
+        if "REQUEST_END" not in times:
+            unfinished += 1
+            continue
+        begun = times["REQUEST_START"]
+        rows.add(
+            arrival_ns=begun,
+            latency_ns=times["REQUEST_END"] - begun,
+            status=Status.OK,
+            name=str(name),
+            route=trace.model,
+            parts={"queue": _between(times, "QUEUE_START", "COMPUTE_START")},
+            stages={
+                name: _between(times, begin, end)
+                for name, begin, end in (
+                    ("compute input", "COMPUTE_START", "COMPUTE_INPUT_END"),
+                    ("compute", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
+                    ("compute output", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
+                )
+            },
+            features={"elements": trace.tensors or None},
+        )
+    if not rows.arrival_ns:
+        raise input_error(path, None, "no trace with REQUEST_START and REQUEST_END", _EXPECTED)
+    notes = (f"{unfinished} requests have no REQUEST_END and are left out.",) if unfinished else ()
+    return rows.table(facts={"format": NAME, "unfinished": unfinished}, notes=notes, has_status=False)
+
+
+def _merge(trace: _Trace, entry: Mapping[str, Any]) -> None:
+    trace.model = str(entry.get("model_name") or trace.model)
+    trace.parent |= entry.get("parent_id") is not None
+    if entry.get("activity") == "TENSOR_QUEUE_INPUT" and isinstance(tensor := entry.get("tensor"), dict):
+        trace.tensors += _elements(str(tensor.get("shape", "")))
+    for stamp in entry.get("timestamps") or ():
+        if isinstance(stamp, dict) and isinstance(at := stamp.get("ns"), int):
+            trace.times.setdefault(str(stamp.get("name")), at)
+
+
+def _elements(shape: str) -> float:
+    total = 1.0
+    for size in shape.split(","):
+        total *= float(size) if size.strip().isdigit() else 0.0
+    return total
+
+
+def _between(times: Mapping[str, int], begin: str, end: str) -> int | None:
+    if begin not in times or end not in times:
+        return None
+    return max(times[end] - times[begin], UNKNOWN + 1)

@@ -1,0 +1,67 @@
+"""vLLM's iteration log: a line a step, in the server's log beside everything else.
+
+``Iteration(7): 2 context requests, 7957 context tokens, 43 generation requests, 43 generation tokens, iteration
+elapsed time: 1125.94 ms, …``, before it the logger's ``INFO 11-22 10:00:00 [file.py:1]`` and in newer versions
+``Engine 000:``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from latfix.errors import input_error
+from latfix.profilers.recordings.requests.request_table import EngineSteps
+from latfix.profilers.recordings.requests.text_source import lines_of
+
+NAME = "vLLM iteration log"
+_STEP = re.compile(
+    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, iteration elapsed time: ([0-9.]+) ms"
+)
+_STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+
+
+def knows(head: bytes) -> bool:
+    """Whether a step is among its first lines."""
+    return _STEP.search(head.decode("utf-8", "replace")) is not None
+
+
+def read(path: Path, *, year: int | None = None) -> EngineSteps:
+    """The steps, their ends as the log has them: on the calendar, to the second or better, or one after the other.
+
+    :param year: of stamps that have none.
+    :raises InputError: no line is a step.
+    """
+    ends: list[int] = []
+    lengths: list[int] = []
+    prefill: list[int] = []
+    streams: list[int] = []
+    dated = True
+    for _, line in lines_of(path):
+        step = _STEP.search(line)
+        if step is None:
+            continue
+        stamp = _STAMP.search(line[: step.start()])
+        dated &= stamp is not None
+        ends.append(_instant(stamp, year) if stamp is not None else 0)
+        lengths.append(round(float(step[6]) * 1e6))
+        prefill.append(int(step[3]))
+        streams.append(int(step[4]))
+    if not ends:
+        raise input_error(path, None, "no line with Iteration(N)", "vLLM's log with its iterations")
+    length = np.array(lengths, np.int64)
+    end = np.array(ends, np.int64) if dated else np.cumsum(length)
+    return EngineSteps(
+        end_ns=end, length_ns=length, prefill_tokens=np.array(prefill, np.int64), streams=np.array(streams, np.int64)
+    )
+
+
+def _instant(stamp: re.Match[str], year: int | None) -> int:
+    when = int(stamp[1]) if stamp[1] else year or datetime.now(UTC).year
+    month, day, hour, minute, second = (int(stamp[k]) for k in range(2, 7))
+    moment = datetime(when, month, day, hour, minute, second, tzinfo=UTC)
+    return int(moment.timestamp()) * 10**9 + int((stamp[7] or "0").ljust(9, "0"))

@@ -1,0 +1,221 @@
+"""The readers of requests and spans, those that are told by more of their content first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from latfix.errors import InputError, input_error
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
+from latfix.profilers.recordings.requests import findings
+from latfix.profilers.recordings.requests.dependencies import account_for_spans
+from latfix.profilers.recordings.requests.formats import (
+    access_log,
+    aiperf,
+    engine_spans,
+    guidellm,
+    jaeger_spans,
+    mapped_log,
+    otlp_spans,
+    prometheus,
+    span_csv,
+    triton_trace,
+    vllm_bench,
+    vllm_steps,
+)
+from latfix.profilers.recordings.requests.request_accounts import account_for_requests
+from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, RequestTable
+from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.results.diagnosis import Diagnosis, Source
+from latfix.stages import STATUS_NAMES, Status
+
+#: From this share of requests that did not end ok on, a reader is told so.
+_MANY_LOST = 0.01
+
+
+def diagnose_table(table: RequestTable, path: Path, options: ReadOptions, *, unit: str = "request") -> Diagnosis:
+    """The diagnosis of a table of requests.
+
+    :raises InputError: it is empty.
+    """
+    if not len(table):
+        raise input_error(path, None, "no requests", "a recording of requests")
+    ok = int(np.count_nonzero(table.ok))
+    q = findings.default_percentile(ok) if options.percentile is None else options.percentile
+    accounts = account_for_requests(_with_losses(table, ok), tail_share=1 - q / 100, seed=options.seed)
+    recorded = findings.Recorded(
+        source=Source(kind="requests", path=str(path), unit=unit, read={**table.facts, "requests": len(table)}),
+        statuses=_statuses(table, ok),
+        offered_ns=table.arrival_ns,
+        workload=_name(path),
+    )
+    return findings.diagnose_accounts(accounts, recorded, options.percentile, options.seed)
+
+
+def _name(path: Path) -> str:
+    return path.name.partition(".")[0] or path.name
+
+
+def _statuses(table: RequestTable, ok: int) -> Mapping[str, int | None]:
+    if not table.has_status:
+        return {"ok": ok, "error": None, "timeout": None, "shed": None}
+    counts = {name: int(np.count_nonzero(table.status == code)) for code, name in enumerate(STATUS_NAMES)}
+    cancelled = int(np.count_nonzero(table.status == CANCELLED))
+    return {**counts, "ok": ok, **({"cancelled": cancelled} if cancelled else {})}
+
+
+def _with_losses(table: RequestTable, ok: int) -> RequestTable:
+    notes = list(table.notes)
+    cancelled = int(np.count_nonzero(table.status == CANCELLED))
+    lost = int(np.count_nonzero((table.status != Status.OK) & (table.status != CANCELLED)))
+    if cancelled:
+        notes.append(f"{cancelled:,} requests were cancelled by their client: they are no latencies.")
+    if lost > _MANY_LOST * len(table):
+        notes.append(
+            f"Percentiles are over the {ok:,} requests that ended ok; {lost:,} that did not are not in them."
+        )
+    return replace(table, notes=tuple(notes))
+
+
+def _request_reader(
+    name: str, knows: Callable[[bytes], bool], read: Callable[[Path, ReadOptions], RequestTable]
+) -> Reader:
+    def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+        if options.mapping and read is not _read_mapped:
+            raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
+        return diagnose_table(read(recorded.path, options), recorded.path, options)
+
+    return Reader(kind="requests", reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
+
+
+def _plain(read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:
+    return lambda path, _options: read(path)
+
+
+def _read_mapped(path: Path, options: ReadOptions) -> RequestTable:
+    return mapped_log.read(path, options.mapping)
+
+
+def _span_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], SpanTable]) -> Reader:
+    return Reader(
+        kind="spans",
+        reads=name,
+        knows=lambda recorded: knows(recorded.head),
+        read=partial(_diagnose_spans, read),
+    )
+
+
+def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    path = recorded.path
+    spans = read(path)
+    if engine_spans.are_engine_spans(spans):
+        return diagnose_table(engine_spans.requests_of(spans), path, options)
+    accounts = account_for_spans(spans)
+    if not len(accounts.latency_ns):
+        raise input_error(path, None, "spans without a request", "a span without a parent for each request")
+    failed = int(np.count_nonzero(spans.failed[spans.parent == -1]))
+    facts = {**spans.facts, "spans": len(spans), "services": len(set(spans.service.tolist()))}
+    described = findings.Recorded(
+        source=Source(kind="spans", path=str(path), read=facts),
+        statuses={"ok": len(accounts.latency_ns) - failed, "error": failed, "timeout": None, "shed": None},
+        offered_ns=accounts.arrival_ns,
+        workload=_name(path),
+    )
+    return findings.diagnose_accounts(accounts, described, options.percentile, options.seed)
+
+
+def _diagnose_histograms(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    return prometheus.diagnose(recorded.path, options.percentile)
+
+
+def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    steps = vllm_steps.read(recorded.path)
+    table = RequestTable(
+        arrival_ns=steps.end_ns - steps.length_ns,
+        latency_ns=steps.length_ns,
+        status=np.zeros(len(steps.end_ns), np.int8),
+        features={
+            "prefill_tokens": steps.prefill_tokens.astype(np.float64),
+            "generated_tokens": steps.streams.astype(np.float64),
+        },
+        has_status=False,
+        timed=False,
+        facts={"format": vllm_steps.NAME},
+    )
+    return diagnose_table(table, recorded.path, options, unit="step")
+
+
+def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorded]]:
+    """Of a folder, the files that are logs of requests, and those that are logs of an engine's steps."""
+    steps = [file for file in recorded.inside if vllm_steps.knows(file.head)]
+    tables = []
+    for file in recorded.inside:
+        if file not in steps:
+            name = next((name for name, (knows, _) in _TABLES.items() if knows(file.head)), None)
+            if name is not None:
+                tables.append((file, name))
+    return tables, steps
+
+
+def _knows_pair(recorded: Recorded) -> bool:
+    if len(recorded.inside) < 2:
+        return False
+    tables, steps = _parts(recorded)
+    return len(tables) == 1 and len(steps) == 1
+
+
+def _diagnose_pair(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    tables, steps = _parts(recorded)
+    file, name = tables[0]
+    table = _TABLES[name][1](file.path, options)
+    return diagnose_table(_beside(table, vllm_steps.read(steps[0].path)), recorded.path, options)
+
+
+def _beside(table: RequestTable, steps: EngineSteps) -> RequestTable:
+    """A table with the engine's steps on its clock, where both have a calendar."""
+    if table.start_unix_ns is None or int(steps.end_ns[-1]) < 10**17:
+        note = "The engine's steps have no calendar in common with the requests: they are not used."
+        return replace(table, notes=(*table.notes, note))
+    inside = replace(steps, end_ns=steps.end_ns - table.start_unix_ns)
+    return replace(table, steps=inside, facts={**table.facts, "steps": len(steps.end_ns)})
+
+
+#: Formats that are read into a table of requests.
+_TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    aiperf.NAME: (aiperf.knows, _plain(aiperf.read)),
+    vllm_bench.NAME: (vllm_bench.knows, _plain(vllm_bench.read)),
+    guidellm.NAME: (guidellm.knows, _plain(guidellm.read)),
+    triton_trace.NAME: (triton_trace.knows, _plain(triton_trace.read)),
+    access_log.NAME: (access_log.knows, _plain(access_log.read)),
+}
+
+READERS: tuple[Reader, ...] = (
+    Reader(
+        kind="requests",
+        reads="a folder with one of these and vLLM's log with its iterations",
+        knows=_knows_pair,
+        read=_diagnose_pair,
+    ),
+    *(_request_reader(name, knows, read) for name, (knows, read) in _TABLES.items()),
+    _span_reader(otlp_spans.NAME, otlp_spans.knows, otlp_spans.read),
+    _span_reader(jaeger_spans.NAME, jaeger_spans.knows, jaeger_spans.read),
+    _span_reader(span_csv.NAME, span_csv.knows, span_csv.read),
+    _span_reader(f"{otlp_spans.NAME} in protocol buffers", otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
+    Reader(
+        kind="requests",
+        reads=vllm_steps.NAME,
+        knows=lambda recorded: vllm_steps.knows(recorded.head),
+        read=_diagnose_steps,
+    ),
+    Reader(
+        kind="requests",
+        reads=prometheus.NAME,
+        knows=lambda recorded: prometheus.knows(recorded.head),
+        read=_diagnose_histograms,
+    ),
+    _request_reader(mapped_log.NAME, mapped_log.knows, _read_mapped),
+)

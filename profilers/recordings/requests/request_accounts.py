@@ -1,0 +1,514 @@
+"""A table of requests as a ledger: measured parts, the work that inputs need, the queue, stalls, drift, the rest.
+
+What the recording measured is taken as it is. What it does not know is inferred only where the recording bears it
+out (:mod:`queue_inference`), and is otherwise part of the remainder, which stays ``unexplained``.
+
+A wait is divided as in latfix's own record: what would be left with every service at reference is the traffic's;
+what is beyond belongs to those ahead, here in proportion to what each cause added to the busy cycle so far. The
+replay by steps of :mod:`latfix.profilers.attribution.wait_attribution` is too slow for logs of millions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
+from latfix.formatting import from_ns, share
+from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
+from latfix.profilers.evidence.telling_features import telling_features
+from latfix.profilers.evidence.work_model import WorkModel, error_out_of_fold, fit_work_model
+from latfix.profilers.over_time.level_shift import raised_stretch
+from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
+from latfix.profilers.recordings.requests.queue_inference import (
+    Queue,
+    chance_wait_ns,
+    cycle_begins,
+    grew_for_good,
+    in_flight,
+    infer_queue,
+    waits_at_reference,
+)
+from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints, RequestTable
+from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
+from latfix.statistics.change_points import rising_level
+
+#: Requests that models are learned from; routes that are told apart.
+_LEARNED, _ROUTES = 100_000, 24
+#: Windows of a drift, the rise from which on it counts as a share of a typical service, and how sure it must be.
+_WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
+_MINUTE_NS = 60e9
+#: Inputs differ in any traffic: named is what exceeds this share of p50.
+_USUAL_OF_P50 = 0.1
+#: By what a busy service stops being one in which requests wait by chance.
+_BUSY = 0.6
+
+PREFILL = KnownCause(
+    "batching.prefill",
+    "measured",
+    "prompts of other requests computed in the shared batch",
+    happened="all streams standing still while prompts of others were computed",
+    behind="one whose batch computed the prompts of others",
+)
+STALL = KnownCause(
+    "stall.shared",
+    "modelled",
+    "all requests in service stood still together",
+    happened="all requests in service standing still at one moment",
+    behind="requests that stood still together",
+)
+LATE = KnownCause(
+    "client.late",
+    "measured",
+    "the load generator sent it late",
+    happened="the load generator sending requests late",
+    behind="one that was sent late",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Columns:
+    """The ok requests of a table, and what was learned of them; all ``(n,)`` nanoseconds."""
+
+    arrival: Ints
+    latency: Ints
+    parts: dict[str, Ints]
+    design_of: Any
+    base: Ints
+    stalled: dict[str, Ints] = field(default_factory=dict)
+    wait: Ints | None = None
+    traffic: Ints | None = None
+    overload: Bools | None = None
+    servers: int = 1
+    expected: Floats = field(default_factory=lambda: np.zeros(0))
+    typical: float = 0.0
+    drift: _Drift | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drift:
+    """A level that only rises: ``(w,)`` nanoseconds above the start at moments."""
+
+    at_ns: Floats
+    level: Floats
+    step_ns: float | None
+
+    def of(self, arrival: Ints) -> Floats:
+        """Nanoseconds above the start."""
+        if self.step_ns is not None:
+            return np.where(arrival >= self.step_ns, self.level[-1], 0.0)
+        return np.asarray(np.interp(arrival.astype(np.float64), self.at_ns, self.level))
+
+
+def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -> Accounts:
+    """The ledger of a table's requests that ended ok.
+
+    :param tail_share: of the requests that a reader will look at, for what chance makes them wait.
+    """
+    columns = _columns(table)
+    notes = list(table.notes)
+    evidence: dict[str, str] = {}
+    if not len(columns.latency):
+        return _empty(table)
+    _find_stalls(table, columns, evidence)
+    _find_queue(table, columns, evidence, notes)
+    model = _fit(columns)
+    _find_log_stalls(table, columns, evidence)
+    columns.drift = _find_drift(columns) if table.timed else None
+    return _Ledger(table, columns, model, evidence, tail_share, seed).accounts(notes)
+
+
+def _columns(table: RequestTable) -> _Columns:
+    ok = table.ok
+    rows: Any = slice(None) if ok.all() else np.flatnonzero(ok)
+    parts = {name: np.maximum(column[rows], 0) for name, column in table.parts.items()}
+    latency = table.latency_ns[rows]
+    base = latency - sum(parts.values()) if parts else latency.copy()
+    return _Columns(
+        arrival=table.arrival_ns[rows], latency=latency, parts=parts, design_of=_design(table, rows, base), base=base
+    )
+
+
+def _design(table: RequestTable, rows: Any, base: Ints) -> Any:
+    """A function from a stretch of the ok requests to the columns that tell how much work they are."""
+    features = {name: column[rows] for name, column in table.features.items()}
+    n = len(table.arrival_ns[rows])
+    step = max(n // _LEARNED, 1)
+    sample = {name: column[::step] for name, column in features.items()}
+    taken = base[::step].astype(np.float64)
+
+    def error(chosen: Sequence[Floats]) -> float:
+        usable = np.ones(len(taken), dtype=bool)
+        return error_out_of_fold(np.column_stack([np.ones(len(taken)), *chosen]), taken, usable)
+
+    names = telling_features(sample, np.arange(-(-n // step)), [taken], error) if n else ()
+    route = None if table.route is None else table.route[rows]
+    common = np.argsort(-np.bincount(route[::step]))[:_ROUTES] if route is not None and n else np.zeros(0, np.int64)
+
+    def design(part: Any) -> Floats:
+        columns = [np.ones(len(table.arrival_ns[rows][part]))]
+        columns += [np.nan_to_num(features[name][part].astype(np.float64), nan=0.0) for name in names]
+        if route is not None:
+            columns += [(route[part] == code).astype(np.float64) for code in common.tolist()]
+        return np.stack(columns, axis=1)
+
+    design.names = names  # type: ignore[attr-defined]
+    return design
+
+
+def _find_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str]) -> None:
+    gaps = table.gaps
+    if gaps is None or not table.timed:
+        return
+    first = None if table.first_ns is None else np.where(table.first_ns >= 0, table.arrival_ns + table.first_ns, -1)
+    ended = table.arrival_ns + np.maximum(table.latency_ns, 0)
+    stalls = in_streams(len(table), gaps, first, ended, table.steps)
+    ok = table.ok
+    columns.stalled = {PREFILL.id: stalls.prefill_ns[ok], STALL.id: stalls.other_ns[ok]}
+    for cause, which in ((PREFILL.id, stalls.by_prefill), (STALL.id, ~stalls.by_prefill)):
+        events = stalls.events[which]
+        if len(events):
+            evidence[cause] = (
+                f"{len(events)} times most open streams stood still together, "
+                f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (usually "
+                f"{from_ns(stalls.usual_ns)} from chunk to chunk)"
+                + (
+                    ", a prompt's first token at the end of each."
+                    if cause == PREFILL.id
+                    else ", and no prompt shows."
+                )
+            )
+    columns.base = columns.base - sum(columns.stalled.values())
+
+
+def _find_queue(table: RequestTable, columns: _Columns, evidence: dict[str, str], notes: list[str]) -> None:
+    """The wait for service: measured, or inferred from arrivals and ends."""
+    if "queue" in columns.parts:
+        wait = columns.parts.pop("queue")
+        begin = columns.arrival + wait
+        order = np.argsort(begin, kind="stable")
+        serving = in_flight(begin[order], (columns.latency - wait)[order]) + 1
+        columns.wait, columns.servers = wait, max(int(np.quantile(serving, 0.9)), 1)
+        evidence["traffic.burst"] = f"the wait is measured; {columns.servers} requests were served at once"
+        return
+    if not table.timed:
+        notes.append("Arrivals have no times: there is no telling of a queue, of bursts or of drift.")
+        return
+    queue = None
+    if table.first_ns is None:
+        came = columns.arrival + columns.parts.get("dispatch", 0)
+        sorted_ = bool((np.diff(came) >= 0).all())
+        took = columns.latency - columns.parts.get("dispatch", 0)
+        queue = infer_queue(came, took, table.resolution_ns) if sorted_ else None
+    _take_queue(table, columns, queue, evidence, notes)
+
+
+def _take_queue(
+    table: RequestTable, columns: _Columns, queue: Queue | None, evidence: dict[str, str], notes: list[str]
+) -> None:
+    if queue is None:
+        why = "the recording does not bear out a first-come, first-served queue with a fixed number of servers"
+        if table.resolution_ns > float(np.median(columns.latency)) / 2:
+            why = f"arrivals are known to {from_ns(table.resolution_ns)} only"
+        elif table.first_ns is not None:
+            why = "streams share a batch, and the recording does not say when each was taken up"
+        notes.append(f"Waits in a queue are not told apart from service: {why}.")
+        return
+    columns.wait, columns.servers = queue.wait_ns, queue.servers
+    columns.base = columns.base - queue.wait_ns
+    evidence["traffic.burst"] = (
+        f"inferred: {queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
+        f"and were then served as long as those who met an idle server (within {queue.misfit:.2f}x)"
+    )
+
+
+def _fit(columns: _Columns) -> WorkModel:
+    """What inputs need of service."""
+    n = len(columns.base)
+    step = max(n // _LEARNED, 1)
+    rows = slice(None, None, step)
+    design = columns.design_of(rows)
+    time = np.maximum(columns.base[rows], 0).astype(np.float64)
+    model = fit_work_model(design, time, time > 0)
+    expected = np.empty(n)
+    fold = model.folds_of(n)
+    at_once = 500_000
+    for first in range(0, n, at_once):
+        part = slice(first, first + at_once)
+        expected[part] = model.predict(columns.design_of(part), fold[part])
+    columns.expected, columns.typical = expected, float(np.median(expected))
+    return model
+
+
+def _find_log_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str]) -> None:
+    if table.gaps is not None or not table.timed or table.resolution_ns > columns.typical / 2:
+        return
+    begin = columns.arrival + (columns.wait if columns.wait is not None else 0)
+    end = columns.arrival + columns.latency
+    lost, events = in_log(begin, end, columns.base - columns.expected, columns.typical)
+    if not len(events):
+        return
+    columns.stalled = {STALL.id: lost}
+    columns.base = columns.base - lost
+    evidence[STALL.id] = (
+        f"{len(events)} times nothing ended though several requests were being served, "
+        f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
+        f"{from_ns(columns.typical)}); what ran then is not in the recording."
+    )
+
+
+def _find_drift(columns: _Columns) -> _Drift | None:
+    """A level of service, beyond what inputs need, that rises and stays."""
+    n = len(columns.base)
+    step = max(n // _LEARNED, 1)
+    beyond = (columns.base[::step] - columns.expected[::step]).astype(np.float64)
+    at = columns.arrival[::step].astype(np.float64)
+    count = min(_WINDOWS, len(beyond) // _PER_WINDOW)
+    if count < 8:
+        return None
+    edges = np.linspace(0, len(beyond), count + 1).astype(np.int64)
+    values = np.array([float(np.median(beyond[a:b])) for a, b in pairwise(edges)])
+    times = np.array([float(at[a:b].mean()) for a, b in pairwise(edges)])
+    quarter = max(count // 4, 1)
+    before, after = float(values[:quarter].mean()), float(values[-quarter:].mean())
+    level = rising_level(values)
+    spread = float(((values - values.mean()) ** 2).sum())
+    rest = float(((values - level) ** 2).sum())
+    stays = float(np.median(values[-max(count // 8, 2) :])) >= before + _LASTING * (after - before)
+    if after - before <= _RISE * columns.typical or rest > (1 - _EXPLAINED) * spread or not stays:
+        return None
+    if rise_probability(values) > _SURE:
+        return None
+    place, left = best_step(values)
+    if left < 0.5 * squares_left(values, times):
+        rise = float(np.median(values[place:]) - np.median(values[:place]))
+        return _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
+    return _Drift(at_ns=times, level=level - level[0], step_ns=None)
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """All columns together, and the entries that they make."""
+
+    table: RequestTable
+    columns: _Columns
+    model: WorkModel
+    evidence: dict[str, str]
+    tail_share: float
+    seed: int
+    causes: tuple[KnownCause, ...] = ()
+    median_of: dict[str, int] = field(default_factory=dict)
+    base_level: int = 0
+
+    def accounts(self, notes: list[str]) -> Accounts:
+        columns = self.columns
+        self._find_traffic()
+        level = columns.expected if columns.drift is None else columns.expected + columns.drift.of(columns.arrival)
+        # What service takes beyond the model in the median belongs to a quiet request.
+        self.base_level = round(columns.typical + float(np.median(columns.base - level)))
+        self.median_of = {name: round(float(np.median(part))) for name, part in columns.parts.items()}
+        self.causes = self._known()
+        reference = self.base_level + sum(self.median_of.values())
+        nameable = {cause.id: MATERIAL for cause in self.causes if cause.id != UNEXPLAINED}
+        self._sentences(notes)
+        p50 = float(np.median(columns.latency)) / 1e6
+        floors = {"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms()}
+        return Accounts(
+            arrival_ns=columns.arrival,
+            latency_ns=columns.latency,
+            reference_ns=reference,
+            causes=self.causes,
+            entries=self.entries,
+            evidence=self.evidence,
+            nameable=nameable,
+            floors_ms=floors,
+            stages=self._stages(),
+            models={"service": _quality(self.model)} if self.model.samples else {},
+            ids=_ids(self.table),
+            timed=self.table.timed,
+            notes=tuple(notes),
+        )
+
+    def _find_traffic(self) -> None:
+        columns = self.columns
+        if columns.wait is None:
+            return
+        service = max(columns.typical, 1.0)
+        at_rest = waits_at_reference(columns.arrival, service, columns.servers)
+        columns.traffic = np.minimum(at_rest, columns.wait)
+        lasting = min(_MINUTE_NS, float(np.ptp(columns.arrival)) / 4)
+        columns.overload = grew_for_good(columns.arrival, at_rest, lasting)
+
+    def _chance_ms(self) -> float:
+        columns, n = self.columns, len(self.columns.arrival)
+        span = float(np.ptp(columns.arrival)) if n else 0.0
+        if columns.wait is None or span <= 0:
+            return 0.0
+        load = n / span * columns.typical / columns.servers
+        if not 0 < load < _BUSY:
+            return 0.0
+        return float(chance_wait_ns(n, span, columns.typical, columns.servers, self.tail_share, self.seed)) / 1e6
+
+    def _known(self) -> tuple[KnownCause, ...]:
+        columns = self.columns
+        found: list[KnownCause] = []
+        if columns.wait is not None:
+            found += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
+        if self.model.accepted:
+            found.append(CATALOGUE["input.size"])
+        found += [cause for cause in (PREFILL, STALL) if cause.id in columns.stalled]
+        found += [LATE if name == "dispatch" else _dependency(name) for name in columns.parts]
+        if columns.drift is not None:
+            found.append(CATALOGUE["drift.unknown"])
+        return (*found, CATALOGUE[UNEXPLAINED])
+
+    def extras(self, part: slice) -> dict[str, Ints]:
+        """By cause, what each request's service took beyond the reference, in a stretch."""
+        columns = self.columns
+        found: dict[str, Ints] = {}
+        if self.model.accepted:
+            found["input.size"] = np.rint(columns.expected[part] - columns.typical).astype(np.int64)
+        for cause, lost in columns.stalled.items():
+            found[cause] = lost[part]
+        for name, values in columns.parts.items():
+            found[_part_id(name)] = values[part] - self.median_of[name]
+        if columns.drift is not None:
+            found["drift.unknown"] = np.rint(columns.drift.of(columns.arrival[part])).astype(np.int64)
+        known = found.get("input.size", 0) + found.get("drift.unknown", 0)
+        found[UNEXPLAINED] = columns.base[part] - self.base_level - known
+        return found
+
+    def entries(self, part: slice) -> tuple[Ints, Ints]:
+        """Own and propagated parts of a stretch of requests."""
+        columns = self.columns
+        m = len(columns.latency[part])
+        place = {cause.id: k for k, cause in enumerate(self.causes)}
+        own, propagated = np.zeros((len(place), m), np.int64), np.zeros((len(place), m), np.int64)
+        for cause, amount in self.extras(part).items():
+            own[place[cause]] = amount
+        if columns.wait is None or columns.traffic is None or columns.overload is None:
+            return own, propagated
+        traffic, overload = columns.traffic[part], columns.overload[part]
+        own[place["traffic.burst"]] = np.where(overload, 0, traffic)
+        own[place["traffic.overload"]] = np.where(overload, traffic, 0)
+        self._divide(part, columns.wait[part] - traffic, place, propagated)
+        return own, propagated
+
+    def _divide(self, part: slice, waited: Ints, place: Mapping[str, int], propagated: Ints) -> None:
+        """The wait beyond the traffic's, by what each cause added to the busy cycle so far."""
+        columns = self.columns
+        assert columns.wait is not None
+        first = part.start or 0
+        since = (
+            int(np.flatnonzero(columns.wait[: first + 1] <= 0)[-1]) if (columns.wait[: first + 1] <= 0).any() else 0
+        )
+        whole = slice(since, first + len(waited))
+        begins = cycle_begins(columns.wait[whole])
+        begins[0] = True
+        start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+        added = {}
+        for cause, amount in self.extras(whole).items():
+            running = np.concatenate([[0], np.cumsum(amount)])
+            added[cause] = np.maximum(running[:-1] - running[start], 0)[first - since :]
+        total = np.maximum(sum(added.values()), 1).astype(np.float64)
+        for cause, amount in added.items():
+            propagated[place[cause]] = np.floor(waited * (amount / total)).astype(np.int64)
+        propagated[place[UNEXPLAINED]] += waited - propagated.sum(axis=0)
+
+    def _stages(self) -> dict[str, Ints]:
+        columns = self.columns
+        stages = dict(columns.parts)
+        if columns.wait is not None:
+            stages["queue"] = columns.wait
+        if stages or self.table.first_ns is not None or self.table.stages:
+            stages["service"] = columns.latency - sum(stages.values())
+        if self.table.stages:
+            inside = {name: column[self.table.ok] for name, column in self.table.stages.items()}
+            known = np.all([column >= 0 for column in inside.values()], axis=0)
+            stages["other"] = np.where(known, np.maximum(stages["service"] - sum(inside.values()), 0), -1)
+            stages |= inside
+        if self.table.first_ns is not None:
+            stages["first token"] = self.table.first_ns[self.table.ok]
+        return stages
+
+    def _sentences(self, notes: list[str]) -> None:
+        columns, evidence = self.columns, self.evidence
+        evidence["traffic.overload"] = evidence.get("traffic.burst", "")
+        names = ", ".join((*columns.design_of.names, *(["route"] if self.table.route is not None else [])))
+        if self.model.accepted:
+            evidence["input.size"] = (
+                f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(columns.typical)} in the median, "
+                f"{from_ns(float(np.quantile(columns.expected, 0.99)))} at p99."
+            )
+        elif names and self.model.samples:
+            notes.append(f"Service does not follow {names}: nothing is charged to inputs.")
+        for name, part in columns.parts.items():
+            evidence[_part_id(name)] = (
+                f"measured: {from_ns(float(np.median(part)))} in the median, "
+                f"{from_ns(float(np.quantile(part, 0.99)))} at p99."
+            )
+        if columns.drift is not None:
+            when = f" at {columns.drift.step_ns / 1e9:.0f} s, at once" if columns.drift.step_ns is not None else ""
+            evidence["drift.unknown"] = (
+                f"service for the same inputs rose by {from_ns(float(columns.drift.level[-1]))}{when}."
+            )
+        evidence[UNEXPLAINED] = self._remainder()
+
+    def _remainder(self) -> str:
+        columns = self.columns
+        n = len(columns.base)
+        step = max(n // 20_000, 1)
+        rest = self.extras(slice(0, n, step))[UNEXPLAINED].astype(np.float64)
+        stretch = raised_stretch(rest - rest.min()) if self.table.timed else None
+        text = "the recording has nothing that accounts for it"
+        if stretch is None:
+            return f"{text}."
+        origin, last = columns.arrival[0], min(stretch.last * step, n - 1)
+        begin, end = (float(columns.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
+        return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s than in the rest."
+
+
+def _dependency(name: str) -> KnownCause:
+    return KnownCause(
+        _part_id(name),
+        "measured",
+        f"waited for {name}",
+        happened=f"waiting for {name}",
+        behind=f"one that waited for {name}",
+    )
+
+
+def _part_id(name: str) -> str:
+    return LATE.id if name == "dispatch" else f"dependency.{name}"
+
+
+def _quality(model: WorkModel) -> dict[str, Any]:
+    return {
+        "accepted": model.accepted,
+        "r2": round(model.r2, 4),
+        "residual_mad_ms": model.residual_mad / 1e6,
+        "samples": model.samples,
+    }
+
+
+def _ids(table: RequestTable) -> tuple[str, ...]:
+    return tuple(name for name, ok in zip(table.ids, table.ok.tolist(), strict=True) if ok) if table.ids else ()
+
+
+def _empty(table: RequestTable) -> Accounts:
+    none = np.zeros(0, np.int64)
+    return Accounts(
+        arrival_ns=none,
+        latency_ns=none,
+        reference_ns=0,
+        causes=(CATALOGUE[UNEXPLAINED],),
+        entries=lambda _part: (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.int64)),
+        evidence={},
+        nameable={},
+        timed=table.timed,
+        notes=table.notes,
+    )

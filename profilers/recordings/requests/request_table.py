@@ -1,0 +1,127 @@
+"""Requests of a recording as columns, whatever wrote it: what every format is read into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.stages import Status
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: A status beside those of :class:`latfix.stages.Status`: taken back by its client, which is no latency.
+CANCELLED = 9
+#: In columns of nanoseconds: the recording does not say.
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """Pauses between two chunks of one stream, in order of ``row``.
+
+    :param row: ``(g,)`` the request; ``start_ns`` on the clock of the arrivals; ``length_ns`` from one chunk to the
+        next.
+    """
+
+    row: Ints
+    start_ns: Ints
+    length_ns: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSteps:
+    """Steps of a serving engine, as its own log has them, in order of time.
+
+    :param end_ns: ``(s,)`` on the clock of the arrivals; ``length_ns`` what each took.
+    :param prefill_tokens: ``(s,)`` tokens of prompts computed in it; ``streams`` that got a token.
+    """
+
+    end_ns: Ints
+    length_ns: Ints
+    prefill_tokens: Ints
+    streams: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTable:
+    """Requests in order of arrival. Nanoseconds; :data:`UNKNOWN` where the recording does not say.
+
+    :param arrival_ns: ``(n,)`` from the first arrival on.
+    :param latency_ns: ``(n,)`` of requests that ended; of others what they had waited, where that is known.
+    :param status: ``(n,)`` of :class:`Status`, or :data:`CANCELLED`.
+    :param parts: measured parts of the latency, each ``(n,)``. ``dispatch``: the load generator was late. ``queue``:
+        waited at the server. Any other name is a dependency that was waited for.
+    :param stages: measured stages within service, each ``(n,)``; what is in none of them is shown as ``other``.
+    :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
+    :param features: ``(n,)`` each; what tells how much work a request is.
+    :param route: ``(n,)`` index into ``routes``; ``None`` where requests have no kinds.
+    :param resolution_ns: of the arrivals, as far as the format tells.
+    :param timed: false where only the order of arrivals is known.
+    :param start_unix_ns: when the first request arrived; ``None`` without a calendar.
+    :param has_status: false where the format does not say how requests ended.
+    :param facts: what was read, by name, for ``source.read``.
+    :param notes: what a reader must know, one sentence each.
+    """
+
+    arrival_ns: Ints
+    latency_ns: Ints
+    status: npt.NDArray[np.int8]
+    parts: Mapping[str, Ints] = field(default_factory=dict)
+    stages: Mapping[str, Ints] = field(default_factory=dict)
+    first_ns: Ints | None = None
+    features: Mapping[str, npt.NDArray[np.float32] | Floats] = field(default_factory=dict)
+    route: npt.NDArray[np.int32] | None = None
+    routes: tuple[str, ...] = ()
+    gaps: Gaps | None = None
+    steps: EngineSteps | None = None
+    ids: tuple[str, ...] = ()
+    resolution_ns: int = 1
+    timed: bool = True
+    start_unix_ns: int | None = None
+    has_status: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    @property
+    def ok(self) -> Bools:
+        """``(n,)`` whether each ended well and has a latency."""
+        return np.asarray((self.status == Status.OK) & (self.latency_ns >= 0))
+
+    def sorted(self) -> RequestTable:
+        """In order of arrival, and counted from the first."""
+        order = np.argsort(self.arrival_ns, kind="stable")
+        first = int(self.arrival_ns[order[0]]) if len(order) else 0
+        if len(order) and (order[1:] > order[:-1]).all() and first == 0:
+            return self
+        gaps = self.gaps
+        if gaps is not None:
+            place = np.empty(len(order), np.int64)
+            place[order] = np.arange(len(order))
+            row = place[gaps.row]
+            by_row = np.argsort(row, kind="stable")
+            gaps = Gaps(row=row[by_row], start_ns=gaps.start_ns[by_row] - first, length_ns=gaps.length_ns[by_row])
+        steps = None if self.steps is None else replace(self.steps, end_ns=self.steps.end_ns - first)
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[order] - first,
+            latency_ns=self.latency_ns[order],
+            status=self.status[order],
+            parts={name: column[order] for name, column in self.parts.items()},
+            stages={name: column[order] for name, column in self.stages.items()},
+            first_ns=None if self.first_ns is None else self.first_ns[order],
+            features={name: column[order] for name, column in self.features.items()},
+            route=None if self.route is None else self.route[order],
+            ids=tuple(self.ids[k] for k in order.tolist()) if self.ids else (),
+            gaps=gaps,
+            steps=steps,
+            start_unix_ns=first if self.start_unix_ns is None and first > 10**17 else self.start_unix_ns,
+        )

@@ -1,0 +1,107 @@
+"""A table of spans put together span by span."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latfix.profilers.recordings.requests.span_table import SpanTable
+
+#: Attributes that name the service behind a client's span, the most telling first (OpenTelemetry's conventions).
+_PEERS = ("peer.service", "service.peer.name", "db.system.name", "db.system", "messaging.system", "rpc.service",
+          "server.address", "net.peer.name", "http.host")  # fmt: skip
+
+#: A serving engine's span has a request's latency, and its parts, in attributes (vLLM's ``SpanAttributes``).
+ENGINE_LATENCY = "gen_ai.latency.e2e"
+
+
+@dataclass(slots=True)
+class SpanRows:
+    """Columns that grow; see :class:`SpanTable` for what they mean."""
+
+    start_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
+    names: list[tuple[str, str]] = field(default_factory=list)
+    parents: list[tuple[str, str] | None] = field(default_factory=list)
+    services: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    calls: list[bool] = field(default_factory=list)
+    peers: list[str] = field(default_factory=list)
+    failed: list[bool] = field(default_factory=list)
+    engine: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    reversed: int = 0
+
+    def add(
+        self,
+        *,
+        trace: str,
+        span: str,
+        parent: str,
+        service: str,
+        operation: str,
+        start_ns: int,
+        end_ns: int,
+        calls: bool = False,
+        attributes: Mapping[str, Any] | None = None,
+        failed: bool = False,
+    ) -> None:
+        """One span; one that ends before it begins has no length."""
+        if end_ns < start_ns:
+            self.reversed += 1
+            end_ns = start_ns
+        self.start_ns.append(start_ns)
+        self.end_ns.append(end_ns)
+        self.names.append((trace, span))
+        self.parents.append((trace, parent) if parent else None)
+        self.services.append(service or "unknown")
+        self.operations.append(operation)
+        self.calls.append(calls)
+        self.peers.append(_peer(attributes or {}) if calls else "")
+        self.failed.append(failed)
+        if attributes and ENGINE_LATENCY in attributes:
+            self.engine.append((start_ns, attributes))
+
+    def table(self, **facts: Any) -> SpanTable:
+        """The columns."""
+        place = {name: row for row, name in enumerate(self.names)}
+        parent = [-1 if name is None else place.get(name, -2) for name in self.parents]
+        service, services = _codes([*self.services, *(peer for peer in self.peers if peer)])
+        operation, operations = _codes(self.operations)
+        trace, traces = _codes([trace for trace, _ in self.names])
+        n = len(self.names)
+        peer = np.full(n, -1, np.int64)
+        peer[np.array([bool(each) for each in self.peers], bool)] = service[n:]
+        first = min(self.start_ns, default=0)
+        notes: tuple[str, ...] = ()
+        if self.reversed:
+            notes = (f"{self.reversed} spans end before they begin; they are read as having no length.",)
+        return SpanTable(
+            start_ns=np.array([start - first for start in self.start_ns], np.int64),
+            end_ns=np.array([end - first for end in self.end_ns], np.int64),
+            parent=np.array(parent, np.int64),
+            trace=trace,
+            service=service[:n],
+            operation=operation,
+            calls=np.array(self.calls, bool),
+            peer=peer,
+            failed=np.array(self.failed, bool),
+            services=services,
+            operations=operations,
+            traces=traces,
+            facts=facts,
+            engine=tuple(self.engine),
+            notes=notes,
+        )
+
+
+def _codes(words: list[str]) -> tuple[Any, tuple[str, ...]]:
+    known: dict[str, int] = {}
+    codes = [known.setdefault(word, len(known)) for word in words]
+    return np.array(codes, np.int64), tuple(known)
+
+
+def _peer(attributes: Mapping[str, Any]) -> str:
+    return next((str(attributes[name]) for name in _PEERS if attributes.get(name)), "")

@@ -1,0 +1,121 @@
+"""Spans as columns, and whose time a request's was: every moment of it belongs to one span.
+
+A moment belongs to the deepest span on the critical path: walking back from a span's end, the child that ends last
+is what was waited for, up to its own begin; what no child covers is the span's own. The parts of a request so sum to
+its latency exactly, whatever ran beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanTable:
+    """Spans, in the recording's order. Nanoseconds of a common clock, as far as hosts agree.
+
+    :param parent: ``(n,)`` row of the parent; -1 without one, -2 where it is not in the recording.
+    :param service: ``(n,)`` index into ``services``; ``operation`` into ``operations``.
+    :param calls: ``(n,)`` true where the span is known to wait for another service (a client's span).
+    :param peer: ``(n,)`` index into ``services`` of the service that a client's span says it calls; -1 unknown.
+    :param failed: ``(n,)`` true where the span says that it failed.
+    :param trace: ``(n,)`` index into ``traces``.
+    :param engine: of spans of a serving engine, begin in nanoseconds since 1970 and attributes.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    parent: Ints
+    trace: Ints
+    service: Ints
+    operation: Ints
+    calls: Bools
+    peer: Ints
+    failed: Bools
+    services: tuple[str, ...]
+    operations: tuple[str, ...]
+    traces: tuple[str, ...]
+    engine: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTimes:
+    """The critical path of every request.
+
+    :param roots: ``(r,)`` rows of the requests' outermost spans, in order of begin.
+    :param request: ``(n,)`` index into ``roots`` of each span; -1 for one that belongs to none.
+    :param own_ns: ``(n,)`` of each span on the critical path of its request; they sum to the root's length.
+    :param orphans: spans left out because their parent is missing.
+    """
+
+    roots: Ints
+    request: Ints
+    own_ns: Ints
+    orphans: int
+
+
+def own_times(spans: SpanTable) -> OwnTimes:
+    """Divide every request's time among its spans."""
+    roots = np.flatnonzero(spans.parent == -1)
+    missing = np.flatnonzero(spans.parent == -2)
+    orphans = len(missing)
+    if not len(roots):  # a service's own spans, whose callers kept theirs
+        roots, orphans = missing, 0
+    roots = roots[np.argsort(spans.start_ns[roots], kind="stable")]
+    children = _children(spans)
+    request = np.full(len(spans), -1, np.int64)
+    own = [0] * len(spans)
+    start, end = spans.start_ns.tolist(), spans.end_ns.tolist()
+    for number, root in enumerate(roots.tolist()):
+        _walk(root, number, start, end, children, own, request)
+    return OwnTimes(roots=roots, request=request, own_ns=np.array(own, np.int64), orphans=orphans)
+
+
+def _children(spans: SpanTable) -> dict[int, list[int]]:
+    """By parent, its children, those that end last first."""
+    inside = np.flatnonzero(spans.parent >= 0)
+    inside = inside[np.argsort(-spans.end_ns[inside], kind="stable")]
+    children: dict[int, list[int]] = {}
+    for row, parent in zip(inside.tolist(), spans.parent[inside].tolist(), strict=True):
+        children.setdefault(parent, []).append(row)
+    return children
+
+
+def _walk(
+    root: int,
+    number: int,
+    start: list[int],
+    end: list[int],
+    children: Mapping[int, list[int]],
+    own: list[int],
+    request: Ints,
+) -> None:
+    pending = [(root, start[root], end[root])]
+    while pending:
+        row, low, high = pending.pop()
+        if request[row] >= 0:
+            continue  # a ring of parents
+        request[row] = number
+        cursor = high
+        for child in children.get(row, ()):
+            begin, over = max(start[child], low), min(end[child], cursor)
+            if over <= begin:
+                pending.append((child, 0, 0))  # beside the path: it cost nobody anything
+                continue
+            own[row] += cursor - over
+            pending.append((child, begin, over))
+            cursor = begin
+        own[row] += max(cursor - low, 0)

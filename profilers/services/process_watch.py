@@ -1,0 +1,142 @@
+"""Another process, all its threads and children, by the kernel's counters (``proc(5)``): nothing in it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from latfix.errors import InputError
+from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
+from latfix.profilers.probes.kept_files import KeptOpen
+
+Reading = dict[str, float]
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: Threads whose counters are read at every poll, at most.
+_MOST_THREADS = 512
+
+
+class ProcessWatch:
+    """Counters of a process and all that it started, summed; what has ended stays in the sums.
+
+    :param pid: its number on this machine.
+    :raises InputError: there is no such process, or its counters cannot be read.
+    """
+
+    def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        self._proc = root / "proc"
+        self.pid = pid
+        if not (self._proc / str(pid) / "task").is_dir():
+            raise InputError(f"--pid: found no process {pid}; expected the number of the service's process")
+        if not (self._proc / str(pid) / "task" / str(pid) / "schedstat").exists():
+            raise InputError(f"--pid: found no schedstat of process {pid}; expected a kernel with CONFIG_SCHED_INFO")
+        self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
+        self._threads: dict[str, KeptOpen] = {}
+        self._last: dict[str, tuple[int, int]] = {}
+        self._faults: dict[int, tuple[int, int]] = {}
+        self._switches: dict[str, tuple[int, int]] = {}
+        self._gone = {"cpu": 0, "runq": 0, "minflt": 0, "majflt": 0, "vcsw": 0, "icsw": 0}
+        self.processes: tuple[int, ...] = ()
+        self.look_around()
+
+    @property
+    def command(self) -> str:
+        """What the process was started as, without its arguments' values; empty where it cannot be read."""
+        with contextlib.suppress(OSError):
+            return (self._proc / str(self.pid) / "comm").read_text(errors="replace").strip()
+        return ""
+
+    @property
+    def throttling(self) -> bool:
+        """Whether its control group tells for how long a quota stopped it."""
+        return self._throttle.available
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return (self._proc / str(self.pid)).is_dir()
+
+    def look_around(self) -> None:
+        """Find threads and children that have begun or ended since."""
+        self.processes = tuple(self._tree(self.pid))
+        found: set[str] = set()
+        for pid in self.processes:
+            with contextlib.suppress(OSError):
+                tasks = (self._proc / str(pid) / "task").iterdir()
+                found.update(f"{pid}/task/{thread.name}" for thread in tasks)
+        for gone in self._threads.keys() - found:
+            self._forget(gone)
+        for thread in sorted(found - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
+            with contextlib.suppress(OSError):
+                self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
+
+    def read_fast(self) -> Reading:
+        """On-CPU time and run-queue delay of all threads, throttled time, page faults."""
+        for thread, file in list(self._threads.items()):
+            try:
+                words = file.read().split()
+                self._last[thread] = (int(words[0]), int(words[1]))
+            except (OSError, IndexError):  # the thread ended meanwhile
+                self._forget(thread)
+        reading: Reading = {
+            "server.cpu_ns": self._gone["cpu"] + sum(cpu for cpu, _ in self._last.values()),
+            "server.runq_ns": self._gone["runq"] + sum(runq for _, runq in self._last.values()),
+            "server.threads": len(self._threads),
+        }
+        if self._throttle.available:
+            reading["server.throttled_ns"] = self._throttle.throttled_ns()
+        return reading
+
+    def read_slow(self) -> Reading:
+        """Page faults, context switches, resident memory, processes; and :meth:`look_around`."""
+        self.look_around()
+        resident = 0
+        for pid in self.processes:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = (self._proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                self._faults[pid] = (int(fields[7]), int(fields[9]))
+                resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
+        for thread in self._threads:
+            with contextlib.suppress(OSError, ValueError):
+                self._switches[thread] = _switches((self._proc / thread / "status").read_text(errors="replace"))
+        return {
+            "server.minflt": self._gone["minflt"] + sum(minor for minor, _ in self._faults.values()),
+            "server.majflt": self._gone["majflt"] + sum(major for _, major in self._faults.values()),
+            "server.vcsw": self._gone["vcsw"] + sum(own for own, _ in self._switches.values()),
+            "server.icsw": self._gone["icsw"] + sum(forced for _, forced in self._switches.values()),
+            "server.rss_bytes": resident,
+            "server.processes": len(self.processes),
+        }
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for file in self._threads.values():
+            file.close()
+
+    def _forget(self, thread: str) -> None:
+        """A thread ended: what it had used stays in the sums."""
+        self._threads.pop(thread).close()
+        cpu, runq = self._last.pop(thread, (0, 0))
+        own, forced = self._switches.pop(thread, (0, 0))
+        for name, value in (("cpu", cpu), ("runq", runq), ("vcsw", own), ("icsw", forced)):
+            self._gone[name] += value
+
+    def _tree(self, pid: int) -> list[int]:
+        """The process and all below it."""
+        found, waiting = [], [pid]
+        while waiting:
+            one = waiting.pop()
+            if one in found:
+                continue
+            found.append(one)
+            with contextlib.suppress(OSError):
+                for thread in (self._proc / str(one) / "task").iterdir():
+                    text = (thread / "children").read_text()
+                    waiting += [int(word) for word in text.split()]
+        return found
+
+
+def _switches(status: str) -> tuple[int, int]:
+    found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return int(found.get("voluntary_ctxt_switches", 0)), int(found.get("nonvoluntary_ctxt_switches", 0))

@@ -1,0 +1,115 @@
+"""Figures of a service behind an address, from its run's record."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from latfix.profilers.evidence.outside_view import CPU, RUN_QUEUE, THROTTLED, Counter
+from latfix.results.diagnosis import Goodput, ProcessFigures, ServiceFigures, StreamFigures
+from latfix.run_record.run_record import RunRecord, Throughput
+from latfix.stages import Status
+from latfix.statistics.latency_summary import summarize_ms
+
+_METRICS = "metrics."
+
+
+def service_figures(record: RunRecord, servers: int | None) -> ServiceFigures:
+    """What is known of the service beside its latency.
+
+    :param servers: that one queue was seen to feed; 0 where that cannot be told.
+    """
+    rows = record.requests
+    fresh = rows["new_connection"] > 0
+    took = np.maximum(rows["prepare_ns"] - rows["send_ns"], 0)[fresh & (rows["send_ns"] > 0)]
+    return ServiceFigures(
+        connections=int(np.count_nonzero(fresh)),
+        connect_ms=summarize_ms(took) if len(took) else None,
+        servers=servers or None,
+        streams=_streams(record),
+        goodput=_goodput(record),
+        process=_process(record),
+        metrics=_metrics(record),
+    )
+
+
+def _seconds(record: RunRecord) -> float:
+    whole = Throughput()
+    whole.add(record.requests)
+    return max(whole.seconds, 1e-9)
+
+
+def _streams(record: RunRecord) -> StreamFigures | None:
+    rows = record.requests
+    ok = record.measured & (rows["status"] == Status.OK) & (rows["chunks"] > 0)
+    if not ok.any():
+        return None
+    gaps = [detail.get("gaps_us", []) for detail in record.events["detail"][record.events["kind"] == "stream"]]
+    flat = np.array([gap for each in gaps for gap in each], dtype=np.int64) * 1000
+    tokens = int(rows["output_tokens"][ok].sum())
+    return StreamFigures(
+        requests=int(np.count_nonzero(ok)),
+        first_token_ms=summarize_ms(rows["first_token_ns"][ok]),
+        gap_ms=summarize_ms(flat),
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / _seconds(record),
+    )
+
+
+def _goodput(record: RunRecord) -> Goodput | None:
+    limits = {name: float(value) for name, value in record.meta.http.get("slo", {}).items()}
+    if not limits:
+        return None
+    rows = record.requests
+    good = record.measured & (rows["status"] == Status.OK)
+    parts = np.maximum(rows["chunks"] - 1, 1)
+    since_first = rows["arrival_ns"] + rows["latency_ns"] - (rows["arrival_ns"] + rows["first_token_ns"])
+    streamed = rows["chunks"] > 0
+    values = {
+        "latency": rows["latency_ns"] / 1e6,
+        "ttft": np.where(streamed, rows["first_token_ns"], rows["latency_ns"] - rows["finish_ns"]) / 1e6,
+        "gap": np.where(streamed, since_first / parts, 0.0) / 1e6,
+    }
+    for name, limit in limits.items():
+        good &= values[name] < limit
+    arrived = max(int(np.count_nonzero(record.measured)), 1)
+    met = int(np.count_nonzero(good))
+    return Goodput(limits_ms=limits, rps=met / _seconds(record), share=met / arrived)
+
+
+def _process(record: RunRecord) -> ProcessFigures | None:
+    cpu, pid = Counter.of(record.samples, CPU), record.meta.http.get("pid")
+    if not cpu.known or pid is None:
+        return None
+    span = max(float(cpu.at_ns[-1] - cpu.at_ns[0]), 1.0)
+    throttled = Counter.of(record.samples, THROTTLED)
+    gpu = Counter.of(record.samples, "nvml.own_sm_util").value
+    resident = Counter.of(record.samples, "server.rss_bytes").value
+    return ProcessFigures(
+        pid=int(pid),
+        cpu_cores=_grown(cpu) / span,
+        waiting_cores=_grown(Counter.of(record.samples, RUN_QUEUE)) / span,
+        throttled_ms=_grown(throttled) / 1e6 if throttled.known else None,
+        minor_faults=int(_grown(Counter.of(record.samples, "server.minflt"))),
+        major_faults=int(_grown(Counter.of(record.samples, "server.majflt"))),
+        voluntary_switches=int(_grown(Counter.of(record.samples, "server.vcsw"))),
+        involuntary_switches=int(_grown(Counter.of(record.samples, "server.icsw"))),
+        resident_bytes=int(resident[-1]) if len(resident) else 0,
+        gpu_util=float(gpu.mean()) if len(gpu) else None,
+    )
+
+
+def _grown(counter: Counter) -> float:
+    return float(counter.value[-1] - counter.value[0]) if counter.known else 0.0
+
+
+def _metrics(record: RunRecord) -> dict[str, dict[str, float]]:
+    names = sorted({str(name) for name in record.samples["series"] if str(name).startswith(_METRICS)})
+    found = {}
+    for name in names:
+        values = Counter.of(record.samples, name).value
+        if len(values) and math.isfinite(float(values[-1])):
+            told = {"before": float(values[0]), "after": float(values[-1]), "most": float(values.max())}
+            found[name.removeprefix(_METRICS)] = told
+    return found

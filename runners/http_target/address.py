@@ -1,0 +1,206 @@
+"""The address of a service, and what is sent with every request: headers, trust, timeouts."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+from latfix.errors import InputError
+
+SCHEMES = ("http", "https")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
+#: Headers that the replay itself sets.
+_OWN = {"content-length", "transfer-encoding", "connection", "host"}
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_LONGEST_TIMEOUT_S = 86_400.0
+
+
+def is_address(workload: str) -> bool:
+    """True if a command line names a service by its address, and no folder or file."""
+    return "://" in workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a service listens.
+
+    :param target: path and query, as they are requested.
+    :param shown: the address as a record may show it: without user, password and values of the query.
+    :param authorization: of the user and password in it; empty for none.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+    shown: str
+    authorization: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of a run: host and path."""
+        return self.shown.partition("://")[2].partition("?")[0].rstrip("/")
+
+    @property
+    def path(self) -> str:
+        """The path alone, without a query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def secure(self) -> bool:
+        """Over TLS."""
+        return self.scheme == "https"
+
+    @property
+    def host_header(self) -> str:
+        """As the ``Host`` header has it: the port only where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+
+    def at(self, target: str) -> Address:
+        """Another path of the same service."""
+        return Address(
+            scheme=self.scheme,
+            host=self.host,
+            port=self.port,
+            target=target,
+            shown=f"{self.scheme}://{self.host_header}{target}",
+            authorization=self.authorization,
+        )
+
+
+def parse_address(text: str) -> Address:
+    """The address in ``http://host:port/path``.
+
+    :raises InputError: it is none, or of a protocol that is not replayed.
+    """
+    expected = "an address such as http://127.0.0.1:8000/predict"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InputError(f"{text}: found {error}; expected {expected}") from error
+    if parts.scheme not in SCHEMES:
+        grpc = "; gRPC is not replayed, KServe v2 is over HTTP: http://host:8000/v2/models/NAME/infer"
+        raise InputError(
+            f"{text}: found the protocol {parts.scheme!r}; expected http or https"
+            + (grpc if parts.scheme.startswith("grpc") else "")
+        )
+    if not parts.hostname or not text.isprintable() or " " in text:
+        raise InputError(f"{text}: found no host in it; expected {expected}")
+    if port == 0:
+        raise InputError(f"{text}: found port 0; expected one from 1 to 65535")
+    host = parts.hostname
+    port = port or (443 if parts.scheme == "https" else 80)
+    target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    where = f"[{host}]" if ":" in host else host
+    place = f"{parts.scheme}://{where}{'' if parts.port is None else f':{port}'}{target}"
+    return Address(
+        scheme=parts.scheme,
+        host=host,
+        port=port,
+        target=f"{target}?{quote(parts.query, safe='/%:@!$&()*+,;=?~-._')}" if parts.query else target,
+        shown=f"{place}{_names_of(parts.query)}",
+        authorization=_basic(parts),
+    )
+
+
+def _names_of(query: str) -> str:
+    """The query without its values, which may be keys to the service."""
+    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
+    return f"?{'&'.join(f'{name}=…' for name in names)}" if names else ""
+
+
+def _basic(parts: SplitResult) -> str:
+    if not parts.username:
+        return ""
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def parse_headers(
+    options: Sequence[str], address: Address, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """``--header "Name: value"``; ``$NAME`` in a value is taken from the environment.
+
+    :raises InputError: one is no header, names one that the replay sets itself, or a variable that is not set.
+    """
+    environment = os.environ if environment is None else environment
+    headers = {"Authorization": address.authorization} if address.authorization else {}
+    for option in options:
+        name, colon, value = option.partition(":")
+        name = name.strip()
+        if not colon or not _TOKEN.fullmatch(name):
+            raise InputError('--header: found one without a name; expected "Name: value"')
+        if name.lower() in _OWN:
+            raise InputError(f"--header: found {name}, which the replay sets itself; leave it out")
+        value = _expanded(value.strip(), name, environment)
+        if not value.isprintable() or not value.isascii():
+            raise InputError(f"--header: found a value of {name} that is not printable ASCII; encode it first")
+        headers = {known: kept for known, kept in headers.items() if known.lower() != name.lower()}
+        headers[name] = value
+    return headers
+
+
+def _expanded(value: str, header: str, environment: Mapping[str, str]) -> str:
+    def variable(found: re.Match[str]) -> str:
+        name = found.group(1) or found.group(2)
+        if name not in environment:
+            raise InputError(f"--header: found ${name} in {header}, and no such variable; export {name}=… first")
+        return environment[name]
+
+    return _VARIABLE.sub(variable, value)
+
+
+def check_method(method: str) -> str:
+    """The method in capitals.
+
+    :raises InputError: it is none that carries a request.
+    """
+    if method.upper() not in _METHODS:
+        raise InputError(f"--method: found {method!r}; expected one of {', '.join(_METHODS)}")
+    return method.upper()
+
+
+def check_timeout(seconds: float) -> float:
+    """Seconds after which a request is given up.
+
+    :raises InputError: not above 0, or above a day.
+    """
+    if not 0 < seconds <= _LONGEST_TIMEOUT_S:
+        raise InputError(f"--timeout: found {seconds:g}; expected seconds above 0, at most {_LONGEST_TIMEOUT_S:,.0f}")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """What a server's certificate is checked with.
+
+    :param cacert: a file of certificates to trust instead of the system's; empty for the system's.
+    :param insecure: trust any.
+    """
+
+    cacert: str = ""
+    insecure: bool = False
+
+    def context(self) -> ssl.SSLContext:
+        """For connections.
+
+        :raises InputError: the file holds no certificate.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.cacert or None)
+        except (OSError, ssl.SSLError) as error:
+            reason = "no certificate in PEM form" if Path(self.cacert).is_file() else "no such file"
+            raise InputError(f"--cacert: found {reason}: {self.cacert}; expected certificates to trust") from error
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context

@@ -1,0 +1,186 @@
+"""Bodies of requests: a JSON template in which ``{name}`` stands for a value of the recorded request.
+
+The template is JSON first and is filled in as JSON: a text that is nothing but ``"{payload}"`` becomes the value
+itself, whatever its type; ``"id-{id}"`` stays a text with the value in it, escaped by the encoder. No value can
+close a quotation mark or add a key. ``{{`` and ``}}`` are braces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError
+from latfix.formatting import did_you_mean
+from latfix.request import Request
+from latfix.traffic.schedule import Traffic
+
+_MARK = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_OWN = ("payload", "id", "priority", "session", "arrival_s", "features")
+#: Requests whose values are looked up before anything is sent.
+_LOOKED_AT = 1000
+
+Fill = Callable[[Mapping[str, Any]], Any]
+
+
+class BodyTemplate:
+    """A JSON document with places for values.
+
+    :param text: JSON.
+    :param where: for messages.
+    :raises InputError: it is no JSON, or a place has no name.
+    """
+
+    def __init__(self, text: str, where: str = "--body") -> None:
+        self.text, self._where = text, where
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            found = (
+                f"{error.msg} in column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+            )
+            raise InputError(
+                f"{where}: found no JSON ({found}); expected a template such as "
+                """'{"inputs": "{payload}"}', with quotation marks around each place"""
+            ) from error
+        self.names: tuple[str, ...] = tuple(dict.fromkeys(self._places(document)))
+        self._fill = self._compiled(document)
+
+    def check(self, traffic: Traffic) -> None:
+        """See that the traffic has what the template names.
+
+        :raises InputError: naming the place that has no value, and what there is.
+        """
+        known = (*_OWN, *traffic.features)
+        for name in self.names:
+            if name.partition(".")[0] not in known and name not in known:
+                raise InputError(
+                    f"{self._where}: found {{{name}}}, which the traffic does not have; expected one of "
+                    f"{', '.join(known)}; {did_you_mean(name, known, 'see latfix traffic inspect')}"
+                )
+        for k in range(min(len(traffic), _LOOKED_AT)):
+            self.render(traffic.request(k))
+
+    def render(self, request: Request) -> bytes:
+        """The body of one request.
+
+        :raises InputError: a place inside its payload is not there.
+        """
+        try:
+            filled = self._fill(_values(request))
+        except LookupError as error:
+            raise InputError(
+                f"{self._where}: found {{{error.args[0]}}}, which request {request.id!r} does not have; "
+                "expected a key of its payload"
+            ) from error
+        return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+    def _places(self, node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield from self._in_text(key)
+                yield from self._places(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from self._places(value)
+        elif isinstance(node, str):
+            yield from self._in_text(node)
+
+    def _in_text(self, text: str) -> Iterator[str]:
+        for mark in _MARK.finditer(text):
+            if mark.group(0) in ("{", "}") or (mark.group(1) is not None and not mark.group(1).strip()):
+                raise InputError(
+                    f"{self._where}: found a brace without a name in {text[:60]!r}; "
+                    "expected {name}, or {{ and }} for braces"
+                )
+            if mark.group(1) is not None:
+                yield mark.group(1).strip()
+
+    def _compiled(self, node: Any) -> Fill:
+        if isinstance(node, dict):
+            pairs = [(self._compiled_text(key), self._compiled(value)) for key, value in node.items()]
+            return lambda values: {_text(key(values)): fill(values) for key, fill in pairs}
+        if isinstance(node, list):
+            fills = [self._compiled(value) for value in node]
+            return lambda values: [fill(values) for fill in fills]
+        if isinstance(node, str):
+            return self._compiled_text(node)
+        return lambda _values: node
+
+    @staticmethod
+    def _compiled_text(text: str) -> Fill:
+        whole = _MARK.fullmatch(text)
+        if whole is not None and whole.group(1) is not None:
+            name = whole.group(1).strip()
+            return lambda values: look_up(values, name)
+        parts: list[tuple[bool, str]] = []
+        end = 0
+        for mark in _MARK.finditer(text):
+            parts.append((False, text[end : mark.start()]))
+            parts.append((False, mark.group(0)[0]) if mark.group(1) is None else (True, mark.group(1).strip()))
+            end = mark.end()
+        parts.append((False, text[end:]))
+        if not any(place for place, _ in parts):
+            plain = "".join(word for _, word in parts)
+            return lambda _values: plain
+        return lambda values: "".join(_text(look_up(values, word)) if place else word for place, word in parts)
+
+
+def read_template(option: str) -> BodyTemplate:
+    """``--body``: JSON itself, or the name of a file that holds it.
+
+    :raises InputError: neither.
+    """
+    if option.lstrip()[:1] in ("{", "[", '"'):
+        return BodyTemplate(option)
+    path = Path(option.removeprefix("@"))
+    try:
+        return BodyTemplate(path.read_text(encoding="utf-8"), where=str(path))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: found bytes that are no UTF-8; expected a JSON template") from error
+    except OSError as error:
+        raise InputError(
+            f"--body: found {option[:80]!r}, which is neither JSON nor a file ({error.strerror}); "
+            """expected a template such as '{"inputs": "{payload}"}'"""
+        ) from error
+
+
+def look_up(values: Mapping[str, Any], name: str) -> Any:
+    """A value by name; ``payload.key.0`` goes into objects and lists. A feature that a request lacks is ``None``.
+
+    :raises LookupError: a payload does not have it; its argument is the name.
+    """
+    if name in values:
+        return values[name]
+    head, _, rest = name.partition(".")
+    value = values.get(head)
+    for key in rest.split(".") if rest else ():
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            raise LookupError(name)
+    return value
+
+
+def _values(request: Request) -> dict[str, Any]:
+    features = dict(request.features)
+    return {
+        **features,
+        "payload": request.payload,
+        "id": request.id,
+        "priority": request.priority,
+        "session": request.session,
+        "arrival_s": request.arrival_s,
+        "features": features,
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,271 @@
+"""HTTP/1.1 as a client of one request at a time needs it (RFC 9112): requests as bytes, answers read piece by piece.
+
+By hand, because a library's share of a request is ten times its whole cost here (``benchmarks/http_replay.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+#: Heads of answers are no longer; nor are lines of streamed events.
+_LONGEST_HEAD, _LONGEST_EVENT = 1 << 17, 1 << 24
+#: How much of an answer is kept, to quote it where it is an error.
+_KEPT = 2048
+_END = b"\r\n\r\n"
+
+
+class ProtocolError(Exception):
+    """The answer is no HTTP/1.1."""
+
+
+def request_head(method: str, target: str, host: str, headers: Mapping[str, str], *, keep_alive: bool) -> bytes:
+    """The part of a request's head that all requests share, without its end."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
+    present = {name.lower() for name in headers}
+    if "user-agent" not in present:
+        lines.append("User-Agent: latfix")
+    if "accept" not in present:
+        lines.append("Accept: */*")
+    if "content-type" not in present:
+        lines.append("Content-Type: application/json")
+    if not keep_alive:
+        lines.append("Connection: close")
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("ascii") + b"\r\n"
+
+
+def whole_request(head: bytes, request_id: str, trace: str, body: bytes) -> bytes:
+    """A request as it is sent.
+
+    :param trace: ``traceparent`` (W3C Trace Context).
+    """
+    own = f"X-Request-Id: {request_id}\r\ntraceparent: {trace}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return b"".join((head, own.encode("ascii"), body))
+
+
+class AnswerReader:
+    """Reads one answer after the other from what a connection receives.
+
+    :ivar status: of the answer being read; 0 before its head is whole.
+    :ivar keep: whether the connection can carry another request.
+    :ivar body: its first bytes.
+    :ivar received: bytes, head and body.
+    :ivar events: reads streamed output; ``None`` where the answer is not streamed.
+    """
+
+    __slots__ = ("_chunk", "_held", "_left", "_mode", "body", "events", "keep", "received", "status")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin the next answer."""
+        self._held = b""
+        self._mode = "head"
+        self._left = 0
+        self._chunk = ""
+        self.status, self.keep, self.received = 0, True, 0
+        self.body = b""
+        self.events: StreamedOutput | None = None
+
+    def feed(self, data: bytes, now_ns: int) -> bool:
+        """Take what was received; true once the answer is whole.
+
+        :raises ProtocolError: it is no HTTP/1.1.
+        """
+        self.received += len(data)
+        if self._mode == "head":
+            self._held += data
+            if not self._read_head():
+                return self._mode == "done"
+            data, self._held = self._held, b""
+        if self._mode == "length":
+            self._take(data[: self._left], now_ns)
+            self._left -= len(data)
+            if self._left < 0:
+                self.keep = False  # more than was announced: what follows cannot be told apart
+            return self._left <= 0
+        if self._mode == "chunked":
+            return self._read_chunks(data, now_ns)
+        if self._mode == "until close":
+            self._take(data, now_ns)
+        return self._mode == "done"
+
+    def closed(self) -> bool:
+        """The server closed the connection: true if that ends the answer in order."""
+        self.keep = False
+        return self._mode == "until close"
+
+    def _read_head(self) -> bool:
+        """Read the head as far as it is there; whether a body follows."""
+        while True:
+            end = self._held.find(_END)
+            if end < 0:
+                if len(self._held) > _LONGEST_HEAD or not b"HTTP/1.".startswith(self._held[:7]):
+                    raise ProtocolError(f"an answer that begins with {self._held[:24]!r}; expected HTTP/1.1")
+                return False
+            head, self._held = self._held[:end], self._held[end + 4 :]
+            status = self._status(head)
+            if status >= 200 or status == 101:
+                break
+        self._begin_body(head, status)
+        return self._mode != "done"
+
+    @staticmethod
+    def _status(head: bytes) -> int:
+        words = head[:64].split(None, 2)
+        if not head.startswith(b"HTTP/1.") or len(words) < 2 or not words[1].isdigit():
+            raise ProtocolError(f"an answer that begins with {head[:24]!r}; expected HTTP/1.1")
+        return int(words[1])
+
+    def _begin_body(self, head: bytes, status: int) -> None:
+        fields = _fields(head)
+        self.status = status
+        connection = fields.get(b"connection", b"").lower()
+        self.keep = b"close" not in connection and (head.startswith(b"HTTP/1.1") or b"keep-alive" in connection)
+        if fields.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
+            self.events = StreamedOutput()
+        if status in (204, 304):
+            self._mode = "done"
+        elif b"chunked" in fields.get(b"transfer-encoding", b"").lower():
+            self._mode = "chunked"
+        elif b"content-length" in fields:
+            length = fields[b"content-length"]
+            if not length.isdigit():
+                raise ProtocolError(f"Content-Length {length[:24]!r}")
+            self._left = int(length)
+            self._mode = "length" if self._left else "done"
+        else:
+            self._mode, self.keep = "until close", False
+
+    def _read_chunks(self, data: bytes, now_ns: int) -> bool:
+        """Undo the chunked coding; trailers are passed over."""
+        data = self._held + data
+        at = 0
+        while True:
+            if self._left > 0:
+                part = data[at : at + self._left]
+                self._take(part, now_ns)
+                self._left -= len(part)
+                at += len(part)
+                if self._left > 0:
+                    break
+                self._chunk = "end"
+            if self._chunk == "end":  # the line break behind a chunk's data
+                if len(data) - at < 2:
+                    break
+                at, self._chunk = at + 2, ""
+            line = data.find(b"\r\n", at)
+            if line < 0:
+                if len(data) - at > _LONGEST_HEAD:
+                    raise ProtocolError("a chunk without a size")
+                break
+            text = data[at:line]
+            at = line + 2
+            if self._chunk == "trailers":
+                if not text:
+                    return True
+                continue
+            try:
+                self._left = int(text.partition(b";")[0].strip(), 16)
+            except ValueError as error:
+                raise ProtocolError(f"a chunk of size {text[:24]!r}") from error
+            if self._left == 0:
+                self._chunk = "trailers"
+        self._held = data[at:]
+        return False
+
+    def _take(self, data: bytes, now_ns: int) -> None:
+        if self.events is not None:
+            self.events.feed(data, now_ns)
+        if len(self.body) < _KEPT:
+            self.body += data[: _KEPT - len(self.body)]
+
+
+class StreamedOutput:
+    """Server-sent events of a model that streams its output: when each part of it came.
+
+    Parts are events whose JSON has text for the client, as OpenAI's chat and completions, TGI and others write them;
+    an event of another form counts as a part.
+
+    :ivar at_ns: when each part came.
+    :ivar tokens: that the answer says it has; 0 where it does not say.
+    :ivar failure: an error that the stream told.
+    """
+
+    __slots__ = ("_held", "at_ns", "failure", "tokens")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.at_ns: list[int] = []
+        self.tokens = 0
+        self.failure = ""
+
+    def feed(self, data: bytes, now_ns: int) -> None:
+        """Take the next bytes of the stream."""
+        *lines, self._held = (self._held + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now_ns)
+        if len(self._held) > _LONGEST_EVENT:
+            raise ProtocolError("a streamed event without an end")
+
+    def _event(self, text: bytes, now_ns: int) -> None:
+        if not text or text == b"[DONE]":
+            return
+        try:
+            event = json.loads(text)
+        except (ValueError, RecursionError):
+            self.at_ns.append(now_ns)
+            return
+        if isinstance(event, dict):
+            self._usage(event)
+            if event.get("error"):
+                self.failure = str(event["error"])[:200]
+        if _brings_output(event):
+            self.at_ns.append(now_ns)
+
+    def _usage(self, event: dict[str, Any]) -> None:
+        for holder, key in (("usage", "completion_tokens"), ("details", "generated_tokens")):
+            inner = event.get(holder)
+            count = inner.get(key) if isinstance(inner, dict) else None
+            if isinstance(count, int) and not isinstance(count, bool):
+                self.tokens = max(self.tokens, count)
+
+
+def _brings_output(event: Any) -> bool:
+    """Whether an event has something for the reader: a role, a usage or a reason to stop alone is none."""
+    if not isinstance(event, dict):
+        return True
+    choices = event.get("choices")
+    if not isinstance(choices, list):
+        return "error" not in event
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        delta = choice.get("delta")
+        inner = delta if isinstance(delta, dict) else choice
+        if any(inner.get(key) for key in ("content", "text", "reasoning_content", "reasoning", "tool_calls")):
+            return True
+    return False
+
+
+def error_words(status: int, body: bytes) -> str:
+    """What an answer that is an error says, in a line."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    said = " ".join(body[:400].decode("utf-8", "replace").split())[:160]
+    return f"HTTP {status} {phrase}".strip() + (f": {said}" if said else "")
+
+
+def _fields(head: bytes) -> dict[bytes, bytes]:
+    fields: dict[bytes, bytes] = {}
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        fields[name.strip().lower()] = value.strip()
+    return fields

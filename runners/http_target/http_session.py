@@ -1,0 +1,219 @@
+"""A replay against an address from its options to its record: checked, replayed in a process of its own, kept."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import InputError, LatfixError
+from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.http_target.address import Address, Trust, parse_address
+from latfix.runners.http_target.body_template import BodyTemplate
+from latfix.runners.http_target.connection import Endpoint
+from latfix.runners.http_target.replay_loop import failure_words
+from latfix.runners.http_target.request_bodies import default_body, models_path
+from latfix.runners.http_target.server_watch import opener
+from latfix.runners.replay.run_session import Replay, prepare_folder, replay_into
+from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+_CONNECT_S = 10.0
+_LOOKED_AT = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpReplay:
+    """What is to be replayed against which service, checked.
+
+    :param headers: with their values, which stay out of the record.
+    :param body: template of the requests' bodies; ``None`` for what the protocol has.
+    :param spec: its name, traffic and objective.
+    :param told: what the service told of its models.
+    :param pid: of the service's process on this machine; ``None`` where it is not watched.
+    :param metrics: address of its metrics; ``None`` where they are not read.
+    """
+
+    address: Address
+    endpoint: Endpoint
+    spec: WorkloadSpec
+    traffic: Traffic
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: BodyTemplate | None = None
+    told: Any = None
+    model: str = ""
+    timeout_s: float = 60.0
+    keep_alive: bool = True
+    trust: Trust = field(default_factory=Trust)
+    pid: int | None = None
+    metrics: str | None = None
+    slo: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def check(self) -> None:
+        """See that bodies can be made of the traffic.
+
+        :raises InputError: they cannot.
+        """
+        if self.body is not None:
+            self.body.check(self.traffic)
+            return
+        body = default_body(self.address.path, self.traffic, self.told, self.model)
+        for k in range(min(len(self.traffic), _LOOKED_AT)):
+            body(self.traffic.request(k))
+
+    def job(self) -> dict[str, Any]:
+        """What the replaying process is told."""
+        address = self.address
+        return {
+            "address": f"{address.scheme}://{address.host_header}{address.target}",
+            "family": int(self.endpoint.family),
+            "place": list(self.endpoint.place),
+            "method": self.method,
+            "headers": dict(self.headers),
+            "body": None if self.body is None else self.body.text,
+            "told": self.told,
+            "model": self.model,
+            "timeout_s": self.timeout_s,
+            "keep_alive": self.keep_alive,
+            "cacert": self.trust.cacert,
+            "insecure": self.trust.insecure,
+            "pid": self.pid,
+            "metrics": self.metrics,
+        }
+
+
+class _HttpProcess(RunnerProcess):
+    """The process that replays over HTTP."""
+
+    MODULE = "latfix.runners.http_target.replay_main"
+
+    def __init__(self, job: Mapping[str, Any], log: Path) -> None:
+        super().__init__(Path(), "", RunnerSettings(), log)
+        self._job = job
+
+
+def reach(address: Address, trust: Trust) -> Endpoint:
+    """Connect once, so that an address where nobody listens fails before anything is replayed.
+
+    :raises InputError: in one line, why there is no connection.
+    """
+    tls = trust.context() if address.secure else None
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no host's name"
+        raise InputError(f"{address.shown}: found no host {address.host} ({reason}); check the address") from error
+    failure: OSError | None = None
+    for family, _, _, _, place in found:
+        try:
+            with socket.create_connection((str(place[0]), address.port), _CONNECT_S) as sock:
+                if tls is not None:
+                    _shake_hands(address, tls, sock)
+        except OSError as error:
+            failure = error
+        else:
+            return Endpoint(family=int(family), place=tuple(place), tls=tls, name=address.host)
+    why = "no answer within 10 s" if isinstance(failure, TimeoutError) else str(failure and failure.strerror).lower()
+    raise InputError(
+        f"{address.shown}: found nobody who listens on {address.host}:{address.port} ({why}); start the service first"
+    )
+
+
+def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> None:
+    """One TLS handshake.
+
+    :raises InputError: it fails.
+    """
+    try:
+        tls.wrap_socket(sock, server_hostname=address.host).close()
+    except ssl.SSLCertVerificationError as error:
+        todo = "--cacert FILE trusts its authority, --insecure trusts anybody"
+        raise InputError(f"{address.shown}: {failure_words(error)}; {todo}") from error
+    except OSError as error:
+        why = "no answer to it" if isinstance(error, TimeoutError) else failure_words(error)
+        raise InputError(f"{address.shown}: the TLS handshake failed ({why}); is it an http address?") from error
+
+
+def ask_models(address: Address, headers: Mapping[str, str], trust: Trust) -> Any:
+    """What the service tells of its models, where its protocol has a place for that; ``None`` otherwise."""
+    path = models_path(address.path)
+    text = None if path is None else _got(address.at(path), headers, trust)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
+
+
+def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None, trust: Trust) -> str | None:
+    """Where the service tells its metrics: where the user says, or at ``/metrics``; ``None`` where it does not.
+
+    :raises InputError: it does not where the user says that it does.
+    """
+    if asked == "off":
+        return None
+    place = address.at("/metrics") if asked is None else parse_address(asked)
+    text = _got(place, headers, trust)
+    if text is not None and parse_metrics(text):
+        return f"{place.scheme}://{place.host_header}{place.target}"
+    if asked is not None:
+        raise InputError(f"--metrics: found no metrics at {place.shown}; expected Prometheus' text format, or off")
+    return None
+
+
+def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:
+    """The text of a page; ``None`` where there is none."""
+    request = urllib.request.Request(
+        f"{address.scheme}://{address.host_header}{address.target}", headers=dict(headers)
+    )
+    try:
+        with opener(trust).open(request, timeout=_CONNECT_S) as answer:
+            return str(answer.read(LONGEST_TEXT).decode("utf-8", "replace"))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> RunRecord:
+    """One replay, recorded in ``path``.
+
+    :raises Interrupted: Ctrl-C; the record is kept and comes with it.
+    :raises InputError: no request was served, so that nothing was measured.
+    :raises LatfixError: it failed; what was recorded is kept.
+    """
+    planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
+    folder = prepare_folder(path, planned)
+    folder.update(
+        source={"kind": "http", "path": replay.address.shown},
+        workload_folder="",
+        device="http",
+        http={
+            "method": replay.method,
+            "headers": sorted(replay.headers),
+            "keep_alive": replay.keep_alive,
+            "timeout_s": replay.timeout_s,
+            "slo": dict(replay.slo),
+            "pid": replay.pid,
+            "metrics": None if replay.metrics is None else replay.metrics.partition("?")[0],
+        },
+    )
+    with _HttpProcess(replay.job(), path / "runner.log") as process:
+        try:
+            process.start()
+        except (LatfixError, KeyboardInterrupt) as error:
+            folder.fail(str(error) or "interrupted while starting")
+            raise
+        record = replay_into(process, folder, on_event=on_event)
+    if record.meta.failure or (record.errors and not len(record.latencies_ns())):
+        why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
+        raise InputError(f"{replay.address.shown}: {why}; what was recorded is in {path}")
+    return record

@@ -1,0 +1,284 @@
+"""The open-loop replay over HTTP: one thread that sends at the recorded times and stamps what comes back.
+
+A request is handed over when it is due, whatever became of earlier ones: over a connection that is idle, or over a
+new one. Nothing is sent twice. Between two requests the loop reads answers; it leaves them for the time in which the
+next request is due, so that a service's answers never make its callers late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import selectors
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+from latfix.runners.http_target.connection import Connection, Endpoint
+from latfix.runners.http_target.http_messages import ProtocolError, error_words
+from latfix.runners.http_target.request_log import RequestLog
+from latfix.runners.replay.open_loop import LEAST_SPIN_NS, MOST_SPIN_NS, sharp_timer
+from latfix.stages import Status
+
+_clock = time.perf_counter_ns
+#: How long the loop sleeps at most without a look at whether it is to stop.
+_LONGEST_SLEEP_NS = 50_000_000
+#: Between requests of which other things are done: bodies made ahead, rows written.
+_SLACK_NS = 600_000
+#: Bodies made ahead, at most; and their bytes.
+_AHEAD, _AHEAD_BYTES = 4096, 64 << 20
+#: Behind its time, the loop looks for answers after so many requests.
+_BEHIND = 8
+#: So many first answers, all of them refusals of the client's own, end a replay that measures nothing.
+_HOPELESS = 20
+_REPORT_NS = 250_000_000
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class ReplayLoop:
+    """One replay.
+
+    :param request: the bytes of request k.
+    :param timeout_ns: after its scheduled time, a request is given up.
+    :param report: called four times a second with how many have ended, and how many are in flight.
+    :ivar opened: connections; ``rendered_late`` bodies that were not made ahead.
+    :ivar hopeless: why the replay was given up; empty where it was not.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        request: Callable[[int], bytes],
+        log: RequestLog,
+        stop: threading.Event,
+        *,
+        timeout_ns: int,
+        keep_alive: bool,
+        report: Callable[[int, int, bool], None],
+    ) -> None:
+        self._endpoint, self._request = endpoint, request
+        self._scheduled: list[int] = []
+        self._log, self._stop = log, stop
+        self._timeout_ns, self._keep_alive, self._report = timeout_ns, keep_alive, report
+        self._selector = selectors.DefaultSelector()
+        self._idle: list[Connection] = []
+        self._carriers: dict[int, Connection] = {}
+        self._deadlines: deque[tuple[int, int]] = deque()
+        self._ahead: deque[bytes] = deque()
+        self._ahead_bytes, self._made, self._render_ns = 0, 0, 0
+        self._next, self._reported, self._wrote = 0, 0, 0
+        self._refused, self._served = 0, False
+        self.opened = self.rendered_late = 0
+        self.hopeless = ""
+
+    def prepare(self, count: int) -> None:
+        """Make bodies of the first of ``count`` requests ahead, before the clock of the run starts."""
+        while self._made < min(count, _AHEAD) and self._ahead_bytes < _AHEAD_BYTES:
+            self._render()
+
+    def schedule(self, scheduled_ns: list[int]) -> None:
+        """When each request is due, on the clock of ``time.perf_counter_ns``."""
+        self._scheduled = scheduled_ns
+
+    def run(self) -> int:
+        """Replay all; returns how many requests were handed over."""
+        try:
+            with sharp_timer():
+                while self._step():
+                    pass
+        finally:
+            for connection in [*self._carriers.values(), *self._idle]:
+                connection.close()
+            self._selector.close()
+        return self._next
+
+    def _step(self) -> bool:
+        now = _clock()
+        sending = self._next < len(self._scheduled) and not self._stop.is_set() and not self.hopeless
+        if not sending and (not self._carriers or self._stop.is_set() or self.hopeless):
+            return False
+        due = self._scheduled[self._next] if sending else now + _LONGEST_SLEEP_NS
+        if now >= due:
+            self._hand_over(now)
+            if self._next % _BEHIND == 0:
+                self._look(0, now)
+            return True
+        left = due - now
+        if left > _SLACK_NS:
+            self._between(now, left)
+            left = due - _clock()
+        spin = min(max(left // 100, LEAST_SPIN_NS), MOST_SPIN_NS) if sending else 0
+        if left > spin:
+            self._look(min(left - spin, _LONGEST_SLEEP_NS), due)
+            return True
+        while _clock() < due:
+            pass
+        return True
+
+    def _between(self, now: int, left: int) -> None:
+        """What can wait for a moment in which nothing is due."""
+        while self._deadlines and (
+            self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._carriers
+        ):  # those that have ended are passed over
+            deadline, slot = self._deadlines.popleft()
+            if deadline <= now and slot in self._carriers:
+                self._lose(self._carriers[slot], Status.TIMEOUT, "no answer in time", now)
+        if now - self._reported > _REPORT_NS:
+            self._reported = now
+            self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
+        if self._log.pending and now - self._wrote > _REPORT_NS:
+            self._log.write_some()
+            self._wrote = now if not self._log.pending else 0
+        elif self._made < len(self._scheduled) and len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES:
+            while self._made < len(self._scheduled) and left > 2 * self._render_ns + LEAST_SPIN_NS:
+                self._render()
+                left -= self._render_ns
+                if len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES:
+                    break
+
+    def _render(self) -> None:
+        begun = _clock()
+        body = self._request(self._made)
+        self._ahead.append(body)
+        self._ahead_bytes += len(body)
+        self._made += 1
+        self._render_ns = max(self._render_ns, min(_clock() - begun, _SLACK_NS)) if self._made > 1 else 0
+
+    def _hand_over(self, now: int) -> None:
+        slot = self._next
+        self._next += 1
+        if not self._ahead:
+            self.rendered_late += 1
+            self._render()
+        request = self._ahead.popleft()
+        self._ahead_bytes -= len(request)
+        now = _clock()
+        connection = self._idle.pop() if self._idle else None
+        try:
+            fresh = connection is None
+            connection = connection or self._opened()
+            self._carriers[slot] = connection
+            self._deadlines.append((self._scheduled[slot] + self._timeout_ns, slot))
+            connection.begin(slot, request, now)
+            if fresh:
+                self._selector.register(connection.sock, self._wanted(connection), connection)
+            elif connection.wants_write:
+                self._selector.modify(connection.sock, _READ | _WRITE, connection)
+        except OSError as error:
+            if connection is None:  # no more sockets
+                due, end = self._scheduled[slot], _clock()
+                self._log.add((slot, due, now - due, end - now, 0, 0, end - due, int(Status.ERROR), *(0,) * 8))
+                self._failed(slot, end, failure_words(error), "connect")
+            else:
+                self._lose(connection, Status.ERROR, failure_words(error), _clock())
+
+    def _opened(self) -> Connection:
+        connection = Connection(self._endpoint)
+        self.opened += 1
+        return connection
+
+    @staticmethod
+    def _wanted(connection: Connection) -> int:
+        return _READ | _WRITE if connection.wants_write else _READ
+
+    def _look(self, wait_ns: int, due: int) -> None:
+        """Wait for answers, and read those that are there as far as the time until ``due`` allows."""
+        if wait_ns > 0 and not select.select([self._selector.fileno()], (), (), wait_ns / 1e9)[0]:
+            return
+        now = _clock()
+        for key, mask in self._selector.select(0):
+            self._serve(key.data, mask, now)
+            if _clock() >= due:
+                return
+
+    def _serve(self, connection: Connection, mask: int, now: int) -> None:
+        before = connection.wants_write
+        sock = connection.sock
+        try:
+            if mask & _WRITE:
+                connection.writable()
+            done = bool(mask & _READ) and connection.readable(now)
+        except (OSError, ProtocolError) as error:
+            self._lose(connection, Status.ERROR, failure_words(error), now)
+            return
+        if done:
+            self._answered(connection, now)
+        elif connection.wants_write != before or connection.sock is not sock:
+            self._selector.modify(connection.sock, self._wanted(connection), connection)
+
+    def _answered(self, connection: Connection, now: int) -> None:
+        answer = connection.answer
+        status, message = _verdict(answer.status, answer.body, answer.events.failure if answer.events else "")
+        self._write(connection, status, message, now)
+        if status == Status.OK:
+            self._served = True
+        elif not self._served and 400 <= answer.status < 500 and status == Status.ERROR:
+            self._refused += 1
+            if self._refused >= min(_HOPELESS, len(self._scheduled)):
+                self.hopeless = message
+        if self._keep_alive and answer.keep and connection.open:
+            connection.slot = -1
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+
+    def _lose(self, connection: Connection, status: Status, message: str, now: int) -> None:
+        """A request ended without a whole answer, or an idle connection was closed."""
+        if connection.slot >= 0:
+            self._write(connection, status, message, now)
+        elif connection in self._idle:
+            self._idle.remove(connection)
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it failed before it was registered
+            self._selector.unregister(connection.sock)
+        connection.close()
+
+    def _write(self, connection: Connection, status: Status, message: str, now: int) -> None:
+        """The row of the request that a connection carries, which ended ``now``."""
+        slot, begun = connection.slot, connection.begun_ns
+        del self._carriers[slot]
+        end = max(now, connection.sent_ns, connection.first_ns, begun)
+        # A boundary never reached lies at the request's end: stages after it are 0.
+        ready = min(connection.ready_ns or end, end)
+        sent = max(min(connection.sent_ns or end, end), ready)
+        first = max(min(connection.first_ns or end, end), sent)
+        answer, due = connection.answer, self._scheduled[slot]
+        chunks = tokens = first_token = 0
+        if answer.events is not None and answer.events.at_ns:
+            at = answer.events.at_ns
+            chunks, tokens, first_token = len(at), answer.events.tokens or len(at), max(at[0], first) - due
+            gaps = [(later - earlier) // 1000 for earlier, later in pairwise(at)]
+            self._log.event("stream", at[0], at[-1] - at[0], slot, {"gaps_us": gaps})
+        stages = (begun - due, sent - begun, first - sent, end - first, end - due)
+        exchanged = (answer.status, int(connection.fresh), len(connection.request), answer.received)
+        self._log.add((slot, due, *stages, int(status), sent - ready, *exchanged, chunks, tokens, first_token))
+        if status != Status.OK:
+            self._failed(slot, end, message, "answer" if connection.ready_ns else "connect")
+
+    def _failed(self, slot: int, end: int, message: str, stage: str) -> None:
+        self._log.event("error", end, 0, slot, {"message": message, "stage": stage})
+
+
+def _verdict(http_status: int, body: bytes, failure: str) -> tuple[Status, str]:
+    """How a request with this answer ended, and what there is to say of it."""
+    if 200 <= http_status < 300:
+        return (Status.ERROR, f"the stream told an error: {failure}") if failure else (Status.OK, "")
+    if http_status == 429:
+        return Status.SHED, error_words(http_status, body)
+    return Status.ERROR, error_words(http_status, body)
+
+
+def failure_words(error: OSError | ProtocolError) -> str:
+    """Why there was no answer, in a line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's certificate is not trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or error})"
+    if isinstance(error, ProtocolError):
+        return f"found {error}"
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,281 @@
+"""The process that replays traffic against an address, and nothing else: no model, no torch, no other thread.
+
+Started by :mod:`latfix.runners.http_target.http_session`; speaks the protocol of :mod:`latfix.runners.replay`.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError
+from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.run_record.run_record import SCHEDULE
+from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.http_target.address import Trust, parse_address
+from latfix.runners.http_target.body_template import BodyTemplate
+from latfix.runners.http_target.connection import Endpoint
+from latfix.runners.http_target.http_messages import request_head, whole_request
+from latfix.runners.http_target.replay_loop import ReplayLoop
+from latfix.runners.http_target.request_bodies import Body, default_body
+from latfix.runners.http_target.request_log import RequestLog
+from latfix.runners.replay.open_loop import give_priority_back, take_priority
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, die_with_parent, first_message
+from latfix.traffic.io.stored_schedule import load_schedule
+from latfix.traffic.schedule import Traffic
+
+_LEAD_IN_NS = 300_000_000
+_WATCH_S = 30.0
+_ID = re.compile(r"[^!-~]")
+_LONGEST_ID = 128
+
+
+class Replayer:
+    """Replays the schedule in a run's folder.
+
+    :param job: the address, what is sent, and how the service is watched; see ``http_session``.
+    """
+
+    def __init__(self, job: dict[str, Any], parent: LineWriter) -> None:
+        self._job, self._parent = job, parent
+        self._stop = threading.Event()
+
+    def listen(self, commands: LineReader) -> None:
+        """Serve commands until ``exit`` or the parent is gone; an interrupt ends the replay from another thread."""
+        waiting: list[dict[str, Any]] = []
+        arrived = threading.Condition()
+
+        def read() -> None:
+            while not commands.ended:
+                for command in commands.read():
+                    if command["do"] == "interrupt":
+                        self._stop.set()
+                        continue
+                    with arrived:
+                        waiting.append(command)
+                        arrived.notify()
+            self._stop.set()
+            with arrived:
+                waiting.append({"do": "exit"})
+                arrived.notify()
+
+        threading.Thread(target=read, name="latfix-commands", daemon=True).start()
+        while True:
+            with arrived:
+                arrived.wait_for(lambda: bool(waiting))
+                command = waiting.pop(0)
+            if command["do"] == "exit":
+                return
+            self._parent.send({"event": "done", "do": command["do"], **self.replay(Path(command["folder"]))})
+
+    def replay(self, folder: Path) -> dict[str, Any]:
+        """Replay and record; what ``run.json`` says of it.
+
+        :raises LatfixError: the service cannot be watched, or a body cannot be made.
+        """
+        job = self._job
+        traffic = load_schedule(folder / SCHEDULE)
+        address = parse_address(job["address"])
+        endpoint = Endpoint(
+            family=job["family"],
+            place=tuple(job["place"]),
+            tls=Trust(cacert=job["cacert"], insecure=job["insecure"]).context() if address.secure else None,
+            name=address.host,
+        )
+        head = request_head(
+            job["method"], address.target, address.host_header, job["headers"], keep_alive=job["keep_alive"]
+        )
+        _allow_connections()
+        with _Watched(job, folder) as watch:
+            t0_ns = time.perf_counter_ns() + _LEAD_IN_NS
+            start_ns = t0_ns - int(traffic.start_s * 1e9)
+            log = RequestLog(folder, start_ns)
+            loop = ReplayLoop(
+                endpoint,
+                _requests(traffic, head, self._body(traffic), str(folder)),
+                log,
+                self._stop,
+                timeout_ns=int(job["timeout_s"] * 1e9),
+                keep_alive=job["keep_alive"],
+                report=self._report(start_ns),
+            )
+            loop.prepare(len(traffic))
+            start_ns += max(time.perf_counter_ns() + _LEAD_IN_NS // 3 - t0_ns, 0)
+            log.t0_ns = start_ns
+            loop.schedule((start_ns + traffic.arrival_ns).tolist())
+            watch.begin(start_ns)
+            priority = take_priority()
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+            began, clock = time.thread_time_ns(), time.perf_counter_ns()
+            try:
+                sent = loop.run()
+            finally:
+                log.close()
+            cpu, wall = time.thread_time_ns() - began, max(time.perf_counter_ns() - clock, 1)
+            give_priority_back()
+            gc.enable()
+        return {
+            "state": "interrupted" if self._stop.is_set() or loop.hopeless else "complete",
+            "sent": sent,
+            "t0_ns": start_ns,
+            "cores": usable_cores(),
+            "overhead": {
+                "per_request_us": 0.0,  # nothing of latfix is on the service's own path
+                "core_share": (cpu + watch.told.get("cpu_ns", 0)) / wall,
+                "replayer_us_per_request": cpu / max(sent, 1) / 1e3,
+                "replayer_core_share": cpu / wall,
+                "watch_core_share": watch.told.get("cpu_ns", 0) / wall,
+                "connections": loop.opened,
+                "bodies_made_late": loop.rendered_late,
+            },
+            "probes": {"replayer": priority, **watch.lines()},
+            **({"failure": f"given up: every answer was {loop.hopeless}"} if loop.hopeless else {}),
+        }
+
+    def _body(self, traffic: Traffic) -> Body:
+        job = self._job
+        if job["body"] is not None:
+            return BodyTemplate(job["body"]).render
+        return default_body(parse_address(job["address"]).path, traffic, job["told"], job["model"])
+
+    def _report(self, start_ns: int) -> Callable[[int, int, bool], None]:
+        def report(done: int, in_flight: int, draining: bool) -> None:
+            at = time.perf_counter_ns() - start_ns
+            status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
+            self._parent.send({"event": "status", **status})
+
+        return report
+
+
+class _Watched:
+    """The watching process, for as long as the replay lasts; none where there is nothing to watch."""
+
+    def __init__(self, job: dict[str, Any], folder: Path) -> None:
+        self._wanted = job["pid"] is not None or job["metrics"] is not None
+        self._job = {name: job[name] for name in ("pid", "metrics", "headers", "cacert", "insecure")} | {
+            "folder": str(folder)
+        }
+        self._process: subprocess.Popen[str] | None = None
+        self.told: dict[str, Any] = {}
+
+    def __enter__(self) -> _Watched:
+        if self._wanted:
+            command = [sys.executable, "-P", "-m", "latfix.runners.http_target.server_watch"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._tell(self._job)
+            answer = self._hear()
+            if "ready" not in answer:
+                raise RunnerError(answer.get("failed", "the process that watches the service did not start"))
+        return self
+
+    def begin(self, t0_ns: int) -> None:
+        """Start watching."""
+        if self._process is not None:
+            self._tell({"begin": t0_ns})
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        self._process.stdin.close()
+        self.told = self._hear()
+        try:
+            self._process.wait(_WATCH_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def lines(self) -> dict[str, str]:
+        """What was watched, or why not."""
+        told, job = self.told, self._job
+        lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
+        if job["pid"] is not None:
+            throttling = "" if told.get("throttling") else "; its control group tells no throttling"
+            ended = "" if told.get("alive", True) else "; it ended during the run"
+            lines["process"] = f"process: {job['pid']} {told.get('process', '')}, every 5 ms{throttling}{ended}"
+            lines["nvml"] = str(told.get("nvml", ""))
+        if job["metrics"] is not None:
+            failed = f", {told.get('failed')} failed ({told.get('metrics_error')})" if told.get("failed") else ""
+            lines["metrics"] = f"metrics: read {told.get('scrapes', 0)} times{failed}"
+        return lines
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return dict(json.loads(line)) if line else {}
+
+
+def _requests(traffic: Traffic, head: bytes, body: Body, run: str) -> Callable[[int], bytes]:
+    """Request k as bytes: its own id, and a trace that no other run has."""
+
+    def request(k: int) -> bytes:
+        asked = traffic.request(k)
+        trace = hashlib.blake2b(f"{run}\0{asked.id}".encode(), digest_size=24).hexdigest()
+        name = _ID.sub("_", asked.id)[:_LONGEST_ID]
+        return whole_request(head, name, f"00-{trace[:32]}-{trace[32:]}-01", body(asked))
+
+    return request
+
+
+def _allow_connections() -> None:
+    """As many open files as the system allows this process: each request in flight has a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def machine() -> dict[str, Any]:
+    """The machine that the client runs on."""
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def main() -> int:
+    """``python -m … PARENT_PID COMMAND_FD EVENT_FD``; the job is the first command."""
+    parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
+    die_with_parent(parent_pid)
+    for fd in (command_fd, event_fd):
+        os.set_inheritable(fd, False)
+    parent, commands = LineWriter(event_fd), LineReader(command_fd)
+    try:
+        job = first_message(commands)
+        if job is not None:
+            parent.send({"event": "ready", "load_s": 0.0, "device": "http", "machine": machine()})
+            Replayer(job, parent).listen(commands)
+    except LatfixError as error:
+        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
+        return error.exit_code
+    except OSError as error:
+        message = f"{error.filename or 'the replay'}: {error.strerror}; check it and run again"
+        parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
+        return EXIT_RUNNER
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

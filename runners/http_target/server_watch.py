@@ -1,0 +1,148 @@
+"""The process that watches the service during a replay, so that reading its counters delays no request.
+
+Started by :mod:`latfix.runners.http_target.replay_main`; the job is a line of JSON on standard input, a second line
+tells the schedule's zero, the end of input ends it. It answers ``ready`` and, at the end, what it cost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError
+from latfix.profilers.gpu.nvml import Nvml
+from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
+from latfix.profilers.services.process_watch import ProcessWatch
+from latfix.run_record.run_record import SEGMENTS
+from latfix.runners.http_target.address import Trust
+
+FAST_S, SLOW_S, METRICS_S, NVML_S = 0.005, 0.25, 1.0, 1.0
+_FLUSH_S = 0.5
+_METRICS_TIMEOUT_S = 5.0
+
+
+def opener(trust: Trust) -> urllib.request.OpenerDirector:
+    """What opens pages of the service itself: no proxy in between, and its certificate checked as the replay does."""
+    context = trust.context()
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+
+
+class Watch:
+    """Polls on threads of their own until told to end.
+
+    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, with ``headers``, ``cacert`` and
+        ``insecure`` for it; ``folder`` of the run.
+    :raises InputError: the process cannot be watched.
+    """
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self._process = None if job["pid"] is None else ProcessWatch(int(job["pid"]))
+        self._nvml, self._nvml_line = None, "NVML: not read, the service is not watched"
+        if job["pid"] is not None:
+            self._nvml, self._nvml_line = Nvml.open(pid=int(job["pid"]))
+        self._metrics, self._headers = job["metrics"], dict(job["headers"])
+        self._opener = opener(Trust(cacert=job["cacert"], insecure=job["insecure"]))
+        self._path = Path(job["folder"]) / SEGMENTS / "samples.jsonl"
+        self._t0_ns = 0
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        self._begun, self._end = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.scrapes, self.failed_scrapes, self.metrics_error = 0, 0, ""
+
+    def begin(self, t0_ns: int) -> None:
+        """Count times from here, and write."""
+        self._t0_ns = t0_ns
+        jobs: list[tuple[float, Callable[[], Mapping[str, float]]]] = []
+        if self._process is not None:
+            jobs += [(FAST_S, self._process.read_fast), (SLOW_S, self._process.read_slow)]
+        if self._nvml is not None:
+            jobs.append((NVML_S, self._nvml.read))
+        if self._metrics is not None:
+            jobs.append((METRICS_S, self._scrape))
+        self._threads = [threading.Thread(target=self._poll, args=job, daemon=True) for job in jobs]
+        for thread in (*self._threads, threading.Thread(target=self._write, daemon=True)):
+            thread.start()
+
+    def end(self) -> dict[str, Any]:
+        """Poll a last time, write the rest, and say what it cost."""
+        self._end.set()
+        for thread in self._threads:
+            thread.join(2 * _METRICS_TIMEOUT_S)
+        self._flush()
+        found: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
+        if self._process is not None:
+            found |= {
+                "process": self._process.command,
+                "throttling": self._process.throttling,
+                "alive": self._process.alive,
+            }
+        if self._metrics is not None:
+            found |= {"scrapes": self.scrapes, "failed": self.failed_scrapes, "metrics_error": self.metrics_error}
+        return found
+
+    def _poll(self, period_s: float, read: Callable[[], Mapping[str, float]]) -> None:
+        last = False
+        while not last:
+            last = self._end.wait(period_s)
+            at = time.perf_counter_ns() - self._t0_ns
+            lines = [json.dumps([at, name, float(value)]) for name, value in read().items()]
+            with self._lock:
+                self._lines += lines
+
+    def _scrape(self) -> dict[str, float]:
+        request = urllib.request.Request(self._metrics, headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=_METRICS_TIMEOUT_S) as answer:
+                text = answer.read(LONGEST_TEXT).decode("utf-8", "replace")
+        except (OSError, HTTPException, ValueError) as error:
+            self.failed_scrapes += 1
+            self.metrics_error = self.metrics_error or str(error)[:200]
+            return {}
+        self.scrapes += 1
+        return {f"metrics.{name}": value for name, value in parse_metrics(text).items()}
+
+    def _write(self) -> None:
+        while not self._end.wait(_FLUSH_S):
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if lines:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+
+
+def main() -> int:
+    """``python -m …``; see the module."""
+    try:
+        watch = Watch(json.loads(sys.stdin.readline()))
+    except InputError as error:
+        _say({"failed": error.message})
+        return error.exit_code
+    _say({"ready": True})
+    line = sys.stdin.readline()
+    if line:
+        watch.begin(int(json.loads(line)["begin"]))
+        sys.stdin.read()
+        _say(watch.end())
+    return 0
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    code = main()
+    os._exit(code)  # a scrape may still wait for its answer

@@ -1,0 +1,205 @@
+"""What is told of a service from outside, on simulated time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.outside_view import CPU, RUN_QUEUE, divided, find_servers
+from latfix.profilers.evidence.standstills import find_standstills
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE, Columns
+from latfix.traffic.schedule import Traffic
+from tests.records import build_record, zeros
+
+MS = 1_000_000
+N = 2_000
+HTTP = {"kind": "http", "path": "http://h/p"}
+
+
+def arrivals(rate: float, seed: int = 1, n: int = N) -> np.ndarray:
+    return np.cumsum(np.random.default_rng(seed).exponential(1e9 / rate, n)).astype(np.int64)
+
+
+def served(at: np.ndarray, service: np.ndarray, servers: int) -> np.ndarray:
+    """When each request ends, first come first served; many servers for a service without a queue."""
+    free, end = np.full(servers, -(2**62)), np.zeros(len(at), np.int64)
+    for k in range(len(at)):
+        lane = int(np.argmin(free))
+        end[k] = max(int(at[k]), int(free[lane])) + int(service[k])
+        free[lane] = end[k]
+    return end
+
+
+def services(n: int = N, seed: int = 2) -> np.ndarray:
+    return (np.random.default_rng(seed).normal(10, 0.5, n) * MS).astype(np.int64)
+
+
+def samples(times: np.ndarray, **series: np.ndarray) -> Columns:
+    names = [f"server.{name}" for name in series]
+    label = np.empty(len(times) * len(names), dtype=object)
+    label[:] = np.repeat(np.array(names, dtype=object), len(times))
+    columns: Columns = {
+        "t_ns": np.tile(times, len(names)).astype(np.int64),
+        "series": label,
+        "value": np.concatenate([np.asarray(values, dtype=np.float64) for values in series.values()]),
+    }
+    order = np.argsort(columns["t_ns"], kind="stable")
+    return {name: values[order] for name, values in columns.items()}
+
+
+def recorded(at: np.ndarray, end: np.ndarray, *, features: Any = None, **parts: Any) -> RunRecord:
+    n = len(at)
+    rows = zeros(REQUEST_DTYPE, n)
+    rows["index"], rows["arrival_ns"] = np.arange(n), at - 100_000
+    rows["dispatch_ns"] += 20_000
+    rows["prepare_ns"] += 80_000
+    rows["send_ns"] += 80_000
+    rows["compute_ns"], rows["latency_ns"] = end - at, end - at + 100_000
+    rows["http_status"] += 200
+    rows["batch_id"] -= 1
+    traffic = Traffic.plain(rows["arrival_ns"], features=features or {})
+    return build_record(rows, traffic=traffic, source=HTTP, **parts)
+
+
+def busy_while_serving(at: np.ndarray, end: np.ndarray, idle: np.ndarray) -> Columns:
+    """Counters of a process that runs from each arrival on, but for the last ``idle`` nanoseconds of it."""
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    working = np.zeros(len(times))
+    for start, stop in zip(at, end - idle, strict=True):
+        working += np.clip(np.minimum(times, stop) - start, 0, None)
+    return samples(times, cpu_ns=working, runq_ns=np.zeros(len(times)))
+
+
+def largest(found: Diagnosis) -> str:
+    assert found.ledger.conservation_error_ns() == 0
+    return max(found.causes, key=lambda cause: cause.tail_ms).cause
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_servers_are_found_where_one_queue_feeds_them(servers: int) -> None:
+    at = arrivals(70.0 * servers)
+    assert find_servers(at, served(at, services(), servers)) == servers
+
+
+def test_no_queue_is_found_where_there_is_none() -> None:
+    at = arrivals(150.0)
+    assert find_servers(at, at + services()) == 0  # all side by side
+    together = (at // (50 * MS) + 1) * 50 * MS + 10 * MS  # in batches, on a timer
+    assert find_servers(at, together) == 0
+
+
+def test_an_interval_divides_into_run_wait_and_idle() -> None:
+    times = np.arange(0, 101 * MS, MS)
+    cpu, runq = np.minimum(times, 40 * MS), np.clip(times - 40 * MS, 0, 20 * MS)
+    delayed, idle = divided(
+        samples(times, cpu_ns=cpu, runq_ns=runq), np.array([0, 60 * MS]), np.array([100 * MS] * 2)
+    )
+    assert delayed.tolist() == [20 * MS, 0]
+    assert idle.tolist() == [40 * MS, 40 * MS]
+    nothing = build_record().samples
+    assert [part.tolist() for part in divided(nothing, np.array([0]), np.array([5]))] == [[0], [0]]
+    assert {CPU, RUN_QUEUE} == {"server.cpu_ns", "server.runq_ns"}
+
+
+def test_a_burst_in_front_of_one_server_is_the_traffic_s() -> None:
+    at = np.sort(np.concatenate([arrivals(40.0), np.repeat(np.arange(1, 20) * 2_000 * MS, 20)]))
+    found = diagnose(recorded(at, served(at, services(len(at)), 1)))
+    assert found.verdict == "traffic.burst"
+    assert found.service is not None
+    assert found.service.servers == 1
+    assert found.stages_ms["queue"]["p99"] > 0
+
+
+def test_a_slow_dependency_is_named_where_the_process_is_watched() -> None:
+    at, slow = arrivals(20.0), np.random.default_rng(5).random(N) < 0.03
+    idle = np.where(slow, 150 * MS, 0)
+    end = at + services() + idle
+    watched = diagnose(recorded(at, end, samples=busy_while_serving(at, end, idle)))
+    assert watched.verdict == "external.dependency"
+    unwatched = diagnose(recorded(at, end))
+    assert unwatched.verdict == "inconclusive"
+    assert largest(unwatched) == "unexplained"
+    assert any("--pid" in note for note in unwatched.notes)
+    assert np.isnan(unwatched.stages_ms["queue"]["p99"])
+    assert unwatched.to_json()["stages_ms"]["queue"]["mean"] is None
+
+
+def test_blame_travels_through_a_queue_that_is_seen() -> None:
+    at, slow = arrivals(50.0), np.random.default_rng(5).random(N) < 0.01
+    idle = np.where(slow, 120 * MS, 0)
+    end = served(at, services() + idle, 1)
+    turn = np.maximum(at, np.concatenate([[0], end[:-1]]))
+    found = diagnose(recorded(at, end, samples=busy_while_serving(turn, end, idle)))
+    assert found.verdict == "external.dependency"
+    cause = next(one for one in found.causes if one.cause == "external.dependency")
+    assert cause.propagated_ms > cause.own_ms / 4
+
+
+def test_a_neighbor_on_the_core_is_contention() -> None:
+    at = arrivals(60.0)
+    hit = (at // (500 * MS)) % 4 == 0
+    end = at + services() + np.where(hit, 60 * MS, 0)
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    runq, cpu = np.zeros(len(times)), np.zeros(len(times))
+    for start, stop, waits in zip(at, end, hit, strict=True):
+        grown = np.clip(np.minimum(times, stop) - start, 0, None)
+        runq, cpu = (runq + grown, cpu) if waits else (runq, cpu + grown)
+    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=cpu, runq_ns=runq)))
+    assert found.verdict == "host.contention"
+
+
+def test_larger_inputs_are_told_by_the_features() -> None:
+    at, tokens = arrivals(80.0), np.random.default_rng(3).integers(1, 100, N)
+    end = at + tokens * MS // 2 + services()
+    found = diagnose(recorded(at, end, features={"tokens": tokens}))
+    assert largest(found) == "input.size"
+
+
+def test_a_standstill_of_all_is_nobody_s_dependency() -> None:
+    at, ordinary = arrivals(200.0), services()
+    end = at + ordinary
+    for moment in range(1_000 * MS, int(at[-1]), 1_100 * MS):
+        still = (end > moment) & (at < moment + 150 * MS)
+        end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
+    idle = np.maximum(end - at - ordinary, 0)
+    found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, idle)))
+    assert largest(found) == "unexplained"
+    assert "answered nobody" in next(one.evidence for one in found.causes if one.cause == "unexplained")
+
+
+def streams(prefills: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, Columns]:
+    """Streams of 40 parts, 10 ms apart; some newcomers, or none, hold all of them up for 200 ms."""
+    at = arrivals(20.0, n=400)
+    long = (np.arange(400) % 25 == 7) if prefills else np.zeros(400, dtype=bool)
+    stalls = at[long] if prefills else np.arange(1_003, 19_000, 1_250) * MS
+    first, end = np.zeros(400, np.int64), np.zeros(400, np.int64)
+    rows: list[tuple[int, int, list[int]]] = []
+    for k in range(400):
+        t, parts = int(at[k]) + 5 * MS, []
+        for _ in range(40):
+            inside = stalls[(stalls <= t) & (t < stalls + 200 * MS)]
+            t = int(inside[0]) + 200 * MS + 100 * k if len(inside) else t
+            parts.append(t)
+            t += 10 * MS
+        first[k], end[k] = parts[0], parts[-1]
+        rows.append((parts[0], parts[-1] - parts[0], (np.diff(parts) // 1000).tolist()))
+    events = {name: np.zeros(400, np.int64) for name in EVENT_FIELDS}
+    events["t_ns"], events["duration_ns"] = (np.array([row[k] for row in rows]) for k in (0, 1))
+    events["request"] = np.arange(400)
+    details = np.empty(400, dtype=object)
+    details[:] = [{"gaps_us": row[2]} for row in rows]
+    return at, first, end, {**events, "kind": np.full(400, "stream", dtype=object), "detail": details}
+
+
+@pytest.mark.parametrize("prefills", [True, False])
+def test_a_newcomer_s_prefill_is_owed_by_the_batch_and_other_standstills_by_nobody(prefills: bool) -> None:
+    at, first, end, events = streams(prefills)
+    still = find_standstills(at, first, end, np.arange(400), events)
+    assert len(still.everyone) >= 10
+    assert (len(still.prefill) >= 10) is prefills
+    assert still.newcomers.any() == prefills

@@ -1,0 +1,528 @@
+"""Small files of each format, by hand with the format's own names: what they hold is read as it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings.detect import detect, diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions, recorded_at
+from latfix.profilers.recordings.requests.formats import (
+    access_log,
+    aiperf,
+    guidellm,
+    jaeger_spans,
+    mapped_log,
+    otlp_spans,
+    prometheus,
+    span_csv,
+    triton_trace,
+    vllm_bench,
+    vllm_steps,
+)
+from latfix.profilers.recordings.requests.request_table import CANCELLED
+from latfix.stages import Status
+
+S, MS = 1_000_000_000, 1_000_000
+START = 1_763_800_000 * S
+
+
+def aiperf_lines() -> str:
+    def record(k: int, **changes: Any) -> dict[str, Any]:
+        metadata = {"x_request_id": f"r{k}", "request_start_ns": START + k * S, "benchmark_phase": "profiling"}
+        metrics = {
+            "request_latency": {"value": 50.5, "unit": "ms"},
+            "time_to_first_token": {"value": 20.25, "unit": "ms"},
+            "inter_chunk_latency": {"value": [10.0, 20.0], "unit": "ms"},
+            "input_sequence_length": {"value": 550, "unit": "tokens"},
+            "output_sequence_length": {"value": 3, "unit": "tokens"},
+        }
+        return {"metadata": metadata | changes, "metrics": metrics, "error": None}
+
+    cancelled = record(1, was_cancelled=True) | {
+        "metrics": {},
+        "error": {"code": 499, "type": "RequestCancellationError"},
+    }
+    old = record(2, timestamp_ns=START + 2 * S, credit_phase="profiling")
+    del old["metadata"]["request_start_ns"], old["metadata"]["benchmark_phase"]
+    old["metrics"]["ttft"] = old["metrics"].pop("time_to_first_token")
+    return "\n".join(map(json.dumps, [record(0), cancelled, old, record(3, benchmark_phase="warmup")]))
+
+
+def test_aiperf(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    path.write_text(aiperf_lines())
+    table = aiperf.read(path)
+    assert table.arrival_ns.tolist() == [0, S, 2 * S]
+    assert table.latency_ns.tolist() == [50_500_000, -1, 50_500_000]
+    assert table.status.tolist() == [Status.OK, CANCELLED, Status.OK]
+    assert table.first_ns is not None and table.first_ns.tolist() == [20_250_000, -1, 20_250_000]
+    assert table.gaps is not None
+    assert table.gaps.start_ns.tolist()[:2] == [20_250_000, 30_250_000]
+    assert table.start_unix_ns == START
+
+
+def vllm_document(**changes: Any) -> dict[str, Any]:
+    return {
+        "endpoint_type": "openai",
+        "model_id": "m",
+        "num_prompts": 3,
+        "request_rate": 2.0,
+        "input_lens": [10, 20, 30],
+        "output_lens": [3, 3, 0],
+        "ttfts": [0.1, 0.2, 0.0],
+        "itls": [[0.01, 0.02], [0.01, 0.01], []],
+        "errors": ["", "", "Internal Server Error"],
+    } | changes
+
+
+def test_vllm_bench(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(vllm_document(start_times=[5.0, 5.5, 6.0], queue_times=[0.0, 0.25, 0.0])))
+    table = vllm_bench.read(path)
+    assert table.arrival_ns.tolist() == [0, S // 4, S]  # from when it was due
+    assert table.latency_ns.tolist() == [130 * MS, 470 * MS, -1]
+    assert table.parts["dispatch"].tolist() == [0, 250 * MS, 0]
+    assert table.status.tolist() == [0, 0, Status.ERROR]
+    path.write_text(json.dumps(vllm_document()))
+    assert not vllm_bench.read(path).timed
+    path.write_text(
+        json.dumps({"endpoint_type": "openai", "num_prompts": 1, "request_rate": "inf", "mean_ttft_ms": 1.0})
+    )
+    with pytest.raises(InputError, match="--save-detailed"):
+        vllm_bench.read(path)
+
+
+def test_guidellm_of_both_forms(tmp_path: Path) -> None:
+    old = {"request_id": "a", "start_time": 100.0, "end_time": 101.5, "first_token_time": 100.25, "prompt_tokens": 8,
+           "output_tokens": 16}  # fmt: skip
+    times = {"request_start": 101.0, "request_end": 102.0, "first_token_iteration": 101.1, "targeted_start": 100.5}
+    new = {"request_id": "b", "info": {"timings": times}, "input_metrics": {"text_tokens": 4},
+           "output_metrics": {"text_tokens": 2}}  # fmt: skip
+    groups = {"successful": [old, new], "incomplete": [dict(old, request_id="c")], "errored": []}
+    path = tmp_path / "benchmarks.json"
+    path.write_text(
+        json.dumps({"benchmarks": [{"type_": "x", "config": {"strategy": {"type_": "poisson"}}, "requests": groups}]})
+    )
+    table = guidellm.read(path)
+    assert dict(zip(table.ids, table.latency_ns.tolist(), strict=True)) == {"a": 1500 * MS, "c": -1, "b": 1500 * MS}
+    assert table.status.tolist() == [0, CANCELLED, 0]
+    assert table.parts["dispatch"].tolist() == [-1, -1, 500 * MS]
+    assert table.features["input_tokens"].tolist() == [8.0, 8.0, 4.0]
+
+
+def triton_document() -> list[dict[str, Any]]:
+    names = [
+        "REQUEST_START",
+        "QUEUE_START",
+        "COMPUTE_START",
+        "COMPUTE_INPUT_END",
+        "COMPUTE_OUTPUT_START",
+        "COMPUTE_END",
+    ]
+    found: list[dict[str, Any]] = []
+    for k in range(2):
+        stamps = [{"name": name, "ns": k * S + place * MS} for place, name in enumerate(names)]
+        found.append({"id": k, "model_name": "simple", "model_version": 1, "timestamps": stamps})
+        found.append({"id": k, "timestamps": [{"name": "REQUEST_END", "ns": k * S + 9 * MS}]})
+    return found
+
+
+def test_triton(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(
+        json.dumps(
+            [
+                *triton_document(),
+                {"id": 7, "model_name": "simple", "timestamps": [{"name": "REQUEST_START", "ns": 3}]},
+            ]
+        )
+    )
+    table = triton_trace.read(path)
+    assert table.latency_ns.tolist() == [9 * MS, 9 * MS]
+    assert table.parts["queue"].tolist() == [MS, MS]
+    assert table.stages["compute"].tolist() == [MS, MS]
+    assert not table.has_status
+    assert table.notes == ("1 requests have no REQUEST_END and are left out.",)
+
+
+STEP = (
+    "(EngineCore pid=1) INFO 11-22 10:00:0{0} [core.py:1] {1}Iteration({0}): 2 context requests, "
+    "7957 context tokens, 43 generation requests, 43 generation tokens, "
+    "iteration elapsed time: 1125.94 ms, GPU KV cache usage: 0.1%\n"
+)
+
+
+def test_vllm_iterations(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("INFO 11-22 10:00:00 [api.py:3] ready\n" + STEP.format(1, "") + STEP.format(2, "Engine 000: "))
+    steps = vllm_steps.read(path, year=2026)
+    assert steps.length_ns.tolist() == [1_125_940_000] * 2
+    assert steps.prefill_tokens.tolist() == [7957, 7957]
+    assert int(np.diff(steps.end_ns)[0]) == S
+
+
+def otlp_document() -> dict[str, Any]:
+    def batch(service: str, *spans: dict[str, Any]) -> dict[str, Any]:
+        attributes = [{"key": "service.name", "value": {"stringValue": service}}]
+        return {"resource": {"attributes": attributes}, "scopeSpans": [{"spans": list(spans)}]}
+
+    def span(name: str, parent: str, begin: int, end: int, kind: int = 1, **attributes: str) -> dict[str, Any]:
+        return {
+            "traceId": "ab" * 16,
+            "spanId": name * 16,
+            "parentSpanId": parent * 16,
+            "name": f"call {name}",
+            "kind": kind,
+            "startTimeUnixNano": str(START + begin * MS),
+            "endTimeUnixNano": str(START + end * MS),
+            "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()],
+            "status": {"code": 2 if name == "d" else 1},
+        }
+
+    database = {"db.system": "postgresql"}
+    return {
+        "resourceSpans": [
+            batch("api", span("a", "", 0, 100, 2), span("b", "a", 10, 60, 3), span("c", "a", 60, 90, 3, **database)),
+            batch("model", span("d", "b", 15, 55, 2)),
+        ]
+    }
+
+
+def check_spans(table: Any) -> None:
+    accounts = own_by_cause(table)
+    assert accounts == {"service.api": 20.0, "network.model": 10.0, "service.model": 40.0, "service.postgresql": 30.0}
+
+
+def own_by_cause(table: Any) -> dict[str, float]:
+    """What each place took, in milliseconds: what it usually takes is all of it in a single request."""
+    from latfix.profilers.recordings.requests.dependencies import account_for_spans
+    from latfix.profilers.recordings.requests.span_table import own_times
+
+    own = own_times(table).own_ns
+    names = [cause.id for cause in account_for_spans(table).causes][:-2]
+    spans = {"service.api": [0], "network.model": [1], "service.model": [3], "service.postgresql": [2]}
+    assert set(names) == set(spans)
+    return {name: float(own[rows].sum()) / MS for name, rows in spans.items()}
+
+
+def test_otlp_in_json_and_by_lines(tmp_path: Path) -> None:
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps(otlp_document(), indent=1))
+    check_spans(otlp_spans.read(path))
+    batches = otlp_document()["resourceSpans"]
+    path.write_text("\n".join(json.dumps({"resourceSpans": [batch]}) for batch in batches))
+    check_spans(otlp_spans.read(path))
+
+
+def field(number: int, payload: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + varint(len(payload)) + payload
+
+
+def varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def otlp_bytes() -> bytes:
+    """The document in protocol buffers, by opentelemetry/proto/trace/v1/trace.proto."""
+
+    def pair(attribute: dict[str, Any]) -> bytes:
+        return field(1, attribute["key"].encode()) + field(2, field(1, attribute["value"]["stringValue"].encode()))
+
+    whole = b""
+    for batch in otlp_document()["resourceSpans"]:
+        resource = field(1, b"".join(field(1, pair(each)) for each in batch["resource"]["attributes"]))
+        spans = b""
+        for span in batch["scopeSpans"][0]["spans"]:
+            body = field(1, bytes.fromhex(span["traceId"])) + field(2, span["spanId"][:8].encode())
+            body += field(4, span["parentSpanId"][:8].encode()) if span["parentSpanId"] else b""
+            body += field(5, span["name"].encode()) + bytes([6 << 3]) + varint(span["kind"])
+            for number, key in ((7, "startTimeUnixNano"), (8, "endTimeUnixNano")):
+                body += bytes([number << 3 | 1]) + int(span[key]).to_bytes(8, "little")
+            body += b"".join(field(9, pair(each)) for each in span["attributes"])
+            body += field(15, bytes([3 << 3]) + varint(span["status"]["code"]))
+            spans += field(2, body)
+        whole += field(1, resource + field(2, spans))
+    return whole
+
+
+@pytest.mark.parametrize("before", [b"", None], ids=["one message", "with its length before it"])
+def test_otlp_in_protocol_buffers(tmp_path: Path, before: bytes | None) -> None:
+    message = otlp_bytes()
+    path = tmp_path / "spans.pb"
+    path.write_bytes((len(message).to_bytes(4, "big") if before is None else before) + message)
+    assert otlp_spans.knows_protobuf(path.read_bytes())
+    check_spans(otlp_spans.read_protobuf(path))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match="ends too soon"):
+        otlp_spans.read_protobuf(path)
+
+
+def test_spans_of_a_serving_engine_are_requests_with_a_remainder(tmp_path: Path) -> None:
+    parts = {"e2e": 0.5, "time_to_first_token": 0.1155, "time_in_queue": 0.00006, "time_in_model_prefill": 0.0578,
+             "time_in_model_decode": 0.38}  # fmt: skip
+    attributes = [{"key": f"gen_ai.latency.{key}", "value": {"doubleValue": value}} for key, value in parts.items()]
+    attributes.append({"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "512"}})
+    span = {"traceId": "ab" * 16, "spanId": "c" * 16, "name": "llm_request", "kind": 2, "attributes": attributes}
+    times = {"startTimeUnixNano": str(START), "endTimeUnixNano": str(START + 500 * MS)}
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | times]}]}]}))
+    document = diagnose_recording(path, ReadOptions()).to_json()
+    assert document["source"]["kind"] == "requests"
+    assert document["latency_ms"]["p50"] == pytest.approx(500)
+    stages = {name: stage["mean"] for name, stage in document["stages_ms"].items()}
+    assert stages["queue"] == pytest.approx(0.06)
+    assert stages["prefill"] == pytest.approx(57.8)
+    assert stages["other"] == pytest.approx(500 - 0.06 - 57.8 - 380)  # what is in none of its parts
+
+
+def test_jaeger(tmp_path: Path) -> None:
+    def span(name: str, parent: str, begin: int, end: int, process: str, kind: str, **tags: str) -> dict[str, Any]:
+        references = [{"refType": "CHILD_OF", "traceID": "t", "spanID": parent}] if parent else []
+        listed = [
+            {"key": key, "type": "string", "value": value} for key, value in {"span.kind": kind, **tags}.items()
+        ]
+        return {"traceID": "t", "spanID": name, "operationName": name, "references": references,
+                "startTime": START // 1000 + begin * 1000, "duration": (end - begin) * 1000, "tags": listed,
+                "processID": process}  # fmt: skip
+
+    spans = [
+        span("a", "", 0, 100, "p1", "server"),
+        span("b", "a", 10, 60, "p1", "client"),
+        span("c", "a", 60, 90, "p1", "client", **{"peer.service": "postgresql"}),
+        span("d", "b", 15, 55, "p2", "server"),
+    ]
+    processes = {"p1": {"serviceName": "api"}, "p2": {"serviceName": "model"}}
+    path = tmp_path / "jaeger.json"
+    path.write_text(json.dumps({"data": [{"traceID": "t", "spans": spans, "processes": processes}]}))
+    check_spans(jaeger_spans.read(path))
+
+
+def test_span_csv(tmp_path: Path) -> None:
+    path = tmp_path / "spans.csv"
+    path.write_text(
+        "TraceID,SpanID,ParentID,PodName,OperationName,StartTimeUnixNano,EndTimeUnixNano,Duration\n"
+        "t,a,root,front-end-579b9bff58-t2dbm,get,1661141427557321048,1661141427557331048,10\n"
+        "t,b,a,db-0,query,1661141427557322048,1661141427557324048,2\n"
+    )
+    table = span_csv.read(path)
+    assert table.services == ("front-end", "db")
+    assert table.end_ns.tolist() == [10_000, 3_000]
+    path.write_text(path.read_text() + "t,c,a,db-0,query,16611414")
+    with pytest.raises(InputError, match=r"spans.csv:4"):
+        span_csv.read(path)
+
+
+HISTOGRAM = """# HELP vllm:e2e_request_latency_seconds Histogram of e2e request latency in seconds.
+# TYPE vllm:e2e_request_latency_seconds histogram
+vllm:e2e_request_latency_seconds_bucket{le="0.5",model_name="m"} 90.0
+vllm:e2e_request_latency_seconds_bucket{le="1.0",model_name="m"} 99.0
+vllm:e2e_request_latency_seconds_bucket{le="+Inf",model_name="m"} 100.0
+vllm:e2e_request_latency_seconds_count{model_name="m"} 100.0
+vllm:e2e_request_latency_seconds_sum{model_name="m"} 40.0
+vllm:request_queue_time_seconds_bucket{le="0.1",model_name="m"} 100.0
+vllm:request_queue_time_seconds_bucket{le="+Inf",model_name="m"} 100.0
+vllm:request_queue_time_seconds_count{model_name="m"} 100.0
+vllm:request_queue_time_seconds_sum{model_name="m"} 2.0
+"""
+
+
+def test_prometheus_histograms_allow_bounds_and_means(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(HISTOGRAM)
+    document = prometheus.diagnose(path, None).to_json()
+    assert document["latency_ms"]["mean"] == pytest.approx(400)
+    assert document["latency_ms"]["p99"] == pytest.approx(1000)
+    assert document["latency_ms"]["p99_9"] is None and document["latency_ms"]["max"] is None
+    assert document["latency_ci95_ms"]["p99"] == [500.0, 1000.0]
+    assert document["stages_ms"]["vllm:request_queue_time_seconds"]["mean"] == pytest.approx(20)
+    assert document["verdict"] == "inconclusive" and document["causes"] == []
+    assert document["requests"]["error"] is None
+
+
+NGINX = (
+    '10.0.0.1 - bob [22/Nov/2026:10:00:0{0} +0100] "GET /v1/items/{0}?q=a HTTP/1.1" {1} 1024 "-" "curl/8 (x)" {2}\n'
+)
+
+
+def accesses(tmp_path: Path, *lines: str) -> Any:
+    path = tmp_path / "access.log"
+    path.write_text("".join(lines))
+    assert access_log.knows(path.read_bytes())
+    return access_log.read(path)
+
+
+def test_nginx_combined_with_times_behind_it(tmp_path: Path) -> None:
+    table = accesses(tmp_path, *(NGINX.format(k, 200 if k else 502, f"{512 + k} 0.25{k} 0.250") for k in range(4)))
+    assert table.latency_ns.tolist() == [250 * MS, 251 * MS, 252 * MS, 253 * MS]
+    assert table.arrival_ns.tolist() == [0, S - MS, 2 * S - 2 * MS, 3 * S - 3 * MS]  # a line is written at the end
+    assert table.parts["client"].tolist() == [0, MS, 2 * MS, 3 * MS]
+    assert table.features["request_bytes"].tolist() == [512, 513, 514, 515]
+    assert table.status.tolist() == [Status.ERROR, 0, 0, 0]
+    assert table.start_unix_ns == 1795338000 * S - 250 * MS
+
+
+def test_nginx_with_named_times(tmp_path: Path) -> None:
+    table = accesses(
+        tmp_path, *(NGINX.format(k, 200, f'rt=0.30{k} uct="0.001" uht="0.2" urt="0.200"') for k in range(3))
+    )
+    assert table.latency_ns.tolist() == [300 * MS, 301 * MS, 302 * MS]
+    assert table.parts["client"].tolist() == [100 * MS, 101 * MS, 102 * MS]
+
+
+def test_nginx_ingress(tmp_path: Path) -> None:
+    behind = "{0} 0.1{0}0 [default-web-80] [] 10.1.2.3:8080 2048 0.1{0}0 200 abcdef{0}"
+    table = accesses(tmp_path, *(NGINX.format(k, 200, behind.format(k)) for k in range(3)))
+    assert table.latency_ns.tolist() == [100 * MS, 110 * MS, 120 * MS]
+
+
+def test_apache_with_microseconds_behind_it(tmp_path: Path) -> None:
+    table = accesses(tmp_path, *(NGINX.format(k, 200, 2500 + k) for k in range(3)))
+    assert table.latency_ns.tolist() == [2_500_000, 2_501_000, 2_502_000]
+    assert table.arrival_ns.tolist() == [0, S, 2 * S]
+
+
+def test_envoy(tmp_path: Path) -> None:
+    line = (
+        '[2026-11-22T10:00:0{0}.310Z] "POST /v1/predict HTTP/2" 200 - 15{0} 87 22{0} 200 "10.0.35.28" '
+        '"agent one" "cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80"\n'
+    )
+    table = accesses(tmp_path, *(line.format(k) for k in range(3)))
+    assert table.latency_ns.tolist() == [220 * MS, 221 * MS, 222 * MS]
+    assert table.arrival_ns.tolist() == [0, S, 2 * S]
+    assert table.features["request_bytes"].tolist() == [150, 151, 152]
+    assert table.resolution_ns == MS
+
+
+def test_a_bad_line_is_counted_and_told(tmp_path: Path) -> None:
+    lines = [NGINX.format(k, 200, "0.250") for k in range(4)]
+    table = accesses(tmp_path, *lines[:2], "half a li\n", *lines[2:], NGINX.format(5, "-", "0.1"))
+    assert len(table) == 4
+    assert table.notes[0].startswith("2 lines were left out, the first in line 3")
+
+
+def test_a_log_without_latency_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"add \$request_time"):
+        accesses(tmp_path, *(NGINX.format(k, 200, "").replace(" \n", "\n") for k in range(3)))
+
+
+def mapped(tmp_path: Path, text: str, *mapping: str) -> Any:
+    path = tmp_path / "log"
+    path.write_text(text)
+    assert mapped_log.knows(path.read_bytes())
+    return mapped_log.read(path, mapping)
+
+
+def test_columns_that_say_themselves_what_they_are(tmp_path: Path) -> None:
+    text = "ts,latency_ms,input_tokens,status,model\n" + "".join(
+        f"{1763800000 + k}.5,{10 + k},{100 * k},{'ok' if k else 'timeout'},m{k % 2}\n" for k in range(4)
+    )
+    table = mapped(tmp_path, text)
+    assert table.latency_ns.tolist() == [10 * MS, 11 * MS, 12 * MS, 13 * MS]
+    assert table.arrival_ns.tolist() == [0, S, 2 * S, 3 * S]
+    assert table.features["input_tokens"].tolist() == [0, 100, 200, 300]
+    assert table.status.tolist() == [Status.TIMEOUT, 0, 0, 0]
+    assert table.routes == ("m0", "m1")
+
+
+def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"when": f"2026-11-22T10:00:0{k}Z", "took": {"total": 0.25, "db": 20}, "request_bytes": k})
+        for k in range(3)
+    ]
+    table = mapped(
+        tmp_path, "\n".join([*lines, '{"when": "2026-']), "latency_s=took.total", "end=when", "db_ms=took.db",
+        "size=request_bytes * 2",
+    )  # fmt: skip
+    assert table.latency_ns.tolist() == [250 * MS] * 3
+    assert table.parts["db"].tolist() == [20 * MS] * 3
+    assert table.features["size"].tolist() == [0, 2, 4]
+    assert table.notes[0].startswith("1 line was left out, the first in line 4")
+
+
+@pytest.mark.parametrize(
+    ("text", "mapping", "words"),
+    [
+        ("a,b\n1,2\n", (), "--map latency_ms=COLUMN"),
+        ("ts,duration\n1,2\n", (), "--map latency_ms=duration"),
+        ("ts,latency_ms\n1,2\n", ("latency_ms=lat",), "found no column 'lat'"),
+        ("ts,latency_ms\nx,y\nz,w\n", (), "log:2: found"),
+        ("ts,latency_ms\n1,2\n", ("latency_ms=exec('x')",), "expected numbers"),
+    ],
+)
+def test_a_log_that_does_not_say_enough(tmp_path: Path, text: str, mapping: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        mapped(tmp_path, text, *mapping)
+    assert words in raised.value.message
+
+
+WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "aiperf": ("requests", lambda: aiperf_lines().encode()),
+    "vllm": ("requests", lambda: json.dumps(vllm_document(start_times=[5.0, 5.5, 6.0])).encode()),
+    "triton": ("requests", lambda: json.dumps(triton_document(), indent=1).encode()),
+    "steps": ("requests", lambda: "".join(STEP.format(k, "") for k in range(9)).encode()),
+    "otlp": ("spans", lambda: json.dumps(otlp_document(), indent=1).encode()),
+    "otlp protobuf": ("spans", otlp_bytes),
+    "prometheus": ("requests", HISTOGRAM.encode),
+    "nginx": ("requests", lambda: "".join(NGINX.format(k, 200, "0.250") for k in range(9)).encode()),
+    "csv": ("requests", lambda: b"ts,latency_ms\n" + b"".join(b"%d,5\n" % k for k in range(9))),
+}
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_each_is_told_by_its_content(tmp_path: Path, writer: str, compressed: bool) -> None:
+    kind, write = WRITERS[writer]
+    path = tmp_path / "recording"
+    path.write_bytes(gzip.compress(write()) if compressed else write())
+    found = diagnose_recording(path, ReadOptions())
+    assert found.source is not None and found.source.kind == kind
+    assert found.source.path == str(path)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("writer", [name for name in WRITERS if name not in ("prometheus", "steps", "nginx", "csv")])
+def test_what_is_cut_off_is_one_line(tmp_path: Path, writer: str) -> None:
+    whole = WRITERS[writer][1]()
+    path = tmp_path / "recording"
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+    with pytest.raises(InputError) as raised:
+        diagnose_recording(path, ReadOptions())
+    assert str(path) in raised.value.message and "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_compression_that_is_cut_off_is_one_line(tmp_path: Path, writer: str) -> None:
+    compressed = gzip.compress(WRITERS[writer][1](), 0)
+    path = tmp_path / "recording"
+    path.write_bytes(compressed[:-12])
+    with pytest.raises(InputError) as raised:
+        diagnose_recording(path, ReadOptions())
+    assert str(path) in raised.value.message
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b"just a text\nof two lines\n", b"{}", b"[]", b"null"])
+def test_foreign_files_are_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "recording"
+    path.write_bytes(content)
+    with pytest.raises(InputError):
+        diagnose_recording(path, ReadOptions())
+
+
+def test_a_log_of_requests_beside_the_engines_steps(tmp_path: Path) -> None:
+    (tmp_path / "profile_export.jsonl").write_text(aiperf_lines())
+    (tmp_path / "server.log").write_text("".join(STEP.format(k, "").replace("11-22", "2025-11-22") for k in range(5)))
+    assert detect(recorded_at(tmp_path)) is not None
+    found = diagnose_recording(tmp_path, ReadOptions())
+    assert found.source is not None and found.source.read["steps"] == 5

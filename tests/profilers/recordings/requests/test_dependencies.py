@@ -1,0 +1,112 @@
+"""Spans: every request's time belongs to spans exactly, and the service that stands out is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.dependencies import account_for_spans
+from latfix.profilers.recordings.requests.findings import Recorded, diagnose_accounts
+from latfix.profilers.recordings.requests.span_rows import SpanRows
+from latfix.profilers.recordings.requests.span_table import SpanTable, own_times
+from latfix.results.diagnosis import Diagnosis, Source
+
+SPANS = Path(__file__).parents[5] / "shared" / "data" / "recordings" / "spans"
+MS = 1_000_000
+
+
+def add(rows: SpanRows, trace: int, name: str, parent: str, service: str, begin: float, end: float) -> None:
+    rows.add(
+        trace=f"t{trace}",
+        span=name,
+        parent=parent,
+        service=service,
+        operation=f"{service}.call",
+        start_ns=round(begin * MS),
+        end_ns=round(end * MS),
+    )
+
+
+def test_time_belongs_to_the_child_that_was_waited_for() -> None:
+    rows = SpanRows()
+    add(rows, 0, "root", "", "gateway", 0, 100)
+    add(rows, 0, "short", "root", "a", 10, 40)  # beside the longer one: it cost nothing
+    add(rows, 0, "long", "root", "b", 10, 70)
+    add(rows, 0, "late", "root", "c", 65, 120)  # outlives its caller, and begins before the other has ended
+    own = own_times(rows.table())
+    assert own.own_ns.tolist() == [10 * MS, 0, 55 * MS, 35 * MS]
+
+
+def shop(*, n: int = 600, seed: int, fault: str = "") -> SpanTable:
+    """A gateway that calls five services, each through a client's span of its own."""
+    rng = np.random.default_rng(seed)
+    rows = SpanRows()
+    for request in range(n):
+        now = begin = request * 100.0
+        calls = []
+        struck = request > n // 2
+        for service in ("ads", "cart", "catalog", "payment", "shipping"):
+            way, own = rng.lognormal(0.7, 0.3, 2)
+            if fault == f"network.{service}" and struck:
+                way += 80
+            if fault == f"service.{service}" and struck:
+                own += 80
+            if fault == f"rare {service}" and rng.random() < 0.04:
+                own += 120
+            calls.append((service, now, way, own))
+            now += way + own
+        add(rows, request, "root", "", "gateway", begin, now + 1)
+        for service, first, way, own in calls:
+            add(rows, request, f"to {service}", "root", "gateway", first, first + way + own)
+            add(rows, request, service, f"to {service}", service, first + way / 2, first + way / 2 + own)
+    return rows.table()
+
+
+def diagnosed(spans: SpanTable) -> Diagnosis:
+    accounts = account_for_spans(spans)
+    described = Recorded(
+        source=Source(kind="spans", path="x"), statuses={}, offered_ns=accounts.arrival_ns, workload="x"
+    )
+    found = diagnose_accounts(accounts, described, None, 0)
+    assert found.ledger.conservation_error_ns() == 0
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        ("network.cart", "network.cart"),
+        ("service.catalog", "service.catalog"),
+        ("rare payment", "service.payment"),
+    ],
+)
+def test_the_service_that_stands_out_has_the_verdict(fault: str, verdict: str, seed: int) -> None:
+    found = diagnosed(shop(seed=seed, fault=fault))
+    assert found.verdict == verdict
+    assert found.causes[0].tail_share > 0.8
+
+
+def test_a_quiet_shop_names_nobody() -> None:
+    assert not any(cause.named for cause in diagnosed(shop(seed=1)).causes)
+
+
+@pytest.mark.skipif(not SPANS.is_dir(), reason=f"no recordings of spans in {SPANS}")
+def test_recorded_faults_of_a_real_shop() -> None:
+    truth = json.loads((SPANS / "truth.json").read_text())
+    right, named_in_quiet = 0, []
+    for name, fault in truth.items():
+        path = next(SPANS.glob(f"{name}*.csv.gz"))
+        found = diagnose_recording(path, ReadOptions())
+        assert found.ledger.conservation_error_ns() == 0
+        if fault is None:
+            named_in_quiet += [cause.cause for cause in found.causes if cause.named]
+        else:
+            right += found.verdict.partition(".")[2] == fault["service"]
+    assert right >= 6
+    assert named_in_quiet == []

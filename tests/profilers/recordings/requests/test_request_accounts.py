@@ -1,0 +1,160 @@
+"""Planted causes in request logs are named, and the entries of every request sum to its latency."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.readers import diagnose_table
+from latfix.profilers.recordings.requests.request_table import CANCELLED, Gaps, RequestTable
+from latfix.results.diagnosis import Diagnosis
+from latfix.stages import Status
+from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, simulated
+
+
+def diagnosed(table: RequestTable, percentile: float | None = 99.0) -> Diagnosis:
+    found = diagnose_table(table, Path("log"), ReadOptions(percentile=percentile))
+    assert found.ledger.conservation_error_ns() == 0
+    return found
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("burst", "traffic.burst"),
+        ("big", "input.size"),
+        ("drift", "drift.unknown"),
+        ("dependency", "dependency.db"),
+    ],
+)
+def test_the_planted_cause_has_the_verdict(kind: str, cause: str, servers: int, seed: int) -> None:
+    found = diagnosed(simulated(kind, seed, servers=servers))
+    assert found.verdict == cause
+    top = found.causes[0]
+    assert top.named and top.tail_share > 0.5
+    assert top.whatif_ms["p99"] < found.latency_ms["p99"]
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_a_stall_of_all_servers_is_one_event(seed: int) -> None:
+    found = diagnosed(simulated("stall", seed, servers=4))
+    assert found.verdict == "stall.shared"
+    assert "12 times" in found.causes[0].evidence or "11 times" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_a_quiet_log_names_no_fault(servers: int) -> None:
+    found = diagnosed(simulated("quiet", 11, servers=servers))
+    assert {cause.cause for cause in found.causes if cause.named} <= {"input.size"}
+
+
+def test_the_queue_is_inferred_with_its_servers() -> None:
+    found = diagnosed(simulated("quiet", 11, servers=4, load=0.6))
+    burst = next(cause for cause in found.causes if cause.cause == "traffic.burst")
+    assert "inferred: 4 served at once" in burst.evidence
+    assert found.stages_ms["queue"]["p50"] == 0
+
+
+def test_where_everything_shares_one_processor_no_queue_is_guessed() -> None:
+    rng = np.random.default_rng(5)
+    table = simulated("quiet", 5, load=0.6)
+    shared = np.rint(TYPICAL_NS * rng.lognormal(0, 0.6, len(table))).astype(np.int64)
+    found = diagnosed(replace(table, latency_ns=shared))
+    assert "queue" not in found.stages_ms
+    assert not any(cause.cause.startswith("traffic.") for cause in found.causes)
+    assert any("not told apart" in note for note in found.notes)
+
+
+def test_arrivals_to_the_second_know_of_no_queue() -> None:
+    table = simulated("burst", 11)
+    coarse = replace(table, arrival_ns=table.arrival_ns // 10**9 * 10**9, resolution_ns=10**9)
+    assert any("known to 1,000 ms only" in note for note in diagnosed(coarse).notes)
+
+
+def test_a_measured_queue_is_taken_as_it_is() -> None:
+    table = simulated("quiet", 11)
+    queue = np.zeros(len(table), np.int64)
+    queue[1000:1060] = 300_000_000
+    found = diagnosed(replace(table, latency_ns=np.full(len(table), 20_000_000) + queue, parts={"queue": queue}))
+    assert found.stages_ms["queue"]["tail"] == pytest.approx(300, rel=0.2)
+    assert found.stages_ms["service"]["p50"] == pytest.approx(20)
+
+
+def test_lost_and_cancelled_requests_are_no_latencies() -> None:
+    table = simulated("quiet", 11)
+    status = table.status.copy()
+    status[:100], status[100:130] = Status.ERROR, CANCELLED
+    found = diagnosed(replace(table, status=status))
+    assert found.requests == {"ok": 3870, "error": 100, "timeout": 0, "shed": 0, "cancelled": 30}
+    assert any("30 requests were cancelled" in note for note in found.notes)
+
+
+def test_what_is_not_recorded_is_unknown() -> None:
+    document = diagnosed(replace(simulated("quiet", 11), has_status=False, timed=False)).to_json()
+    assert document["requests"]["error"] is None
+    assert document["throughput_rps"] is None
+    assert document["dispatch_ms"]["p99"] is None
+    assert document["windows"] == []
+
+
+def streams(*, prompts: bool) -> RequestTable:
+    """Forty streams of 60 tokens, a token each 10 ms; three times all stand still for 150 ms."""
+    n, tokens, usual, stall = 40, 60, 10_000_000, 150_000_000
+    arrival = np.arange(n, dtype=np.int64) * 5_000_000
+    moments = [300_000_000, 500_000_000, 700_000_000]
+    row, start, length, latency = [], [], [], []
+    for number, came in enumerate(arrival.tolist()):
+        now = came + 30_000_000
+        for _ in range(tokens):
+            gap = usual
+            for moment in moments:
+                if now <= moment < now + usual:
+                    gap = moment + stall - now
+            row.append(number)
+            start.append(now)
+            length.append(gap)
+            now += gap
+        latency.append(now - came)
+    first = np.full(n, 30_000_000)
+    if prompts:  # a request whose first token comes as the streams go on
+        late = np.array([moment + stall for moment in moments])
+        arrival = np.concatenate([arrival, late - 160_000_000])
+        first = np.concatenate([first, np.full(3, 160_000_000)])
+        latency += [170_000_000] * 3
+    order = np.argsort(arrival, kind="stable")
+    table = RequestTable(
+        arrival_ns=arrival,
+        latency_ns=np.array(latency, np.int64),
+        status=np.zeros(len(order), np.int8),
+        first_ns=first.astype(np.int64),
+        gaps=Gaps(row=np.array(row), start_ns=np.array(start), length_ns=np.array(length)),
+    )
+    return table.sorted()
+
+
+@pytest.mark.parametrize(("prompts", "cause"), [(True, "batching.prefill"), (False, "stall.shared")])
+def test_streams_that_stand_still_together_are_owed_by_what_ran(prompts: bool, cause: str) -> None:
+    found = diagnosed(streams(prompts=prompts), percentile=50.0)
+    listed = {each.cause: each for each in found.causes}
+    assert listed[cause].named
+    assert "3 times" in listed[cause].evidence
+    other = {"batching.prefill", "stall.shared"} - {cause}
+    assert not any(listed[each].named for each in other if each in listed)
+
+
+def test_the_engines_log_says_what_ran() -> None:
+    from latfix.profilers.recordings.requests.request_table import EngineSteps
+
+    table = streams(prompts=False)
+    ends = np.array([450_000_000, 650_000_000, 850_000_000])
+    steps = EngineSteps(
+        end_ns=ends, length_ns=np.full(3, 150_000_000), prefill_tokens=np.full(3, 4096), streams=np.full(3, 20)
+    )
+    found = diagnosed(replace(table, steps=steps), percentile=50.0)
+    assert found.verdict == "batching.prefill"

@@ -1,0 +1,165 @@
+"""A small HTTP service with a fault that is known: ``python planted_service.py FAULT``; it prints its port.
+
+Faults are planted by the service itself, so that a test knows what a diagnosis from outside has to find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+Write = Callable[[bytes], Awaitable[None]]
+RANDOM = random.Random(7)
+ONE_AT_A_TIME = asyncio.Lock()
+COUNTED = {"requests": 0, "waited_s": 0.0}
+
+
+def busy(seconds: float) -> None:
+    """Compute for so long, by this process's own clock of its work."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+async def answer(write: Write, document: Any, status: str = "200 OK") -> None:
+    body = json.dumps(document).encode()
+    await write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), len(body)) + body)
+
+
+async def steady(_body: Any, write: Write) -> None:
+    await asyncio.sleep(0.004)
+    await answer(write, {"ok": 1})
+
+
+async def dependency(_body: Any, write: Write) -> None:
+    """Many at once; one in thirty waits for something slow."""
+    await asyncio.sleep(0.004 + (0.12 if RANDOM.random() < 0.033 else 0.0))
+    await answer(write, {"ok": 1})
+
+
+async def blocking_dependency(_body: Any, write: Write) -> None:
+    """One at a time; some wait for something slow, and all behind them."""
+    busy(0.003)
+    if RANDOM.random() < 0.02:
+        time.sleep(0.1)
+    await answer(write, {"ok": 1})
+
+
+async def computing(_body: Any, write: Write) -> None:
+    """One at a time, on the core."""
+    busy(0.004)
+    await answer(write, {"ok": 1})
+
+
+async def sleeping(_body: Any, write: Write) -> None:
+    """One at a time, as behind a device."""
+    async with ONE_AT_A_TIME:
+        await asyncio.sleep(0.006)
+    await answer(write, {"ok": 1})
+
+
+async def sized(body: Any, write: Write) -> None:
+    """As long as the request says."""
+    await asyncio.sleep(0.002 + 0.0001 * body["tokens"])
+    await answer(write, {"ok": 1})
+
+
+async def refusing(_body: Any, write: Write) -> None:
+    await answer(write, {"error": "no such route"}, "404 Not Found")
+
+
+async def unstable(_body: Any, write: Write) -> None:
+    COUNTED["requests"] += 1
+    if COUNTED["requests"] % 5 == 0:
+        await answer(write, {"error": "boom"}, "500 Internal Server Error")
+    elif COUNTED["requests"] % 7 == 0:
+        await asyncio.sleep(30)
+    else:
+        await answer(write, {"ok": 1})
+
+
+async def stream(body: Any, write: Write) -> None:
+    """Tokens at a steady pace; a long prompt holds up everybody's, as a prefill in a shared batch does."""
+    prompt = len(str(body["messages"][0]["content"]).split())
+    if prompt > 100:
+        time.sleep(0.2)
+    await write(SSE)
+    role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    await event(write, role)
+    for _ in range(int(body["max_tokens"])):
+        await event(write, {"choices": [{"delta": {"content": "x"}}]})
+        await asyncio.sleep(0.01)
+    await event(write, {"choices": [], "usage": {"completion_tokens": int(body["max_tokens"])}})
+    await write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def event(write: Write, document: Any) -> None:
+    data = b"data: " + json.dumps(document).encode() + b"\n\n"
+    await write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
+    "steady": steady,
+    "dependency": dependency,
+    "blocking_dependency": blocking_dependency,
+    "computing": computing,
+    "sleeping": sleeping,
+    "sized": sized,
+    "refusing": refusing,
+    "unstable": unstable,
+    "stream": stream,
+    "stream_stalls": stream,
+    "stalls": steady,
+}
+
+
+async def stand_still() -> None:
+    """What a collection in the event loop's thread looks like from outside."""
+    while True:
+        await asyncio.sleep(0.6 + 0.5 * RANDOM.random())
+        time.sleep(0.15)
+
+
+async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def write(data: bytes) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    handle = FAULTS[sys.argv[1]]
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+            body = await reader.readexactly(int(fields.get(b"content-length", 0)))
+            path = head.split()[1]
+            if path == b"/v1/models":
+                await answer(write, {"data": [{"id": "planted"}]})
+            elif path == b"/metrics":
+                await answer(write, {}, "404 Not Found")
+            else:
+                await handle(json.loads(body) if body else None, write)
+            if fields.get(b"connection") == b"close":
+                break
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+
+
+async def main() -> None:
+    server = await asyncio.start_server(connection, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], os.getpid(), flush=True)
+    extra = [stand_still()] if "stalls" in sys.argv[1] else []
+    async with server:
+        await asyncio.gather(server.serve_forever(), *extra)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
