@@ -125,7 +125,9 @@ def load_answer(
     :param why_wide: what keeps the interval from being narrower, after "where".
     """
     loads = sorted(cell.load for cell in cells)
-    if errors is None:
+    if errors is None or not any(
+        math.isfinite(cell.percentile.value) for cell in cells
+    ):  # no pace explains lost ones
         return LoadAnswer(largest=_unsimulated(cells, target), knee=None)
     largest = None
     if target.limit is not None:
