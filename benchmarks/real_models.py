@@ -1,7 +1,7 @@
 """Pretrained models: latfix's plan against each obvious change alone, on the models of ``benchmarks/models``.
 
     python benchmarks/models/install.py
-    python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--held-out | WORKLOAD …] [--plans-only]
+    python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--plans-only] [--held-out | NAME …]
 
 For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
 the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
