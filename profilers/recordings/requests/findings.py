@@ -35,6 +35,8 @@ _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
 _MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
 #: A tail this close to the median is no jitter.
 _HARDLY_ABOVE = 0.15
+#: ... unless the median itself is this many times the reference.
+_MOSTLY_WAITING = 2.0
 _FEW = 100
 _SLOWEST = 10
 
@@ -208,8 +210,11 @@ def _verdict(
         return "inconclusive", "No request ended ok, so there is no latency to explain."
     opening = f"{percentile_label(q)} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
     top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
-    if at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1) and top is None:
-        return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones."
+    close = at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1)
+    # All requests alike may still be all late: a queue that never empties.
+    if close and (top is None or p50_ms <= _MOSTLY_WAITING * accounts.reference_ns / 1e6):
+        carried = f"; all carry {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
+        return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
         known = f" Of what is known, {_share(words, top, excess_ms)}." if top else ""
         return "inconclusive", (
