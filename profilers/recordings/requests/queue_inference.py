@@ -99,6 +99,9 @@ def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
     low, middle, high = np.quantile(service[waited], (0.25, 0.5, 0.75))
     if low <= 0 or high > _ONE_LENGTH * low or float(np.median(wait[waited])) < middle:
         return None
+    earliest, latest = np.quantile(first_ns[waited], (0.1, 0.9))
+    if latest - earliest < middle:  # first tokens that all take the same came in no queue, however close they are
+        return None
     if (
         np.count_nonzero(~waited) >= _LEAST_IDLE
         and not 1 / _ALIKE < float(np.median(service[~waited])) / middle < _ALIKE
