@@ -40,7 +40,7 @@ def setting_rows(found: Optimization, first: Mapping[str, Any] | None = None) ->
                         changes |= {f"{key}.{name}": (had.get(name), each) for name, each in value.items()}
                     else:
                         changes[key] = (old, value)
-    return [(key, _value(old), _value(new)) for key, (old, new) in changes.items()]
+    return [(key, _value(old), _value(new)) for key, (old, new) in changes.items() if old != new]
 
 
 def _value(value: Any) -> str:

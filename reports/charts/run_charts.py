@@ -20,6 +20,10 @@ from latfix.stages import STAGES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: How far beyond the points an interval is drawn, as a factor; what goes on has an arrow.
+_REACH = 8.0
+#: How far beyond the longest bar whiskers are drawn.
+_WHISKER = 1.6
 _STATUS_ROLE = {"good": "after", "bad": "bad", "warn": "queue", "calm": "muted"}
 
 
@@ -167,6 +171,8 @@ def cause_bars(name: str, rows: Sequence[CauseRow]) -> Markup:
     def plot(panels: list[Axes]) -> None:
         axes = panels[0]
         position = np.arange(len(rows))[::-1]
+        longest = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=1.0)
+        within = (-_WHISKER * longest, _WHISKER * longest)
         for y, row in zip(position, rows, strict=True):
             reach = {True: 0.0, False: 0.0}
             for value, role in ((row.own_ms, "own"), (row.propagated_ms, "queue")):
@@ -175,8 +181,8 @@ def cause_bars(name: str, rows: Sequence[CauseRow]) -> Markup:
                 reach[side] += value
             high = reach[True]
             if row.ci95_ms is not None and all(np.isfinite(row.ci95_ms)):
-                axes.plot(row.ci95_ms, (y, y), color=INK["ink"], linewidth=1.2, marker="|", markersize=7)
-                high = max(high, row.ci95_ms[1])
+                ends = _whisker(axes, row.ci95_ms, y, within, color=INK["ink"], linewidth=1.2, cap="|")
+                high = max(high, ends[1])
             beside(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
         named_rows(axes, position, [row.label for row in rows])
         axes.axvline(0, color=INK["muted"], linewidth=1)
@@ -190,6 +196,26 @@ def cause_bars(name: str, rows: Sequence[CauseRow]) -> Markup:
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=0.9, borderaxespad=0.1)
 
     return draw(name, "Milliseconds of the tail's excess by cause", 0.36 * len(rows) + 1.1, 1, plot)
+
+
+def _whisker(
+    axes: Axes,
+    bounds: tuple[float, float],
+    y: float,
+    within: tuple[float, float],
+    *,
+    color: str,
+    linewidth: float,
+    cap: str = "",
+) -> tuple[float, float]:
+    """An interval as a line; an end beyond ``within`` is an arrow there. Where it is drawn from and to."""
+    low, high = (min(max(bound, within[0]), within[1]) for bound in bounds)
+    axes.plot((low, high), (y, y), color=color, linewidth=linewidth, solid_capstyle="round")
+    for end, bound, arrow in ((low, bounds[0], "<"), (high, bounds[1], ">")):
+        marker = cap if end == bound else arrow
+        if marker:
+            axes.plot([end], [y], color=color, marker=marker, markersize=7, linestyle="none")
+    return low, high
 
 
 def _shows_relief(rows: Sequence[CauseRow]) -> bool:
@@ -227,15 +253,15 @@ def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
         position = np.arange(len(shown))[::-1]
         axes.set_xscale("log")
         axes.axvline(1, color=INK["ink"], linewidth=1)
-        values = [1.0]
+        points = [1.0, *(step.p99.value or 1.0 for step in shown)]
+        within, reached = (min(points) / _REACH, max(points) * _REACH), list(points)
         for y, step in zip(position, shown, strict=True):
-            value, ci95, role = step.p99.value or 1.0, step.p99.ci95, _STATUS_ROLE[step.severity]
-            bounds = (value, value) if ci95 is None else tuple(max(bound, value * 1e-3) for bound in ci95)
-            axes.plot(bounds, (y, y), color=INK[role], linewidth=2.2, solid_capstyle="round")
-            axes.plot([value], [y], color=INK[role], marker="o", markersize=7)
-            values += [value, *bounds]
-            beside(axes, f"×{significant(value)}", max(value, *bounds), y, gap=9)
-        low, high = min(values), max(values)
+            value, color = step.p99.value or 1.0, INK[_STATUS_ROLE[step.severity]]
+            ends = _whisker(axes, step.p99.ci95 or (value, value), y, within, color=color, linewidth=2.2)
+            axes.plot([value], [y], color=color, marker="o", markersize=7)
+            reached += ends
+            beside(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
+        low, high = min(reached), max(reached)
         axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
         axes.set_ylim(-0.6, len(shown) - 0.3)
         axes.set_yticks(position, [visible(step.fix, limit=LABEL) for step in shown])
@@ -248,6 +274,10 @@ def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
         axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
 
     return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
 
 
 def waterfall(name: str, shares: Sequence[Share]) -> Markup:
@@ -267,7 +297,7 @@ def waterfall(name: str, shares: Sequence[Share]) -> Markup:
             low, high = sorted((share.before_ms, share.after_ms))
             axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
             axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
-            beside(axes, f"{share.after_ms - share.before_ms:+.3g}", high, y)
+            beside(axes, _signed(share.after_ms - share.before_ms), high, y)
         named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
         axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
         axes.set_xlabel("p99, ms")
@@ -323,4 +353,5 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
     if causes:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, handlelength=0.9, borderaxespad=0.1)
     elif any(value is not None for value in p50):
-        axes.stairs([np.nan if value is None else value for value in p50], edges, baseline=None, color=INK["ink"])
+        known = [value if value is not None and np.isfinite(value) else np.nan for value in p50]
+        axes.stairs(known, edges, baseline=None, color=INK["ink"])

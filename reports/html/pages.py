@@ -18,6 +18,7 @@ from latfix.formatting import (
     significant,
     visible,
 )
+from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
 from latfix.reports.charts import run_charts
 from latfix.reports.charts.chart_data import (
     Floats,
@@ -39,7 +40,6 @@ from latfix.reports.comparison_rows import (
     step_rows,
 )
 from latfix.reports.diagnosis_rows import (
-    FAILED_STATUSES,
     active_causes,
     cause_advice,
     cause_rows,
@@ -51,7 +51,8 @@ from latfix.reports.diagnosis_rows import (
     weight_words,
 )
 from latfix.reports.html.page_file import write_page
-from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
+from latfix.reports.next_commands import Words, optimize_command, replay_command, workload_argument
+from latfix.reports.plan_rows import front_rows, plan_is_empty, setting_rows
 from latfix.reports.request_rows import (
     balance_words,
     header_facts,
@@ -65,12 +66,10 @@ from latfix.reports.vocabulary import (
     CLASS_WORDS,
     DEFINITIONS,
     cause_words,
-    change_severity,
-    diagnosis_severity,
 )
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Activity, Diagnosis, Window
-from latfix.results.optimization import Optimization
+from latfix.results.optimization import Optimization, untried_of
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, stage_label, stage_number
@@ -99,7 +98,7 @@ _TITLES = {
     "plan": "Plan",
     "settings": "Settings",
     "loads": "Load by load",
-    "front": "Throughput against latency",
+    "front": "Accuracy, latency and throughput",
     "theory": "Theory and reality",
     "method": "How it was measured",
     "definitions": "What the figures mean",
@@ -133,12 +132,12 @@ def write_run_report(
         facts=_facts(diagnosis.device, record),
         contents=contents_of(anchor for anchor in anchors if anchor not in absent),
         diagnosis=diagnosis,
-        severity=diagnosis_severity(diagnosis),
+        answer=diagnosis_answer(diagnosis, workload=_without_path(workload_argument(record.meta))),
         notes=_run_notes(record, diagnosis),
         cards=_run_cards(diagnosis),
         advice=advice,
         closing=closing_advice(diagnosis),
-        command=(command or optimize_command(workload_argument(record.meta))) if fixable else "",
+        command=(command or optimize_command(_without_path(workload_argument(record.meta)))) if fixable else "",
         latency_rows=[
             [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
             for key in LATENCY_KEYS
@@ -194,39 +193,107 @@ def write_optimization_report(
     :raises InputError: the file cannot be written.
     """
     recorded = before or after
-    workload = found.workload if recorded is None else workload_argument(recorded.meta)
-    shares, steps = shares_of(found.ablation, "p99"), step_rows(found.steps)
+    workload = found.workload if recorded is None else _without_path(workload_argument(recorded.meta))
+    shares, front = shares_of(found.ablation, "p99"), _front(found)
+    first = {} if recorded is None else recorded.meta.settings.to_json()
     _write_change(
         path,
         optimization_change(found),
-        verdict=found.verdict,
+        answer=optimization_answer(found, workload=workload, plan=found.plan),
         records=(before, after),
-        present={"gates": found.gates, "ablation": shares, "steps": steps, "plan": found.plan, "causes": diagnosis},
+        present={
+            "gates": found.gates,
+            "ablation": shares,
+            "front": front,
+            "steps": found.steps,
+            "plan": found.plan,
+            "causes": diagnosis,
+        },
+        measured=found.rounds > 0,
         kind="latfix optimization",
         heading=found.workload,
         facts=_facts(found.device, after or before),
         notes=found.notes,
         pairing="",
         gates=gate_rows(found.gates),
-        ablation={
-            "chart": run_charts.waterfall("ablation-chart", shares),
-            "rows": [
-                (p99.name, [*p99.cells(), *mean.cells()])
-                for p99, mean in zip(shares, shares_of(found.ablation, "mean"), strict=True)
-                if p99.ratio is not None
-            ],
-            "predictions": prediction_words(found),
-        }
-        if shares
-        else None,
-        steps={
-            "chart": run_charts.ratio_forest("steps-chart", steps),
-            "tried": [step for step in steps if step.status != "skipped"],
-            "skipped": [step for step in steps if step.status == "skipped"],
+        ablation=_ablation(found) if shares else None,
+        front=front,
+        steps=_steps(found),
+        plan={
+            "file": found.plan,
+            "command": replay_command(workload, found.plan),
+            "settings": [] if plan_is_empty(found) else setting_rows(found, first),
         },
-        plan={"file": found.plan, "command": replay_command(workload, found.plan)},
         **(tail_values(diagnosis) if diagnosis is not None else {}),
     )
+
+
+def _without_path(workload: str) -> str:
+    """What to type for a workload, by its own name: the folder that it lies in is another on each machine."""
+    first, _, rest = workload.partition(" ")
+    known = [first.rstrip("/").rpartition("/")[2], rest] if "/" in first else [workload]
+    return Words(" ".join(filter(None, known))) if isinstance(workload, Words) else " ".join(filter(None, known))
+
+
+def _ablation(found: Optimization) -> dict[str, Any]:
+    """What each kept fix gave; columns that hold nothing are left out."""
+    shares = shares_of(found.ablation, "p99")
+    columns = ["fix"]
+    for key in ("p99", "mean"):
+        columns += [f"{key} when added", f"{key} foretold", f"{key} beside the others"]
+    rows = [
+        [p99.name, *p99.cells(), *mean.cells()]
+        for p99, mean in zip(shares, shares_of(found.ablation, "mean"), strict=True)
+        if p99.ratio is not None
+    ]
+    chart = run_charts.waterfall("ablation-chart", shares)
+    return {"chart": chart, "predictions": prediction_words(found), **_filled(columns, rows)}
+
+
+def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """A table without the columns in which every cell is empty."""
+    kept = [k for k in range(len(columns)) if not k or any(row[k] not in ("", NONE) for row in rows)]
+    return {"columns": [columns[k] for k in kept], "rows": [[row[k] for k in kept] for row in rows]}
+
+
+def _front(found: Optimization) -> dict[str, Any] | None:
+    """Configurations that were measured: accuracy, latency, throughput; ``None`` where there is nothing to choose."""
+    rows = front_rows(found)
+    if not rows:
+        return None
+    name = key_label(found.judged)
+    columns = ["configuration", "", "status", f"{name}, replayed", "95 %", f"{name}, foretold", "accuracy", "served"]
+    columns.append("compute")
+    caption = (
+        "Configurations that were measured, the fastest first. Best: none is as good in accuracy, latency and "
+        "compute together. Compute is the time of typical batches, which bounds the throughput."
+    )
+    cells = [[row.name, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
+    return {"caption": caption, **_filled(columns, cells)}
+
+
+def _steps(found: Optimization) -> dict[str, Any]:
+    """Fixes that were replayed or judged, those a forecast ruled out, and those that were not tried."""
+    rows = step_rows(found.steps)
+    tried = [step for step in rows if step.status != "skipped"]
+    judged = [step for step in tried if step.p99.value is not None or step.status != "no_gain"]
+    untried = untried_of(found.steps)
+    groups = {
+        "no time left": untried.for_time,
+        "not installed": untried.to_install,
+        "nothing to change here": untried.inapplicable,
+    }
+    replayed = any(step.p99.value is not None for step in judged)
+    figures = ["mean", "p99", "p99, ms", "predicted", "accuracy"] if replayed else []
+    return {
+        "chart": run_charts.ratio_forest("steps-chart", tried),
+        "columns": ["fix", "status", *figures, "why, and how it was verified"],
+        "replayed": replayed,
+        "tried": judged,
+        "not_replayed": [[step.fix, step.reason] for step in tried if step not in judged],
+        "skipped": [[fix, reason] for fix, reason in untried.reasons.items()],
+        "untried": "; ".join(f"{len(fixes)} {why}" for why, fixes in groups.items() if fixes),
+    }
 
 
 def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord, new: RunRecord) -> None:
@@ -237,9 +304,10 @@ def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord,
     _write_change(
         path,
         comparison_change(comparison),
-        verdict=str(comparison.verdict),
+        answer=comparison_answer(comparison),
         records=(base, new),
-        present={},
+        present={"gates": comparison.gates},
+        gates=gate_rows(comparison.gates),
         kind="latfix comparison",
         heading=new.meta.workload or base.meta.workload or "comparison",
         facts=_facts("", new),
@@ -252,29 +320,31 @@ def _write_change(
     path: Path,
     change: Change,
     *,
-    verdict: str,
+    answer: Answer,
     records: tuple[RunRecord | None, RunRecord | None],
     present: Mapping[str, object],
+    measured: bool = True,
     **values: object,
 ) -> None:
     """A page of two arms.
 
+    :param measured: both were replayed beside each other; else the second is no more than the first again.
     :param present: sections by anchor that the page has where the value is true.
     """
     named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
     arms = _arms([(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
     shown = {"change": True, **present, "arms": arms, "method": True}
-    order = ("change", "gates", "ablation", "steps", "arms", "plan", "causes", "method")
-    labels = f"{change.before.label.capitalize()} and {change.after.label}"
-    sentence = change.verdict_sentence(verdict, arrow="→", sign="×")
+    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "causes", "method")
+    labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "As it is"
+    titles = {"change": labels, **({} if measured or not arms else {"arms": "The replay"})}
     write_page(
         path,
         "change.html",
-        contents={**contents_of(anchor for anchor in order if shown.get(anchor)), "change": labels},
+        contents={**contents_of(anchor for anchor in order if shown.get(anchor)), **titles},
         change=change,
-        sentence=sentence[0].upper() + sentence[1:],
-        severity=change_severity(verdict),
-        cards=_change_cards(change),
+        answer=answer,
+        unchanged=[] if measured else [[row.name, row.before] for row in change.rows()],
+        cards=_change_cards(change) if measured else [],
         arms=arms,
         machines=[
             _machine(record, f"Machine, versions and settings: {label}")
@@ -337,7 +407,7 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
-    failed = {name: diagnosis.requests.get(name) or 0 for name in FAILED_STATUSES}
+    failed = {name: number for name, number in diagnosis.requests.items() if name != "ok" and number is not None}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
         *cards,

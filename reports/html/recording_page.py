@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from latfix.formatting import LATENCY_KEYS, count, finite, interval, key_label, milliseconds, significant, visible
+from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key, read_words
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of, tail_values, window_values
-from latfix.reports.vocabulary import CLASS_WORDS, DEFINITIONS, diagnosis_severity
+from latfix.reports.vocabulary import CLASS_WORDS, DEFINITIONS
 from latfix.results.diagnosis import Diagnosis, UnitLedger
 
 #: Columns of the table of the slowest: causes with the most time.
@@ -47,7 +48,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         facts=" · ".join(filter(None, (diagnosis.device, "" if source is None else f"{source.kind}: {source.path}"))),
         contents=contents_of(["causes", "advice", *(anchor for anchor, there in present.items() if there)]),
         diagnosis=diagnosis,
-        severity=diagnosis_severity(diagnosis),
+        answer=diagnosis_answer(diagnosis),
         notes=diagnosis.notes,
         cards=_cards(diagnosis),
         advice=cause_advice(diagnosis),

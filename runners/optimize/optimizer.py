@@ -139,7 +139,7 @@ class Outcome:
         for key in KEYS:
             errors = [error for trial in self.trials if (error := trial.prediction_error(key)) is not None]
             found[key] = {"median": statistics.median(errors) if errors else None, "steps": len(errors)}
-            if self.final is not None and key in self.foretold:
+            if self.final is not None and key in self.foretold and not self.final.ratio[key].lost:
                 measured = self.final.ratio[key].value
                 found[key] |= {"final": self.foretold[key], "final_error": abs(self.foretold[key] / measured - 1.0)}
         return found

@@ -80,8 +80,10 @@ class Trial:
         """How far the predicted ratio of a statistic was from the one that was measured, as a share of this."""
         if self.prediction is None or self.comparison is None:
             return None
-        measured = self.comparison.ratio[key].value
-        return abs(self.prediction.ratio[key] / measured - 1.0) if measured > 0 else None
+        measured = self.comparison.ratio[key]
+        if measured.lost or not measured.value > 0:
+            return None
+        return abs(self.prediction.ratio[key] / measured.value - 1.0)
 
 
 class Search:
@@ -642,8 +644,8 @@ def _refuse(planner: Planner, trial: Trial) -> None:
 
 
 def comparison_ratios(comparison: Comparison) -> dict[str, float]:
-    """After over before of every statistic, those without an interval included."""
-    before, after = comparison.before.latency_ms, comparison.after.latency_ms
+    """After over before of every statistic of those that ended ``ok``, as forecasts are."""
+    before, after = comparison.before.latency_ms_ok, comparison.after.latency_ms_ok
     return {key: after[key] / before[key] if before[key] > 0 else 1.0 for key in before}
 
 

@@ -14,8 +14,10 @@ from markupsafe import Markup
 from latfix.reports.charts import run_charts as charts
 from latfix.reports.charts.chart_data import Scatter, Windows
 from latfix.reports.charts.inline_svg import INK
+from latfix.reports.charts.run_charts import ratio_forest
 from latfix.reports.comparison_rows import step_rows
 from latfix.results.optimization import TriedFix
+from latfix.statistics.decision import RatioEstimate
 
 
 def picture(name: str, label: str = "after", *, height: float = 30.0) -> Markup:
@@ -78,3 +80,13 @@ def test_the_environment_s_backend_is_nobody_s_business_here() -> None:
     env = {**os.environ, "MPLBACKEND": "nonsense"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
     assert (done.returncode, done.stdout) == (0, "nonsense\n"), done.stderr
+
+
+def test_whiskers_that_go_on_have_an_arrow() -> None:
+    def drawn(high: float) -> str:
+        estimate = RatioEstimate(value=0.5, lo=0.4, hi=high)
+        step = TriedFix(fix="gc.freeze", status="kept", reason="", ratio={"p99": estimate})
+        return str(ratio_forest("chart", step_rows([step])))
+
+    assert drawn(1e6).count("<use") == drawn(5.0).count("<use") + 1, "one mark more"
+    assert "×100" not in drawn(1e6), "the axis is that of the points"

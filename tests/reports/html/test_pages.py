@@ -16,7 +16,7 @@ from latfix.reports.comparison_rows import pairing_words
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
-from latfix.results.optimization import Optimization, TriedFix
+from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
 
 Session = tuple[RunRecord, Diagnosis]
@@ -100,6 +100,9 @@ def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> N
 def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization, ordinary: Session) -> None:
     path = tmp_path / "report.html"
     write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    assert "As it is" in checked(path).text, "nothing was replayed beside it"
+    replayed = replace(optimization, rounds=3)
+    write_optimization_report(path, replayed, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     assert "Before and after" in checked(path).text
     write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
     assert "No record was kept." in checked(path).text
@@ -194,9 +197,14 @@ def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
     tmp_path: Path, improved: Optimization, ordinary: Session
 ) -> None:
     path = tmp_path / "report.html"
-    write_optimization_report(path, improved, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    found = replace(improved, rounds=5, changes={"max_batch_size": (8, 1)})
+    write_optimization_report(path, found, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     text = checked(path).text
-    assert "Improved: p99 412 → 98.0 ms (×0.238 [0.210, 0.280])" in text
+    first = text.partition("figure")[0]
+    assert "Improved: p99 412 → 98.0 ms, 4.2 times faster" in first
+    for words in ("between 3.6 and 4.8 times faster", "no: 1 of 3 gates failed", "p99<=baseline*0.2 failed: 0.238"):
+        assert words in first, "the first screen"
+    assert text.index("max_batch_size") < text.rindex("What was tried")
     for step in improved.steps:
         assert step.fix in text and step.reason in text
     for gate in improved.gates:
@@ -257,3 +265,23 @@ def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, i
     assert "no batch window" in second
     assert "in which they were tried" not in text(skipped)
     assert "Not tried" not in text(tried)
+
+
+def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path, improved: Optimization) -> None:
+    seen = Candidate(fixes=("batch.size",), settings={}, status="foretold", predicted={"p99": 0.5}, compute=0.7)
+    found = replace(improved, verdict="no_gain", changes={}, rounds=0, after=improved.before, candidates=(seen,))
+    path = tmp_path / "report.html"
+    write_optimization_report(path, found, diagnosis=None, before=None, after=None)
+    text = checked(path).text
+    assert "No fix is proved to help: p99 stays 412 ms" in text
+    assert "412 → 412" not in text and "[1.00, 1.00]" not in text
+    assert "batch.size: p99 2.0 times faster (foretold, not replayed)" in text
+    assert "latfix optimize ranker --fix batch.size" in text and "The plan changes nothing." in text
+
+
+def test_a_command_on_a_page_has_no_path_of_the_machine(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    meta = replace(record.meta, workload_folder="/home/someone/services/my ranker", entry="workload:Ranker")
+    text = run_page(tmp_path, (replace(record, meta=meta), diagnosis)).text
+    assert "latfix optimize 'my ranker'" in text.partition("Where the tail comes from")[0]
+    assert "latfix optimize '/home" not in text
