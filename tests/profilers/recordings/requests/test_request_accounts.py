@@ -91,7 +91,12 @@ def test_lost_and_cancelled_requests_are_no_latencies() -> None:
     status = table.status.copy()
     status[:100], status[100:130] = Status.ERROR, CANCELLED
     found = diagnosed(replace(table, status=status))
-    assert found.requests == {"ok": 3870, "error": 100, "timeout": 0, "shed": 0, "cancelled": 30}
+    ends = {"error": 100, "timeout": 0, "shed": 0, "unfinished": None, "cancelled": 30}
+    assert found.requests == {"ok": 3870, **ends}
+    assert found.verdict == "losing"  # 2.5 % of those that arrived, and p99 allows 1 %
+    document = found.to_json()
+    assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
+    assert document["latency_ms_ok"]["p99"] > 0
     assert any("30 requests were cancelled" in note for note in found.notes)
 
 
