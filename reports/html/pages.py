@@ -48,6 +48,7 @@ from latfix.reports.diagnosis_rows import (
     excess_words,
     focus_key,
     largest_window_causes,
+    service_words,
     weight_words,
 )
 from latfix.reports.html.page_file import write_page
@@ -443,9 +444,11 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
         f"{excess_words(diagnosis)}. These milliseconds divide among the causes below; "
         "the parts sum to the whole, and what no cause explains is shown as it is."
     )
-    chart = run_charts.cause_bars("causes-chart", rows)
+    queued, single = diagnosis.unit == "request", diagnosis.is_single
+    chart = run_charts.cause_bars("causes-chart", rows, unit=diagnosis.unit, single=single)
+    tail = {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
     return {
-        "tail": {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole},
+        "tail": {**tail, "queued": queued, "single": single, "unit": diagnosis.unit},
         "cause_words": cause_words,
         "class_words": CLASS_WORDS,
     }
@@ -555,6 +558,7 @@ def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]
         ("Replay lag", f"{lag} behind the schedule: {verdict}."),
         ("Cost of latfix", f"{micros} µs a request, {core} of a core."),
         ("Requests", f"{counts}; {count(warm)} warm-up requests left out{unrecorded}."),
+        *((name.capitalize(), f"{words}.") for name, words in service_words(diagnosis)),
         ("Ledger", f"largest gap between a request's excess and its entries: {gap}."),
     ]
 

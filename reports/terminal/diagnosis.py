@@ -39,6 +39,7 @@ from latfix.reports.diagnosis_rows import (
     loss_rows,
     main_causes,
     read_words,
+    service_words,
     small_causes_words,
     weight_words,
 )
@@ -72,6 +73,7 @@ _ADVISED = 4
 _WORTH_ACTING = 0.05
 _ACTIVE = 4
 _WORKERS = 8
+_UNITS = 4
 
 
 def render_diagnosis(
@@ -84,14 +86,15 @@ def render_diagnosis(
         :func:`latfix.reports.next_commands.workload_argument`); its own name where it is ``None``.
     :param verbose: with every cause, stage and figure; without, what fits on a screen.
     """
-    some = any(diagnosis.requests.values())
+    some = diagnosis.is_timed and any(diagnosis.requests.values())
     parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
-    if not diagnosis.is_single:
+    if diagnosis.is_timed and not diagnosis.is_single:
         parts += [Text(""), _latency_table(diagnosis, verbose=verbose), *_losses(diagnosis)]
     if some:
         parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
         parts += [*_stages(diagnosis)] if verbose else []
         parts += _workers(diagnosis)
+    parts += _units(diagnosis)
     if verbose:
         parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
     answer = diagnosis_answer(diagnosis, workload=workload_argument)
@@ -232,8 +235,10 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         bar = Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")])
         rows.append([stage, bar, *(significant(row.get(key)) for key in figures)])
     yield FittedTable(columns, rows)
-    empty = [stage for stage in known if stage not in used]
+    unknown = [stage for stage in known if _unknown(diagnosis, stage)]
+    empty = [stage for stage in known if stage not in used and stage not in unknown]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
+    no_time += f"; not known: {', '.join(unknown)}" if unknown else ""
     yield Text(f"bar: p99; quiet: in a {diagnosis.unit} with nothing in its way{no_time}", style="dim")
 
 
@@ -278,6 +283,22 @@ def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
     for cause, activity in active[:_ACTIVE]:
         table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
     return table
+
+
+def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The typical and the slowest units of a recording; nothing for one alone, whose ledger is above."""
+    units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest[:_UNITS]]
+    if diagnosis.is_single or not units:
+        return
+    yield heading(f"The slowest {diagnosis.unit}s" if diagnosis.is_timed else "Stalls")
+    rows: list[Sequence[Cell]] = []
+    for unit in units:
+        causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
+        words = ", ".join(f"{cause} {significant(value)}" for cause, value in causes)
+        figures = significant(unit.start_ms), significant(unit.latency_ms)
+        rows.append([safe(unit.id, limit=40), *figures, safe(words, "dim")])
+    last = Column("most of that, ms", right=False, given_up=1)
+    yield FittedTable([Column(right=False), Column("at, ms", given_up=2), Column("took, ms"), last], rows)
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
@@ -345,6 +366,12 @@ def _cause_advice(entry: CauseAdvice) -> Text:
     return text
 
 
+def _unknown(diagnosis: Diagnosis, stage: str) -> bool:
+    """Whether how long a stage took cannot be told, which is not the same as no time."""
+    row = diagnosis.stages_ms.get(stage)
+    return row is not None and all(finite(value) is None for value in row.values())
+
+
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
@@ -352,6 +379,8 @@ def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
     if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
         yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
+    for name, words in service_words(diagnosis):
+        yield Text.assemble((name.ljust(12), "dim"), safe(words, "dim", limit=300))
     lag = diagnosis.dispatch_ms
     if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):
         figures = ", ".join(f"{key} {significant(lag.get(key))}" for key in ("p50", "p99", "max"))
