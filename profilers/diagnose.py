@@ -164,6 +164,7 @@ class _Findings:
                 self.tail,
                 floors[CAUSES[k].id],
                 _percentiles_ms(totals.without[k], 50, 95, 99),
+                self.source.meta,
                 requests=int(totals.touched[k]),
                 largest_ns=float(totals.largest[k]),
             )

@@ -46,7 +46,7 @@ class CauseSummary(Document):
     :param tail_ms: mean over tail requests of own + propagated.
     :param tail_share: ``tail_ms`` over the tail's excess.
     :param own_ms: of that, what the request's own path shows.
-    :param propagated_ms: of that, what reached it through the queue.
+    :param propagated_ms: of that, what reached it through the queue or the interpreter lock.
     :param ci95_ms: interval of ``tail_ms``.
     :param named: the interval's lower end clears the naming rule.
     :param evidence_class: how it is known.
