@@ -19,7 +19,7 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Floats
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
 from latfix.statistics.distributions import student_t
-from latfix.statistics.latency_summary import QUANTILES, summary_intervals_ms
+from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.percentiles import share_interval
 from latfix.statistics.quantile_sketch import LogHistogram
 
@@ -97,17 +97,13 @@ def _moved_references(sample: Evidence, books: Books, kinds: int, seed: int, rep
     return moved
 
 
-def latency_intervals_ms(
-    totals: RunTotals, latency: LogHistogram | None, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Intervals of the summary of latency by :data:`LATENCY_KEYS`, milliseconds; see :mod:`latency_summary`.
+def latency_intervals_ms(totals: RunTotals, latency: LogHistogram | None) -> dict[str, tuple[float, float]]:
+    """Intervals of the summary of ``ok`` latencies of a run in several chunks, by :data:`LATENCY_KEYS`, milliseconds.
 
-    :param latency: of a run in several chunks.
+    :param latency: of the run.
     """
-    if totals.kept is not None:
-        return summary_intervals_ms(totals.kept.ledger.latency_ns, seed=seed)
     if not totals.requests or totals.blocks is None or latency is None:
-        return dict.fromkeys(LATENCY_KEYS, (0.0, 0.0))
+        return dict.fromkeys(LATENCY_KEYS, (math.nan, math.nan))
     blocks = totals.blocks
     some, together = blocks.requests > 0, blocks.layout.together
     size = block_sums(blocks.requests[some].astype(np.float64), together)

@@ -23,7 +23,7 @@ from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Ledger
 from latfix.results.worker_summary import WorkerTally
 from latfix.run_record.run_record import Throughput
-from latfix.stages import OUTSIDE_STAGES, STAGES, STATUS_NAMES
+from latfix.stages import OUTSIDE_STAGES, STAGES, STATUS_NAMES, Status
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.quantile_sketch import Distribution, LogHistogram
@@ -211,6 +211,8 @@ class RunTotals:
         self.throughput.add(rows)
         if self.windows is not None:
             self.windows.offer(rows["arrival_ns"][measured])
+            lost = measured & (rows["status"] != Status.OK)
+            self.windows.lose(rows["arrival_ns"][lost], rows["latency_ns"][lost])
 
     def _add_latency(self, chunk: ChunkLedger) -> None:
         ledger, evidence = chunk.ledger, chunk.evidence

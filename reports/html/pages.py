@@ -40,7 +40,6 @@ from latfix.reports.comparison_rows import (
     step_rows,
 )
 from latfix.reports.diagnosis_rows import (
-    FAILED_STATUSES,
     active_causes,
     cause_advice,
     cause_rows,
@@ -408,7 +407,7 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
-    failed = {name: diagnosis.requests.get(name) or 0 for name in FAILED_STATUSES}
+    failed = {name: number for name, number in diagnosis.requests.items() if name != "ok" and number is not None}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
         *cards,
@@ -444,9 +443,11 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
         f"{excess_words(diagnosis)}. These milliseconds divide among the causes below; "
         "the parts sum to the whole, and what no cause explains is shown as it is."
     )
-    chart = run_charts.cause_bars("causes-chart", rows)
+    queued, single = diagnosis.unit == "request", diagnosis.is_single
+    chart = run_charts.cause_bars("causes-chart", rows, unit=diagnosis.unit, single=single)
+    tail = {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
     return {
-        "tail": {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole},
+        "tail": {**tail, "queued": queued, "single": single, "unit": diagnosis.unit},
         "cause_words": cause_words,
         "class_words": CLASS_WORDS,
     }

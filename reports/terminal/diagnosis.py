@@ -36,6 +36,7 @@ from latfix.reports.diagnosis_rows import (
     cause_total,
     excess_words,
     focus_key,
+    loss_rows,
     main_causes,
     read_words,
     small_causes_words,
@@ -71,6 +72,7 @@ _ADVISED = 4
 _WORTH_ACTING = 0.05
 _ACTIVE = 4
 _WORKERS = 8
+_UNITS = 4
 
 
 def render_diagnosis(
@@ -83,14 +85,15 @@ def render_diagnosis(
         :func:`latfix.reports.next_commands.workload_argument`); its own name where it is ``None``.
     :param verbose: with every cause, stage and figure; without, what fits on a screen.
     """
-    some = any(diagnosis.requests.values())
+    some = diagnosis.is_timed and any(diagnosis.requests.values())
     parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
-    if not diagnosis.is_single:
-        parts += [Text(""), _latency_table(diagnosis, verbose=verbose)]
+    if diagnosis.is_timed and not diagnosis.is_single:
+        parts += [Text(""), _latency_table(diagnosis, verbose=verbose), *_losses(diagnosis)]
     if some:
         parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
         parts += [*_stages(diagnosis)] if verbose else []
         parts += _workers(diagnosis)
+    parts += _units(diagnosis)
     if verbose:
         parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
     answer = diagnosis_answer(diagnosis, workload=workload_argument)
@@ -142,6 +145,19 @@ def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
             for end, word in enumerate(("from", "to"))
         ]
     return FittedTable(columns, rows)
+
+
+def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """What became of the requests that were lost, and what they had waited for."""
+    rows = loss_rows(diagnosis)
+    if not rows:
+        return
+    yield heading("Requests that did not end ok")
+    columns = [Column("", right=False), Column("requests"), Column("waited ms"), Column("lost in", right=False)]
+    yield FittedTable(columns, [[row.status, row.requests, row.waited, row.stages] for row in rows])
+    for row in rows:
+        if row.waited_for:
+            yield safe(f"{row.status} waited, ms on average: {row.waited_for}", "dim", limit=300)
 
 
 def _named_keys() -> list[tuple[str, str]]:
@@ -249,7 +265,7 @@ def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:
     for name, values, words in rows if verbose else rows[:2]:
         known = [value for value in values if value is not None]
         if known:
-            line = Sparkline(values, from_zero=True, widest=len(values))
+            line = Sparkline([finite(value) for value in values], from_zero=True, widest=len(values))
             table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
     if verbose:
         each = (windows[-1].end_s - windows[0].start_s) / len(windows)
@@ -264,6 +280,22 @@ def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
     for cause, activity in active[:_ACTIVE]:
         table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
     return table
+
+
+def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The typical and the slowest units of a recording; nothing for one alone, whose ledger is above."""
+    units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest[:_UNITS]]
+    if diagnosis.is_single or not units:
+        return
+    yield heading(f"The slowest {diagnosis.unit}s" if diagnosis.is_timed else "Stalls")
+    rows: list[Sequence[Cell]] = []
+    for unit in units:
+        causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
+        words = ", ".join(f"{cause} {significant(value)}" for cause, value in causes)
+        figures = significant(unit.start_ms), significant(unit.latency_ms)
+        rows.append([safe(unit.id, limit=40), *figures, safe(words, "dim")])
+    last = Column("most of that, ms", right=False, given_up=1)
+    yield FittedTable([Column(right=False), Column("at, ms", given_up=2), Column("took, ms"), last], rows)
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
@@ -332,8 +364,7 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
-    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name, 0) is not None]
-    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
     served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")

@@ -22,6 +22,7 @@ from latfix.formatting import from_ns, share
 from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
 from latfix.profilers.evidence.telling_features import telling_features
 from latfix.profilers.evidence.work_model import WorkModel, error_out_of_fold, fit_work_model
+from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.queue_inference import (
     Queue,
@@ -35,7 +36,6 @@ from latfix.profilers.recordings.requests.queue_inference import (
 from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints, RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.statistics.change_points import rising_level
-from latfix.statistics.level_shift import raised_stretch
 
 #: Requests that models are learned from; routes that are told apart.
 _LEARNED, _ROUTES = 100_000, 24
