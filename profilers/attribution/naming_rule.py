@@ -89,7 +89,7 @@ def summarize_cause(
         requests=requests,
         evidence=cause.told(evidence, figures),
         whatif_ms=whatif_ms,
-        fixes=applicable(cause.fixes, meta),
+        fixes=() if evidence.setup.outside else applicable(cause.fixes, meta),
     )
 
 
