@@ -77,6 +77,8 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
             words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
         lines += _reasons(found)
+        if found.incident is not None:
+            lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
     lines += _merge(
         gate_rows(found.gates), f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if value else ""
     )
@@ -96,10 +98,13 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     """The largest named causes: what they are, what would be without them, and what treats them."""
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         words = f"{cause.cause}, {percent(cause.share)} of the tail's excess: {cause.words or 'see its evidence'}"
+        if number:
+            yield Line(label="", words=words)
+            continue
         if cause.predicted:
             words += f"; without it {cause.focus} would be {cause.predicted} ms"
         fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it"
-        yield Line(label="" if number else "why", words=words + fixes)
+        yield Line(label="why", words=words + fixes)
 
 
 def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Answer:
