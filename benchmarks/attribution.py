@@ -143,7 +143,7 @@ def leave_one_out(run: Run) -> Answer:
         scale = np.ones((1, len(ledger.causes)))
         scale[0, k] = 0.0
         moved = waits_at(books.line, scale)[0][books.ok] - full
-        latency = ledger.latency_ns - ledger.own_ns[k] - books.finished_before[k] + moved
+        latency = ledger.latency_ns - ledger.own_ns[k] - books.by_others[k] + moved
         kept = latency[latency >= np.quantile(latency, percentile / 100)]
         answer[cause] = (now - float(kept.mean())) / 1e6
     return answer

@@ -7,7 +7,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from latfix.lower_bound import AtLeast
+
 NONE = "–"
+#: A figure of which nothing is known but that too many requests were lost for it.
+LOST = "lost"
 
 #: Format characters that scripts and emoji need and that cannot reorder what a reader sees.
 _JOINERS = frozenset("\u200c\u200d")
@@ -29,7 +33,12 @@ def finite(value: object) -> float | None:
 
 
 def significant(value: object, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits and thousands separators: ``0.0412``, ``41.2``, ``41,200``."""
+    """A number with ``digits`` significant digits and thousands separators: ``0.0412``, ``41.2``, ``41,200``.
+
+    One that is known from below only is ``> 41.2``.
+    """
+    if isinstance(value, AtLeast):
+        return f"> {significant(value.bound, digits)}" if value.bound > 0 else LOST
     number = finite(value)
     if number is None:
         return NONE
@@ -45,7 +54,7 @@ def significant(value: object, digits: int = 3) -> str:
 def milliseconds(value: object) -> str:
     """``412 ms``."""
     text = significant(value)
-    return text if text == NONE else f"{text} ms"
+    return text if text in (NONE, LOST) else f"{text} ms"
 
 
 def from_ns(value: float) -> str:

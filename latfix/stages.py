@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 #: In order; each starts where the last ended. ``dispatch`` is latfix's own lag.
@@ -32,12 +32,21 @@ def stage_number(label: str) -> int:
 
 
 class Status(IntEnum):
-    """How a request ended. Percentiles are over ``OK``; the others are counted beside them."""
+    """How a request ended. To percentiles any but ``OK`` is slower than it waited (:mod:`statistics.censored`)."""
 
     OK = 0
     ERROR = 1
     TIMEOUT = 2
     SHED = 3
+    UNFINISHED = 4  #: in flight when the run ended
 
 
-STATUS_NAMES: tuple[str, ...] = ("ok", "error", "timeout", "shed")
+STATUS_NAMES: tuple[str, ...] = ("ok", "error", "timeout", "shed", "unfinished")
+#: All but ``ok``, in the order in which reports count them.
+LOST_NAMES: tuple[str, ...] = STATUS_NAMES[1:]
+
+
+def status_counts(counts: Sequence[int]) -> dict[str, int]:
+    """By name how many requests ended in each status; those in flight at a run's end where there were any."""
+    found = dict(zip(STATUS_NAMES, map(int, counts), strict=True))
+    return {name: number for name, number in found.items() if number or name != "unfinished"}

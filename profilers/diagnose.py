@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import numpy as np
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
+from latfix.lower_bound import in_unit
 from latfix.profilers.attribution.ledger_parquet import CausesFile
+from latfix.profilers.attribution.lost_requests import lost_requests
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
 from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_ns
 from latfix.profilers.attribution.tail import Tail
-from latfix.profilers.attribution.verdict import dispatch_trust, judge, warnings
+from latfix.profilers.attribution.verdict import Loss, dispatch_trust, judge, warnings
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import (
     Baselines,
@@ -32,12 +35,14 @@ from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
 from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
+from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.service_figures import service_figures
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
-from latfix.stages import STATUS_NAMES
+from latfix.stages import Status, status_counts
+from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
 
@@ -71,7 +76,7 @@ def diagnose(
         baselines = learn_all(source.stretch(0, len(source)), q)
         whole = whole_ledger(baselines)
         arrival = whole.evidence.rows["arrival_ns"][whole.evidence.ok]
-        seen = survey_rows(len(source), arrival, whole.ledger.latency_ns, wanted)
+        seen = survey_rows(_outcomes(whole.evidence), len(source), arrival, whole.ledger.latency_ns, wanted)
         chunks, ledgers = 1, iter([whole])
     else:
         cuts, seen = survey_record(source, wanted, scale.chunk)
@@ -92,6 +97,13 @@ def write_causes(diagnosis: Diagnosis, path: Path) -> None:
         file.add(diagnosis.ledger)
 
 
+def _outcomes(evidence: Evidence) -> Outcomes:
+    """Of the requests of the ledger, and of those that did not end ``ok``."""
+    rows = evidence.rows
+    some = evidence.ok | ((rows["warmup"] == 0) & (rows["status"] != Status.OK))
+    return Outcomes.of(rows["latency_ns"][some], rows["status"][some])
+
+
 @dataclass(frozen=True, slots=True)
 class _Findings:
     """All that a diagnosis is made from."""
@@ -107,13 +119,16 @@ class _Findings:
 
     def diagnosis(self) -> Diagnosis:
         meta, totals, tail, q = self.source.meta, self.totals, self.tail, self.percentile
-        statuses = {name: int(count) for name, count in zip(STATUS_NAMES, totals.statuses, strict=True)}
-        latency_ms = self._latency_ms()
-        causes = self._causes(latency_ms["p50"])
+        statuses = status_counts(totals.statuses.tolist())
+        ok_ms, latency_ms = self._ok_ms(), self._latency_ms()
+        causes = self._causes(ok_ms["p50"])
         by_id = {cause.cause: cause for cause in causes}
-        verdict = judge(causes, tail, latency_ms, q, self.seen.percentiles_ns[q] / 1e6)
+        known = self.baselines
+        losses = lost_requests(self.source, known.evidence, known.books, known.sample.errors)
+        lost = Loss.of(losses, meta.state)
+        verdict = judge(causes, tail, ok_ms, q, in_unit(self.seen.arrived_ns[q], 1e6), lost)
         observer = by_id["observer"].tail_share if "observer" in by_id else 0.0
-        late = dispatch_trust(totals.observed.percentile(99) / 1e6, latency_ms["p50"], observer)
+        late = dispatch_trust(totals.observed.percentile(99) / 1e6, ok_ms["p50"], observer)
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
         ledger = totals.ledger()
@@ -127,7 +142,8 @@ class _Findings:
             device=meta.device,
             requests=statuses,
             latency_ms=latency_ms,
-            latency_ci95_ms=latency_intervals_ms(totals, self.seen.histogram, self.seed),
+            latency_ms_ok=ok_ms,
+            latency_ci95_ms=self._intervals_ms(latency_ms),
             stages_ms=self._stages_ms(),
             verdict=verdict.word,
             sentence=verdict.sentence,
@@ -140,6 +156,7 @@ class _Findings:
             throughput_rps=totals.throughput.rps,
             overhead=overhead_of(meta),
             ledger=ledger,
+            lost=losses,
             partial=self.source.partial,
             trustworthy=late is None,
             notes=(*([late] if late else []), *notes),
@@ -147,13 +164,27 @@ class _Findings:
             **self._extra(causes),
         )
 
-    def _latency_ms(self) -> dict[str, float]:
+    def _ok_ms(self) -> dict[str, float]:
+        if not self.totals.requests:
+            return dict.fromkeys(LATENCY_KEYS, math.nan)
         if self.totals.kept is not None:
             return summarize_ms(self.totals.kept.ledger.latency_ns)
         exact = {key: self.seen.percentiles_ns[100 * q] / 1e6 for key, q in QUANTILES.items()}
-        exact["mean"] = self.totals.latency.total / max(self.totals.requests, 1) / 1e6
+        exact["mean"] = self.totals.latency.total / self.totals.requests / 1e6
         exact["max"] = self.totals.latency.largest / 1e6
         return {key: exact[key] for key in LATENCY_KEYS}
+
+    def _latency_ms(self) -> dict[str, float]:
+        ok_ms, arrived = self._ok_ms(), self.seen.arrived_ns
+        figures = {key: in_unit(arrived[100 * q], 1e6) for key, q in QUANTILES.items()}
+        figures |= {"mean": ok_ms["mean"], "max": in_unit(arrived[100.0], 1e6)}
+        return {key: figures[key] for key in LATENCY_KEYS}
+
+    def _intervals_ms(self, latency_ms: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        if self.seen.outcomes is not None:
+            return self.seen.outcomes.intervals_ms(seed=self.seed)
+        found = latency_intervals_ms(self.totals, self.seen.histogram)
+        return {key: (min(lo, latency_ms[key]), max(hi, latency_ms[key])) for key, (lo, hi) in found.items()}
 
     def _causes(self, p50_ms: float) -> tuple[CauseSummary, ...]:
         """Every cause with a nonzero entry, the largest first; those of weight with when they were active."""
@@ -232,6 +263,7 @@ class _Findings:
             "reference_gap_ms": gap / 1e6,
             "quiet_requests": totals.quiet,
             "queue_closure_ms": totals.closure_ns / max(totals.tail, 1) / 1e6,
+            "lock_closure_ms": totals.lock_closure_ns / max(totals.tail, 1) / 1e6,
             "models": evidence.expected.quality(),
             "whatif": tuple(
                 WhatIf(without=removed, **_percentiles_ms(latencies, 50, 95, 99))

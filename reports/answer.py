@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from latfix.formatting import (
     LATENCY_KEYS,
+    finite,
+    interval_bounds,
     key_label,
     milliseconds,
     percent,
@@ -72,16 +74,15 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     key, lines = focus_key(found), []
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
-        if bounds is not None:
+        if bounds is not None and finite(value) is not None and interval_bounds(bounds) is not None:
             once = "this one run; a restart may differ" if _is_replay(found) else "this one recording"
             words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
         lines += _reasons(found)
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
-    lines += _merge(
-        gate_rows(found.gates), f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if value else ""
-    )
+    proposed = f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if finite(value) else ""
+    lines += _merge(gate_rows(found.gates), proposed)
     if closing := closing_advice(found):
         lines.append(Line(label="next", words=closing))
     elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
@@ -96,8 +97,9 @@ def _is_replay(found: Diagnosis) -> bool:
 
 def _reasons(found: Diagnosis) -> Iterator[Line]:
     """The largest named causes: what they are, what would be without them, and what treats them."""
+    whole = f"the {found.unit}" if found.is_single else "the tail's excess"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
-        words = f"{cause.cause}, {percent(cause.share)} of the tail's excess: {cause.words or 'see its evidence'}"
+        words = f"{cause.cause}, {percent(cause.share)} of {whole}: {cause.words or 'see its evidence'}"
         if number:
             yield Line(label="", words=words)
             continue

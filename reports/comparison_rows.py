@@ -20,13 +20,15 @@ from latfix.formatting import (
     significant,
 )
 from latfix.gates.evaluate import GateResult
+from latfix.lower_bound import AtLeast
 from latfix.reports.vocabulary import STEP_STATUS, Severity, verdict_words
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix
+from latfix.stages import STATUS_NAMES
 from latfix.statistics.decision import RatioEstimate
 
-STATUSES: tuple[str, ...] = ("ok", "error", "timeout", "shed")
+STATUSES: tuple[str, ...] = STATUS_NAMES
 
 Outcome = Literal["passed", "failed", "undecided"]
 OUTCOME_WORDS: dict[Outcome, tuple[str, Severity]] = {
@@ -142,8 +144,8 @@ class Change:
         if key in self.ratios:
             return self.ratios[key]
         before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
-        quotient = after / before if before and after is not None and before > 0 else None
-        return Ratio(value=finite(quotient), ci95=None)
+        known = finite(before) and finite(after) is not None
+        return Ratio(value=finite(after / before) if known and before and after else None, ci95=None)
 
     def sentence(self, *, arrow: str = "->", sign: str = "x") -> str:
         """``p99 412 -> 98.0 ms (x0.240 [0.210, 0.280]); mean …; accuracy 0.912 -> 0.911 (limit 0.902)``."""
@@ -264,7 +266,7 @@ class GateRow:
 
 def ratio_of(estimate: RatioEstimate | None) -> Ratio:
     """An estimate without figures that are not finite; an empty ratio for ``None``."""
-    if estimate is None:
+    if estimate is None or estimate.lost:
         return Ratio(value=None, ci95=None)
     return Ratio(
         value=finite(estimate.value), ci95=interval_bounds((estimate.lo, estimate.hi)), decision=estimate.decision
@@ -303,11 +305,20 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
     """One arm of a change, or a single run."""
     return Arm(
         label=label,
-        latency_ms={key: finite(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
+        latency_ms={key: _known(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
         throughput_rps=finite(figures.throughput_rps),
-        requests={name: figures.requests.get(name) or 0 for name in STATUSES},
+        requests={
+            name: figures.requests.get(name) or 0
+            for name in STATUSES
+            if name in figures.requests or name != "unfinished"
+        },
         **_beside_time(figures),
     )
+
+
+def _known(figure: float | None) -> float | None:
+    """A figure that can be shown: a number, or one that is known from below."""
+    return figure if isinstance(figure, AtLeast) else finite(figure)
 
 
 def _beside_time(figures: Summary | Diagnosis) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from latfix.formatting import (
     milliseconds,
     percent,
     sentence,
+    share,
     significant,
     tail_words,
     uncertain,
@@ -21,8 +22,9 @@ from latfix.formatting import (
 from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
+from latfix.stages import LOST_NAMES
 
-FAILED_STATUSES = ("error", "timeout", "shed")
+FAILED_STATUSES = LOST_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +205,7 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
             words=cause_words(entry.cause),
             evidence=sentence(entry.evidence),
             focus=key_label(key),
-            now=significant(diagnosis.latency_ms.get(key)),
+            now=significant((diagnosis.latency_ms_ok or diagnosis.latency_ms).get(key)),
             predicted="" if finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms.get(key)),
             fixes=tuple(entry.fixes),
             share=_number(entry.tail_share),
@@ -221,9 +223,36 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return f"No {unit} was recorded: there is nothing to act on. Replay the traffic again."
     if not diagnosis.requests.get("ok"):
         return f"No {unit} ended ok: mend the errors first, then diagnose again."
+    if diagnosis.verdict == "losing":
+        return f"What the lost {unit}s waited for comes first, then what makes the others slow."
     if diagnosis.verdict == "inconclusive":
-        return "Too much of the tail is unexplained to name its cause: record a longer run."
+        return "No cause of the tail can be told from this run: record a longer one."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRow:
+    """Requests that ended in one way other than ``ok``, as texts."""
+
+    status: str
+    requests: str
+    waited: str
+    stages: str
+    waited_for: str
+
+
+def loss_rows(diagnosis: Diagnosis) -> list[LossRow]:
+    """The requests that were lost, by how they ended."""
+    return [
+        LossRow(
+            status=lost.status,
+            requests=f"{lost.requests:,} ({share(lost.share)})",
+            waited=significant(lost.waited_ms.get("p50")),
+            stages=", ".join(f"{number:,} {stage}" for stage, number in lost.in_stage.items()),
+            waited_for=", ".join(f"{name} {significant(spent)}" for name, spent in lost.waited_for_ms.items()),
+        )
+        for lost in diagnosis.lost
+    ]
 
 
 def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:

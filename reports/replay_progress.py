@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from latfix.formatting import milliseconds
+from latfix.lower_bound import in_unit
 from latfix.run_record.schema import REQUEST_DTYPE
-from latfix.stages import Status
+from latfix.statistics.censored import Outcomes
 
 _LINE_INTERVAL_S = 5.0
 _RATE_WINDOW_S = 5.0
@@ -31,7 +32,7 @@ class RunningLatencies:
         self._kept: list[Any] = []
 
     def update(self) -> tuple[float, float] | None:
-        """Running p50 and p99 in milliseconds over the measured requests that ended ``ok``."""
+        """Running p50 and p99 in milliseconds over the measured requests that ended, however they did."""
         try:
             with self._segment.open("rb") as file:
                 file.seek(self._offset)
@@ -41,15 +42,15 @@ class RunningLatencies:
         whole = len(data) - len(data) % REQUEST_DTYPE.itemsize
         self._offset += whole
         rows = np.frombuffer(data[:whole], dtype=REQUEST_DTYPE)
-        rows = rows[(rows["warmup"] == 0) & (rows["status"] == Status.OK)]
+        rows = rows[rows["warmup"] == 0]
         if len(rows):
-            self._kept.append(rows["latency_ns"])
+            self._kept.append(rows[["latency_ns", "status"]].copy())
         if not self._kept:
             return None
-        latencies = np.concatenate(self._kept)[-100_000:]
-        self._kept = [latencies]
-        p50, p99 = np.percentile(latencies, [50, 99])
-        return float(p50) / 1e6, float(p99) / 1e6
+        latest = np.concatenate(self._kept)[-100_000:]
+        self._kept = [latest]
+        p50, p99 = Outcomes.of(latest["latency_ns"], latest["status"]).percentiles_ns((50, 99))
+        return in_unit(p50, 1e6), in_unit(p99, 1e6)
 
 
 class ReplayProgress:

@@ -35,7 +35,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Percentiles",
-        "Over requests that ended ok. Errors, timeouts and shed requests are counted beside them, never mixed in.",
+        "Over all requests that arrived. One that failed, timed out, was shed or was in flight when the run ended is "
+        "slower than it had waited: a percentile that falls among these is lost, and shown as more than it is at "
+        "least. The mean, the stages and the causes are of the requests that ended ok.",
     ),
     (
         "95 % interval",

@@ -233,7 +233,8 @@ def _judged(
     """The gates' results, and the run's row where it is to be recorded."""
     from latfix.gates.subject import GateSubject
     from latfix.history.rows import row_of, run_name, series_of
-    from latfix.statistics.percentiles import latencies_of, percentile_grid
+    from latfix.statistics.censored import outcomes_of
+    from latfix.statistics.percentiles import percentile_grid
 
     meta, recording = record.meta, gates.recording
     subject = GateSubject.from_diagnosis(document).with_percentiles(gates.metrics, record)
@@ -242,7 +243,7 @@ def _judged(
     results = gates.judge(subject, record, past, seed=seed)
     if not recording.records:
         return results, None
-    latency_ms = {**percentile_grid(latencies_of(record)), **subject.latency_ms}
+    latency_ms = {**percentile_grid(outcomes_of(record)), **subject.latency_ms}
     row = row_of(
         record,
         replace(subject, latency_ms=latency_ms),

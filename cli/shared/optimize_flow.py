@@ -137,7 +137,8 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
     """The gates' results, and the optimization's row where it is to be recorded."""
     from latfix.gates.evaluate import evaluate
     from latfix.history.rows import row_of, run_name, series_of
-    from latfix.statistics.percentiles import latencies_of, percentile_grid
+    from latfix.statistics.censored import outcomes_of
+    from latfix.statistics.percentiles import percentile_grid
 
     meta, recording = outcome.baseline.meta, gates.recording
     after, before = _subjects(outcome, [gate.metric for gate in gates.gates])
@@ -146,7 +147,7 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
     results = [evaluate(gate, after, before, past=past) for gate in gates.gates]
     if not recording.records:
         return results, None
-    grid = percentile_grid(latencies_of(outcome.after or outcome.baseline))
+    grid = percentile_grid(outcomes_of(outcome.after or outcome.baseline))
     row = row_of(
         outcome.baseline,
         replace(after, latency_ms={**grid, **after.latency_ms}),
@@ -266,6 +267,7 @@ def _baseline(outcome: Outcome) -> Summary:
     diagnosis = outcome.diagnosis
     return Summary(
         latency_ms=diagnosis.latency_ms,
+        latency_ms_ok=diagnosis.latency_ms_ok,
         latency_ci95_ms=diagnosis.latency_ci95_ms,
         throughput_rps=diagnosis.throughput_rps,
         requests=diagnosis.counts,
@@ -311,10 +313,11 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: 
     final = outcome.final
     if final is not None:
         for key in ("mean", "p50", "p90", "p95", "p99", "p99_9", "max"):
-            measured[f"{key}_before_ms"] = final.before.latency_ms[key]
-            measured[f"{key}_after_ms"] = final.after.latency_ms[key]
+            for when, arm in (("before", final.before), ("after", final.after)):
+                if math.isfinite(arm.latency_ms[key]):
+                    measured[f"{key}_{when}_ms"] = arm.latency_ms[key]
         for key, estimate in final.ratio.items():
-            if math.isfinite(estimate.value):
+            if math.isfinite(estimate.value) and not estimate.lost:
                 measured[f"{key}_ratio"] = estimate.value
         measured["accuracy_before"] = outcome.accuracy
         if outcome.final_accuracy is not None:

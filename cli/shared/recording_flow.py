@@ -107,7 +107,8 @@ def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path 
 def _judged(diagnosis: Diagnosis, gates: Gates) -> list[GateResult]:
     from latfix.gates.evaluate import evaluate
     from latfix.gates.subject import GateSubject
+    from latfix.statistics.censored import Outcomes
 
     subject = GateSubject.from_diagnosis(diagnosis.to_json())
-    subject = subject.with_percentiles_of(gates.metrics, lambda: diagnosis.ledger.latency_ns)
+    subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
     return [evaluate(gate, subject, gates.baseline) for gate in gates.gates]

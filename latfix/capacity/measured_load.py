@@ -16,6 +16,7 @@ from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.stages import Status
+from latfix.statistics.censored import Outcomes
 from latfix.statistics.distributions import normal_quantile, student_t
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class LoadPoint:
     :param latency: ``(n,)`` in order of arrival; infinite for a request that was lost (error, timeout, shed), and
         for one in flight when the replay was ended early, which counts with its age at least.
     :param age: ``(n,)`` how long each request was followed: its latency, or its age when the replay ended.
+    :param outcomes: the same requests, with how long those that were lost had waited.
     :param requests: how many ended in each status.
     :param wait: ``(k,)`` of the requests that ended ``ok``: before prepare and in the queue, until its batch closed.
     :param prepare: ``(k,)`` service in the prepare pool; ``lag`` the replay's own, the same requests.
@@ -74,6 +76,7 @@ class LoadPoint:
     achieved: float
     latency: Floats
     age: Floats
+    outcomes: Outcomes
     requests: dict[str, int]
     wait: Floats
     prepare: Floats
@@ -92,7 +95,7 @@ class LoadPoint:
     @property
     def lost(self) -> int:
         """Requests that ended in error, by timeout, or were shed."""
-        return sum(count for name, count in self.requests.items() if name != "ok")
+        return sum(count for name, count in self.requests.items() if name not in ("ok", "unfinished"))
 
     @property
     def mean_size(self) -> float:
@@ -142,9 +145,12 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
     at_once = settings.max_batch_size * workers
     sent = scheduled if record.meta.sent is None else min(record.meta.sent, scheduled)
     arrival = record.traffic.arrival_ns[:sent].astype(np.int64)
+    measured &= rows["status"] != Status.UNFINISHED
     index = rows["index"][measured]
     latency_ns, end = np.full(sent, -1, np.int64), np.full(sent, np.iinfo(np.int64).max, np.int64)
+    status = np.full(sent, Status.UNFINISHED, np.int64)
     known = index < sent
+    status[index[known]] = rows["status"][measured][known]
     latency_ns[index[known]] = rows["latency_ns"][measured][known]
     end[index[known]] = (rows["arrival_ns"] + rows["latency_ns"])[measured][known]
     ok = measured & (rows["status"] == Status.OK)
@@ -165,6 +171,7 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
         achieved=counts["ok"] / took,
         latency=latency,
         age=age,
+        outcomes=Outcomes.of(np.where(over, latency_ns, np.maximum(followed - arrival, 0)), status),
         requests=counts,
         wait=_waits(record, ok),
         prepare=(rows["prepare_ns"] - rows["prepare_wait_ns"])[ok] / 1e9,

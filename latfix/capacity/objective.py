@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from latfix.statistics.block_bootstrap import block_length, evidence
 from latfix.statistics.distributions import score_interval, student_t
-from latfix.statistics.percentiles import independent_draws
+from latfix.statistics.percentiles import independent_draws, quantile_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,7 +79,7 @@ def percentile_of(series: Sequence[Floats], percentile: float) -> Percentile:
     if not n:
         return Percentile(value=math.nan, lo=math.nan, hi=math.nan)
     share = 1.0 - percentile / 100.0
-    value = _quantile(values, percentile / 100.0)
+    value = quantile_of(values, percentile / 100.0)
     effective, freedom = _draws(series, value, share)
     lo, hi = score_interval(share, effective, student_t(0.95, freedom))
     return Percentile(
@@ -114,7 +114,7 @@ def decide(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> D
     effective, meets = seen, None
     if share <= target.allowed:
         # Where few were slow, or none, how slow ones cluster is seen at the percentile itself.
-        value = _quantile(np.sort(np.concatenate(list(series))), target.percentile / 100.0)
+        value = quantile_of(np.sort(np.concatenate(list(series))), target.percentile / 100.0)
         usual, at_percentile = _draws(series, value, target.allowed)
         effective = min(seen, usual)
         freedom = max(at_percentile, effective * target.allowed, 3.0)
@@ -126,17 +126,6 @@ def decide(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> D
     elif lo > target.allowed:
         meets = False
     return Decision(meets=meets, share=share, lo=lo, hi=hi)
-
-
-def _quantile(values: Floats, q: float) -> float:
-    """Interpolated as in :mod:`statistics.latency_summary`; infinite where the rank reaches into infinite values."""
-    rank = (len(values) - 1) * q
-    below = min(math.floor(rank + 1e-9), len(values) - 1)
-    fraction = max(rank - below, 0.0)
-    if fraction <= 1e-9 or below + 1 >= len(values):
-        return float(values[below])
-    low, high = float(values[below]), float(values[below + 1])
-    return low + (high - low) * fraction if math.isfinite(high) else math.inf
 
 
 def _beyond(values: Floats, share: float, *, open_end: bool = False) -> float:

@@ -1,6 +1,7 @@
 """JSON documents of dataclasses: their annotations say how they are written, read and described.
 
-A field is a key of its own name. Numbers that are not finite are written as ``null`` and read as NaN. Reading skips
+A field is a key of its own name. Numbers that are not finite are written as ``null`` and read as NaN; one that is
+known from below only (:mod:`latfix.lower_bound`) has its bound beside it, ``p99_at_least``. Reading skips
 keys that it does not know, unless a field keeps them, and fills in what an older version did not write, as far as
 there is an obvious value: the field's default, ``None``, an empty list or object. A type with a JSON form of its own
 has ``to_json``, ``from_json`` and ``JSON_SCHEMA``.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,6 +21,7 @@ from latfix.errors import InputError
 from latfix.files.regular_file import check_regular
 from latfix.files.strict_json import read_json
 from latfix.formatting import shown
+from latfix.lower_bound import SUFFIX, AtLeast, restored
 
 T = TypeVar("T")
 
@@ -82,7 +84,7 @@ class Document:
             if entry.how.objects:
                 place[last] = [dict(zip(entry.how.objects, map(plain, each), strict=True)) for each in value]
             else:
-                place[last] = plain(value)
+                place |= _members([(last, value)])
         return document
 
     @classmethod
@@ -136,10 +138,20 @@ def plain(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return _members(value.items())
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return value
+
+
+def _members(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Keys of an object; beside a figure that is known from below only, which is ``null``, its bound."""
+    found = {}
+    for name, each in entries:
+        found[str(name)] = plain(each)
+        if isinstance(each, AtLeast):
+            found[f"{name}{SUFFIX}"] = each.bound
+    return found
 
 
 def _read(cls: type[T], document: Any, at: str) -> T:
@@ -148,7 +160,7 @@ def _read(cls: type[T], document: Any, at: str) -> T:
     schema = getattr(cls, "SCHEMA", "")
     if schema and document.get("schema", schema) != schema:
         raise _wrong(f"{at}schema", document["schema"], repr(schema))
-    values = {}
+    values: dict[str, Any] = {}
     for entry in _entries(cls):
         if entry.computed:
             continue
@@ -156,15 +168,21 @@ def _read(cls: type[T], document: Any, at: str) -> T:
             known = {"schema", *(each.path[0] for each in _entries(cls))}
             values[entry.name] = {name: value for name, value in document.items() if name not in known}
             continue
-        place: Any = document
-        for name in entry.path:
-            place = place.get(name, MISSING) if isinstance(place, Mapping) else MISSING
+        place = _at(document, entry.path)
         where = f"{at}{'.'.join(entry.path)}"
-        if place is not MISSING:
+        if place is None and isinstance(bound := _at(document, (*entry.path[:-1], entry.path[-1] + SUFFIX)), float):
+            values[entry.name] = AtLeast(bound)
+        elif place is not MISSING:
             values[entry.name] = _value(entry.hint, place, where, entry.how.objects)
         elif entry.default is MISSING:
             values[entry.name] = _absent(entry.hint, where)
     return cls(**values)
+
+
+def _at(document: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        document = document.get(name, MISSING) if isinstance(document, Mapping) else MISSING
+    return document
 
 
 def _value(hint: Any, value: Any, at: str, objects: tuple[str, ...] = ()) -> Any:
@@ -180,7 +198,9 @@ def _value(hint: Any, value: Any, at: str, objects: tuple[str, ...] = ()) -> Any
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise _wrong(at, value, "an object")
-        return {name: _value(get_args(hint)[1], each, f"{at}.{name}") for name, each in value.items()}
+        inner = get_args(hint)[1]
+        found = {name: _value(inner, each, f"{at}.{name}") for name, each in value.items()}
+        return restored(found) if inner is float else found
     if isinstance(hint, type) and issubclass(hint, Document):
         return _read(hint, value, f"{at}.")
     if hasattr(hint, "from_json"):

@@ -24,7 +24,10 @@ _FARTHEST = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A figure held against a limit: a number, a baseline's figure, or the level of earlier runs."""
+    """A figure held against a limit: a number, a baseline's figure, or the level of earlier runs.
+
+    :param reference_lost: the baseline's figure is lost, and ``reference`` what it is at least.
+    """
 
     gate: Gate
     subject: GateSubject
@@ -32,6 +35,7 @@ class Held:
     baseline: GateSubject | None = None
     level: Level | None = None
     reference: float | None = None
+    reference_lost: bool = False
 
     @property
     def limit(self) -> float:

@@ -21,6 +21,7 @@ from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
 from latfix.gates.subject import Bounds, GateSubject
 from latfix.gates.syntax import Gate
+from latfix.lower_bound import AtLeast
 from latfix.statistics.decision import FINAL
 
 #: A fall of the share of requests that end ``ok`` beyond which percentiles are not of the same requests.
@@ -37,7 +38,8 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 class GateResult(Document):
     """The outcome of a gate.
 
-    :param value: the figure, in milliseconds, requests a second, or a share.
+    :param value: the figure, in milliseconds, requests a second, or a share; ``null``, with ``value_at_least`` beside
+        it, where it is lost.
     :param limit: what it was held against, in the same unit; ``None`` where there was nothing to hold it against.
     :param passed: ``None`` where undecided.
     :param reason: one sentence with the figures.
@@ -101,15 +103,55 @@ def evaluate(
             why, runs = past.why_none(gate.metric)
             return _result(held, None, f"{_name(held)} is {gate.show(held.figure)}; {why}", runs=runs)
         held = replace(held, level=level, reference=level.value)
-        refusal = _refusal(held, past.lost_share())
+        refusal = _lost(held) or _refusal(held, past.lost_share())
     else:
         if gate.needs_baseline and baseline is not None:
-            held = replace(held, baseline=baseline, reference=_figure(gate, baseline))
-        refusal = _refusal(held, None if held.baseline is None else held.baseline.lost_share)
+            held = _against(held, baseline)
+        refusal = _lost(held) or _refusal(held, None if held.baseline is None else held.baseline.lost_share)
     if refusal is not None:
         passed, why = refusal
         return _result(held, passed, f"{_comparison(held)}: {why}")
-    return _verdict(held, figure_bounds(held))
+    return _of_all(held, _verdict(held, figure_bounds(held)))
+
+
+def _against(held: Held, baseline: GateSubject) -> Held:
+    """With its reference. A baseline's percentile that is lost is held to be no more than it surely was."""
+    reference = _figure(held.gate, baseline)
+    if isinstance(reference, AtLeast):
+        metric, bound = held.gate.metric, reference.bound
+        known = {metric: (bound, bound)}
+        baseline = replace(baseline, latency_ms={**baseline.latency_ms, metric: bound}, latency_ci95_ms=known)
+        subject = replace(held.subject, ratio={})  # a paired ratio to what is not known
+        return replace(held, subject=subject, baseline=baseline, reference=bound, reference_lost=True)
+    return replace(held, baseline=baseline, reference=reference)
+
+
+def _lost(held: Held) -> tuple[bool | None, str] | None:
+    """What a percentile that is lost says of its gate; ``None`` where it is known."""
+    figure, subject = held.figure, held.subject
+    if not isinstance(figure, AtLeast):
+        return None
+    unfinished = subject.requests.get("unfinished", 0)
+    counts = ", ".join(f"{count} {name}" for name, count in subject.requests.items() if name != "ok" and count)
+    why = f"it is among the requests that did not end ok ({counts} of {subject.total + unfinished})"
+    if held.reference_lost:
+        return None, f"{why}, and so is the baseline's"
+    beyond = _COMPARE[held.gate.operator](figure.bound, held.limit)
+    if held.gate.operator.startswith(">"):
+        return (True if beyond and not subject.partial else None), why
+    # In a run that was cut short requests in flight would have ended: it fails only by what they surely took.
+    return (None if subject.partial and beyond else False), why + ("; the run is partial" if subject.partial else "")
+
+
+def _of_all(held: Held, result: GateResult) -> GateResult:
+    """A run that did not reach its end passes no gate, and proves nothing as a baseline."""
+    if result.passed and any(side is not None and side.partial for side in (held.subject, held.baseline)):
+        name = "the run" if held.subject.partial else "the baseline"
+        return replace(result, passed=None, reason=f"{result.reason}; {name} is partial: replay all of the traffic")
+    if result.passed is False and held.reference_lost:
+        why = "the baseline's is lost, and known from below only"
+        return replace(result, passed=None, reason=f"{result.reason}; {why}")
+    return result
 
 
 def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
@@ -121,7 +163,8 @@ def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
     if bounds is not None:
         shown += f", {_interval_name(held)} {gate.show(bounds[0])} to {gate.show(bounds[1])}"
     if gate.is_latency and held.subject.lost:
-        shown += f"; {held.subject.lost} of {held.subject.total} requests did not end ok and are not in it"
+        counted = "are not in it" if gate.metric == "mean" else "count as slower"
+        shown += f"; {held.subject.lost} of {held.subject.total} requests did not end ok and {counted}"
     around = bounds or (held.figure, held.figure)
     at_lower, at_upper = (_COMPARE[gate.operator](end, limit) for end in around)
     if at_lower == at_upper:
@@ -135,7 +178,7 @@ def _result(held: Held, passed: bool | None, reason: str, *, runs: int | None = 
     unknown = held.gate.needs_history and held.level is None
     return GateResult(
         gate=held.gate,
-        value=finite(held.figure),
+        value=held.figure if isinstance(held.figure, AtLeast) else finite(held.figure),
         limit=None if unknown else finite(held.limit),
         passed=passed,
         reason=reason,
@@ -183,7 +226,7 @@ def _figure(gate: Gate, subject: GateSubject) -> float:
         raise InputError(
             f"--gate {gate.text}: found no {key_label(gate.metric)} in this run; expected one that measured it"
         )
-    return float(value)
+    return value if isinstance(value, AtLeast) else float(value)
 
 
 def _refusal(held: Held, usual_loss: float | None) -> tuple[bool | None, str] | None:

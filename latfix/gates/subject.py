@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.formatting import LATENCY_KEYS, interval_bounds
+from latfix.lower_bound import restored
 from latfix.stages import Status
+from latfix.statistics.censored import Outcomes, beyond_any, outcomes_of
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import normal_quantile
 from latfix.statistics.percentiles import (
     beyond_summary,
-    latencies_of,
     percentile_figures,
     percentile_key,
     percentile_of,
@@ -39,7 +40,7 @@ class GateSubject:
     """One run, or one side of a comparison.
 
     :param latency_ms: by :data:`latency_summary.LATENCY_KEYS`, and by the key of any other percentile that
-        a gate needs (:meth:`with_percentiles`); over requests that ended ``ok``.
+        a gate needs (:meth:`with_percentiles`); percentiles of all that arrived, the mean of those that ended ``ok``.
     :param latency_ci95_ms: their intervals; a figure without one is taken as exact.
     :param ratio: over the baseline, where both replayed the same traffic; narrower than two intervals.
     :param requests: how many ended in each status.
@@ -47,6 +48,7 @@ class GateSubject:
     :param accuracy: the workload's score; ``None`` where it was not measured.
     :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
     :param trustworthy: false where the replay itself was too late for latencies to mean anything.
+    :param partial: the run did not reach its end.
     :param losses_known: false where a recording does not say how requests ended.
     """
 
@@ -60,12 +62,13 @@ class GateSubject:
     cause_shares: Mapping[str, float] | None = None
     cause_shares_ci95: Mapping[str, Bounds] = field(default_factory=dict)
     trustworthy: bool = True
+    partial: bool = False
     losses_known: bool = True
 
     @property
     def total(self) -> int:
         """Requests that ended, however they did."""
-        return sum(self.requests.values())
+        return sum(count for status, count in self.requests.items() if status != "unfinished")
 
     @property
     def lost(self) -> int:
@@ -107,16 +110,14 @@ class GateSubject:
 
     def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource) -> GateSubject:
         """With the percentiles among some metrics that the summary lacks, taken from the run's requests."""
-        return self.with_percentiles_of(metrics, lambda: latencies_of(source))
+        return self.with_percentiles_of(metrics, lambda: outcomes_of(source))
 
-    def with_percentiles_of(
-        self, metrics: Iterable[str], latencies_ns: Callable[[], npt.NDArray[np.int64]]
-    ) -> GateSubject:
-        """The same, taken from latencies, which are looked up only where one is lacking."""
+    def with_percentiles_of(self, metrics: Iterable[str], outcomes: Callable[[], Outcomes]) -> GateSubject:
+        """The same, taken from what became of requests, which is looked up only where one is lacking."""
         wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
         if not wanted:
             return self
-        figures, intervals = percentile_figures(latencies_ns(), wanted)
+        figures, intervals = percentile_figures(outcomes(), wanted)
         return replace(
             self,
             latency_ms={**self.latency_ms, **figures},
@@ -131,12 +132,12 @@ class GateSubject:
         causes = {str(row["cause"]): row for row in document["causes"]}
         bounds = {cause: interval_bounds(row["ci95_ms"]) for cause, row in causes.items()}
         return cls(
-            latency_ms=document["latency_ms"],
+            latency_ms=restored(document["latency_ms"]),
             requests={name: number for name, number in document["requests"].items() if number is not None},
             latency_ci95_ms={
                 key: pair
                 for key, value in document.get("latency_ci95_ms", {}).items()
-                if (pair := interval_bounds(value)) is not None
+                if (pair := _bounds(value)) is not None
             },
             losses_known=document["requests"].get("error", 0) is not None,
             throughput_rps=document.get("throughput_rps"),
@@ -149,7 +150,14 @@ class GateSubject:
                 if pair is not None and excess > 0
             },
             trustworthy=bool(document.get("trustworthy", True)),
+            partial=bool(document.get("partial", False)),
         )
+
+
+def _bounds(value: Any) -> Bounds | None:
+    """Ends of an interval, an upper one that is ``null`` open; ``None`` where the lower one is not known."""
+    low, high = (None, None) if value is None else value
+    return None if low is None else (float(low), math.inf if high is None else float(high))
 
 
 def with_percentile_ratios(
@@ -174,7 +182,7 @@ def percentile_ratios(new: RunRecord, base: RunRecord, percentiles: Iterable[flo
         return {}
     ours, theirs = _latencies(new), _latencies(base)
     size = min(len(ours), len(theirs))  # what only one of them got to is not compared
-    rounds = Rounds.of([theirs[:size]], [ours[:size]], paired=True)
+    rounds = Rounds.of(*beyond_any([theirs[:size]], [ours[:size]]), paired=True)
     return {percentile_key(q): _estimate(rounds, q / 100) for q in percentiles}
 
 
@@ -197,9 +205,9 @@ def _estimate(rounds: Rounds, q: float) -> RatioEstimate:
 
 
 def _latencies(record: RunRecord) -> Floats:
-    """By position in the schedule, nanoseconds; NaN where a request did not end ``ok`` or has no record."""
+    """By position in the schedule, nanoseconds; infinite where a request was lost, NaN where it has no record."""
     measured = record.measured
     index, status = record.requests["index"][measured], record.requests["status"][measured]
     found = np.full(int(index.max()) + 1 if len(index) else 0, math.nan)
-    found[index] = np.where(status == Status.OK, record.requests["latency_ns"][measured], math.nan)
+    found[index] = np.where(status == Status.OK, record.requests["latency_ns"][measured], math.inf)
     return found

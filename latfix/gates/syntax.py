@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from latfix.cause_catalogue import CATALOGUE
 from latfix.errors import InputError
-from latfix.formatting import LATENCY_KEYS, visible
+from latfix.formatting import LATENCY_KEYS, LOST, visible
+from latfix.lower_bound import AtLeast
 from latfix.statistics.percentiles import percentile_key, percentile_of
 
 Against = Literal["number", "baseline", "history"]
@@ -94,6 +95,8 @@ def is_latency(metric: str) -> bool:
 
 def show_figure(metric: str, value: float) -> str:
     """A metric's figure with its unit."""
+    if isinstance(value, AtLeast):
+        return f"> {show_figure(metric, value.bound)}" if value.bound > 0 else LOST
     if math.isinf(value):
         return "no bound"
     plain = f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"

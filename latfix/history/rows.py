@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from latfix.files.json_documents import plain
 from latfix.formatting import finite
 from latfix.gates.subject import GateSubject
+from latfix.lower_bound import restored
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
@@ -154,9 +156,9 @@ def _why_unusable(subject: GateSubject, partial: bool, failed: Sequence[str]) ->
 
 
 def figures_json(subject: GateSubject) -> dict[str, Any]:
-    """A subject's figures as JSON; what is not finite is left out."""
+    """A subject's figures as JSON; what is not known is left out."""
     return {
-        "latency_ms": _finite(subject.latency_ms),
+        "latency_ms": plain({key: value for key, value in subject.latency_ms.items() if not math.isnan(value)}),
         "requests": dict(subject.requests),
         "throughput_rps": finite(subject.throughput_rps),
         "accuracy": finite(subject.accuracy),
@@ -170,7 +172,7 @@ def read_figures(document: Mapping[str, Any]) -> GateSubject:
     """The reverse of :func:`figures_json`; intervals are not kept."""
     shares = document.get("cause_shares")
     return GateSubject(
-        latency_ms={str(key): float(value) for key, value in document["latency_ms"].items()},
+        latency_ms=restored(document["latency_ms"]),
         requests={str(key): int(value) for key, value in document["requests"].items()},
         throughput_rps=finite(document.get("throughput_rps")),
         accuracy=finite(document.get("accuracy")),

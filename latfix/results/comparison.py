@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,13 +15,14 @@ from latfix.formatting import finite, html_table, interval, key_label, ratio, si
 from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
+from latfix.lower_bound import AtLeast
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord, throughput_rps
-from latfix.stages import STATUS_NAMES, Status
+from latfix.stages import STATUS_NAMES, Status, status_counts
 from latfix.statistics.bootstrap_ratio import arm_ratios
+from latfix.statistics.censored import Outcomes, beyond_any
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule, Verdict, judge
 from latfix.statistics.group_sequential import Need, needed
-from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, allowance
 
 RATIO_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99")
@@ -31,23 +32,28 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(Document):
-    """One arm. Latencies are over the requests that ended ``ok``; the others are counted beside them.
+    """One arm.
 
-    :param latency_ms: by :data:`latfix.statistics.latency_summary.LATENCY_KEYS`.
+    :param latency_ms: by :data:`latfix.statistics.latency_summary.LATENCY_KEYS`: percentiles of all that arrived,
+        ``null`` with ``p99_at_least`` beside them where lost, and the mean of those that ended ``ok``.
+    :param latency_ms_ok: the same over the requests that ended ``ok`` alone.
     :param requests: how many ended in each status.
     :param accuracy: the workload's score; ``None`` where it was not measured.
     :param trustworthy: false where the replay was too late for its latencies to mean anything.
+    :param partial: a replay of it did not reach its end.
     :param memory_bytes: the most of the process that was resident in any replay; ``None`` where no record says it.
     :param device_memory_bytes: the most that was reserved on all devices together; ``None`` likewise.
     :param start_s: seconds to load the model and to warm up, the median of the replays' processes.
     """
 
     latency_ms: Mapping[str, float]
+    latency_ms_ok: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     latency_ci95_ms: Mapping[str, tuple[float, float]]
     throughput_rps: float
     requests: Mapping[str, int]
     accuracy: float | None = None
     trustworthy: bool = True
+    partial: bool = field(default=False, metadata=json_key(omit_empty=True))
     memory_bytes: int | None = field(default=None, metadata=json_key(omit_empty=True))
     device_memory_bytes: int | None = field(default=None, metadata=json_key(omit_empty=True))
     start_s: float | None = field(default=None, metadata=json_key(omit_empty=True))
@@ -214,8 +220,9 @@ def compare_rounds(
 
     Where the two runs of a round replayed the same traffic, they are paired request by request, over those
     that both recorded (a run that was cut short did not see the rest). The verdict is about the objective's
-    percentile. It is not ``better`` or ``no_difference`` where the new arm lost more than one request in a
-    hundred more than the base: its percentiles are over other requests.
+    percentile, for which requests that were lost are slower than any other. It is not ``better`` or
+    ``no_difference`` where the new arm lost more than one request in a hundred more than the base (what was lost made
+    room for the others), where it lost any more and the mean is judged, or where a run is partial.
 
     :param base: one record a round, in order.
     :param smallest: see :func:`latfix.statistics.decision.judge`.
@@ -230,13 +237,12 @@ def compare_rounds(
     if not pairs:
         raise ValueError("no rounds to compare")
     paired = all(pair.same_traffic for pair in pairs)
-    arms = ([pair.base.latency for pair in pairs], [pair.new.latency for pair in pairs])
-    ratio = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
     scores = accuracy or (_accuracy(base), _accuracy(new))
     before = _summary(base, [pair.base for pair in pairs], seed, scores[0])
     after = _summary(new, [pair.new for pair in pairs], seed, scores[1])
+    ratio = _ratios(pairs, before, after, seed=seed, rule=rule, paired=paired, control=control)
     judged = judged or objective_key(new[0])
-    verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest)
+    verdict, verdict_notes = _verdict(before, after, ratio[judged], smallest, mean=judged == "mean")
     need = None
     if verdict == "undecided" and before.trustworthy and after.trustworthy:
         need = needed(ratio[judged], sum(after.requests.values()), smallest=smallest)
@@ -261,14 +267,29 @@ def compare_rounds(
 class _Arm:
     """One run's requests by position in its schedule.
 
-    ``latency`` in nanoseconds, NaN where not ``ok``; ``status`` -1 where nothing is recorded or compared.
+    ``waited`` in nanoseconds until they ended, however they did; ``status`` -1 where nothing is recorded or compared.
     """
 
-    latency: Floats
+    waited: Floats
     status: npt.NDArray[np.int64]
 
     def limited(self, keep: npt.NDArray[np.bool_]) -> _Arm:
-        return _Arm(np.where(keep, self.latency, math.nan), np.where(keep, self.status, -1))
+        return _Arm(self.waited, np.where(keep, self.status, -1))
+
+    @property
+    def answers(self) -> Floats:
+        """Latencies; NaN where not ``ok``."""
+        return np.where(self.status == Status.OK, self.waited, math.nan)
+
+    @property
+    def series(self) -> Floats:
+        """Latencies; infinite where lost, NaN where not recorded."""
+        return np.where(self.recorded, np.where(self.status == Status.OK, self.waited, math.inf), math.nan)
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """Of those that are recorded."""
+        return Outcomes.of(self.waited[self.recorded], self.status[self.recorded])
 
     @property
     def recorded(self) -> npt.NDArray[np.bool_]:
@@ -310,23 +331,44 @@ def _arm(record: RunRecord, size: int) -> _Arm:
     index = record.requests["index"][measured]
     status = np.full(size, -1, dtype=np.int64)
     status[index] = record.requests["status"][measured]
-    latency = np.full(size, math.nan)
-    latency[index] = record.requests["latency_ns"][measured]
-    latency[status != Status.OK] = math.nan
-    return _Arm(latency, status)
+    waited = np.zeros(size)
+    waited[index] = record.requests["latency_ns"][measured]
+    return _Arm(waited, status)
+
+
+def _ratios(
+    pairs: Sequence[_Pair],
+    before: Summary,
+    after: Summary,
+    *,
+    seed: int,
+    rule: Rule,
+    paired: bool,
+    control: npt.ArrayLike | None,
+) -> dict[str, RatioEstimate]:
+    """New over base. What was lost is slower than any answer, but has no part in the mean."""
+    answers = ([pair.base.answers for pair in pairs], [pair.new.answers for pair in pairs])
+    found = arm_ratios(*answers, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
+    if before.success == after.success == 1.0:
+        return found
+    arms = beyond_any([pair.base.series for pair in pairs], [pair.new.series for pair in pairs])
+    every = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
+    lost = {key for arm in (before, after) for key, value in arm.latency_ms.items() if isinstance(value, AtLeast)}
+    return {key: found[key] if key == "mean" else replace(every[key], lost=key in lost) for key in found}
 
 
 def _summary(records: Sequence[RunRecord], arms: Sequence[_Arm], seed: int, accuracy: float | None) -> Summary:
-    latency = np.concatenate([arm.latency for arm in arms])
     status = np.concatenate([arm.status for arm in arms])
-    ok = latency[~np.isnan(latency)]
+    outcomes = Outcomes.joined([arm.outcomes for arm in arms])
     return Summary(
-        latency_ms=summarize_ms(ok),
-        latency_ci95_ms=summary_intervals_ms(ok, seed=seed),
+        latency_ms=outcomes.summary_ms(),
+        latency_ms_ok=Outcomes.answers(outcomes.ok_ns).summary_ms(),
+        latency_ci95_ms=outcomes.intervals_ms(seed=seed),
         throughput_rps=throughput_rps(records),
-        requests={name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)},
+        requests=status_counts(np.bincount(status[status >= 0], minlength=len(STATUS_NAMES)).tolist()),
         accuracy=accuracy,
         trustworthy=all(dispatch_lag(record).trustworthy for record in records),
+        partial=any(record.partial for record in records),
         **costs(records),
     )
 
@@ -362,21 +404,24 @@ def objective_key(record: RunRecord) -> str:
     return key if key in RATIO_KEYS else "p99"
 
 
-def _verdict(before: Summary, after: Summary, estimate: RatioEstimate, smallest: float) -> tuple[Verdict, list[str]]:
+def _verdict(
+    before: Summary, after: Summary, estimate: RatioEstimate, smallest: float, *, mean: bool
+) -> tuple[Verdict, list[str]]:
     verdict, notes = judge(estimate, smallest=smallest), []
     lost = before.success - after.success
-    if lost > MOST_LOST:
+    ended = (
+        f"{100 * after.success:.1f} % of the new run's requests ended ok, {100 * before.success:.1f} % of the base's"
+    )
+    if lost > (0.0 if mean else MOST_LOST):
         if verdict in ("better", "no_difference"):
             verdict = "undecided"
-        notes.append(
-            f"{100 * after.success:.1f} % of the new run's requests ended ok, {100 * before.success:.1f} % of the "
-            "base's: its percentiles are over the survivors and cannot show that it is better"
-        )
-    elif -lost > MOST_LOST:
-        notes.append(
-            f"{100 * before.success:.1f} % of the base's requests ended ok, {100 * after.success:.1f} % of the new "
-            "run's: the base's percentiles are over the survivors and look better than they were"
-        )
+        notes.append(f"{ended}: what was lost made room for the others, which cannot show that it is better")
+    elif abs(lost) > MOST_LOST:
+        notes.append(f"{ended}: percentiles count what was lost as slower, the mean is of the others")
+    partial = [name for name, arm in (("base", before), ("new", after)) if arm.partial]
+    if partial and verdict in ("better", "no_difference"):
+        verdict = "undecided"
+        notes.append(f"{' and '.join(partial)} did not reach its end: a part of the traffic decides nothing")
     late = [name for name, arm in (("base", before), ("new", after)) if not arm.trustworthy]
     if late:
         verdict = "undecided"
@@ -462,4 +507,5 @@ def _subject(summary: Summary, ratio: Mapping[str, RatioEstimate]) -> GateSubjec
         throughput_rps=summary.throughput_rps,
         accuracy=summary.accuracy,
         trustworthy=summary.trustworthy,
+        partial=summary.partial,
     )

@@ -117,6 +117,31 @@ class Window(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Losses(Document):
+    """Requests that ended in one way other than ``ok``: where they were then, and what they had waited for.
+
+    :param requests: how many; ``share`` of all that arrived.
+    :param waited_ms: until they were lost: p50 and max.
+    :param in_stage: how many were in each stage then; ``admission`` where they were refused on arrival, ``unknown``
+        where the record was cut off before it could tell.
+    :param stages_ms: mean of each stage until then.
+    :param waited_for_ms: of the mean wait in ``prepare`` and ``queue``, what the work ahead of them spent: ``work``
+        is what it usually takes, then by cause what it took longer, ``hang`` a batch that never ended, and
+        ``unrecorded`` the rest. They add up to the wait.
+    :param errors: the most frequent messages, and how often each came.
+    """
+
+    status: str
+    requests: int
+    share: float
+    waited_ms: Mapping[str, float]
+    in_stage: Mapping[str, int]
+    stages_ms: Mapping[str, float]
+    waited_for_ms: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Every entry of every measured ``ok`` request, in nanoseconds.
 
@@ -306,19 +331,24 @@ class Diagnosis(Document):
     nothing to compare with: ``reference_ms`` is unknown, the excess is the whole unit, and causes sum to that.
 
     :param requests: how many measured requests (or steps) ended in each status; ``None`` where it is not recorded.
-    :param latency_ms: mean, p50, p90, p95, p99, p99_9, max.
+    :param latency_ms: p50, p90, p95, p99, p99_9 and max of all that arrived, and the mean of those that ended
+        ``ok``. A request that did not is slower than it had waited: a percentile that falls among those is ``null``
+        here, with what it is at least beside it (``p99_at_least``).
+    :param latency_ms_ok: the same keys over the requests that ended ``ok`` alone.
     :param latency_ci95_ms: intervals of the same keys (moving-block bootstrap).
     :param stages_ms: for each stage mean, p50, p99, ``reference`` and ``tail``.
     :param percentile: where the tail begins.
     :param excess_ms: what a tail request takes beyond ``reference_ms``, on average.
     :param reference_ms: the latency of a quiet, typical request.
     :param causes: sorted by ``tail_ms``, ``unexplained`` among them.
+    :param lost: requests that did not end ``ok``, by how they ended; empty where all did.
     :param dispatch_ms: the replayer's own lag: p50, p99, max.
     :param trustworthy: false where the replay itself was too late for the percentiles to mean anything.
     :param notes: warnings a reader must see, one sentence each (dispatch lag too large, partial run,
         warm-up missing, too few requests for the percentile, …).
     :param reference_gap_ms: the reference less the median of the quiet requests; ``quiet_requests`` of them.
     :param queue_closure_ms: of a tail request's wait, what the replayed queue leaves open.
+    :param lock_closure_ms: of its waits for the interpreter lock, what nobody who is known can have held it for.
     :param models: how well the models of service times fit, by stage.
     :param whatif: the two and the three largest causes removed together.
     :param workers: a row a worker; none where there was one.
@@ -341,6 +371,7 @@ class Diagnosis(Document):
     device: str
     requests: Mapping[str, int | None]
     latency_ms: Mapping[str, float]
+    latency_ms_ok: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     latency_ci95_ms: Mapping[str, tuple[float, float]]
     stages_ms: Mapping[str, Mapping[str, float]]
     verdict: str
@@ -353,12 +384,14 @@ class Diagnosis(Document):
     dispatch_ms: Mapping[str, float]
     throughput_rps: float
     overhead: Mapping[str, float]
+    lost: tuple[Losses, ...] = field(default=(), metadata=json_key(omit_empty=True))
     partial: bool = False
     trustworthy: bool = True
     notes: tuple[str, ...] = ()
     reference_gap_ms: float = 0.0
     quiet_requests: int = 0
     queue_closure_ms: float = 0.0
+    lock_closure_ms: float = 0.0
     models: Mapping[str, Any] = field(default_factory=dict)
     whatif: tuple[WhatIf, ...] = ()
     windows: tuple[Window, ...] = ()

@@ -121,5 +121,9 @@ def _shared(whole: RatioEstimate, part: tuple[float, float, float], scale: float
     share = min(abs(value / total), 1.0) if total else 0.0
     below, above = (share * (math.log(end) - total) for end in (whole.lo, whole.hi))
     return RatioEstimate(
-        value=math.exp(value), lo=math.exp(ends[0] + below), hi=math.exp(ends[1] + above), rounds=whole.rounds
+        value=math.exp(value),
+        lo=math.exp(ends[0] + below),
+        hi=math.exp(ends[1] + above),
+        rounds=whole.rounds,
+        lost=whole.lost,
     )

@@ -13,7 +13,7 @@ from latfix.capacity.model_discrepancies import Reason
 from latfix.capacity.next_load import Kind
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part
-from latfix.files.json_documents import Document
+from latfix.files.json_documents import Document, json_key
 from latfix.run_record.run_meta import RunMeta
 from latfix.settings import RunnerSettings
 
@@ -141,6 +141,7 @@ class SweepPoint(Document):
     """One setting at one load.
 
     :param load: multiple of the recorded rate.
+    :param latency_ms: as in a diagnosis: of all that arrived, and ``latency_ms_ok`` of those that ended ``ok``.
     :param enough_requests: so many lie beyond the percentile that it means something.
     :param saturated: its queue grew until the end.
     :param utilization: share of the time that workers compute, are held open, and that prepare threads work.
@@ -154,6 +155,7 @@ class SweepPoint(Document):
     achieved_rps: float
     requests: Mapping[str, int]
     latency_ms: Mapping[str, float]
+    latency_ms_ok: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     latency_ci95_ms: Mapping[str, tuple[float, float]]
     objective: PointObjective
     enough_requests: bool

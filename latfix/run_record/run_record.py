@@ -26,7 +26,7 @@ from latfix.run_record.run_meta import RunMeta, read_meta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
 from latfix.run_record.validation import RequestCheck, check_batches, check_detail, damaged
-from latfix.stages import STAGES, STATUS_NAMES, Status
+from latfix.stages import STAGES, STATUS_NAMES, Status, status_counts
 from latfix.traffic.schedule import Traffic
 
 SEGMENTS = "segments"
@@ -129,7 +129,7 @@ class RunRecord:
         if self.totals is not None:
             return dict(self.totals)
         status = self.requests["status"][self.measured]
-        return {name: int(np.count_nonzero(status == code)) for code, name in enumerate(STATUS_NAMES)}
+        return status_counts(np.bincount(status, minlength=len(STATUS_NAMES)).tolist())
 
     def latencies_ns(self) -> npt.NDArray[np.int64]:
         """Latencies of the measured requests that ended ``ok``, in order of arrival."""

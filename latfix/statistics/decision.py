@@ -64,6 +64,8 @@ class RatioEstimate(Interval):
     :param level: error rate of ``decision``.
     :param rounds: how many pairs of replays it rests on.
     :param spread: about the standard deviation of the logarithm of one round's ratio; NaN where not known.
+    :param lost: the figure of an arm is among the requests that it lost: the bounds tell which arm is slower, and
+        nothing how much.
     """
 
     JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {
@@ -76,6 +78,7 @@ class RatioEstimate(Interval):
             "level": {"type": "number"},
             "rounds": {"type": "integer"},
             "spread": {"type": ["number", "null"]},
+            "lost": {"type": "boolean", "description": "The figure is among the requests that an arm lost."},
         },
         "required": ["value", "ci95"],
     }
@@ -84,6 +87,7 @@ class RatioEstimate(Interval):
     level: float = LEVEL
     rounds: int = 1
     spread: float = math.nan
+    lost: bool = False
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -92,6 +96,8 @@ class RatioEstimate(Interval):
 
     def to_json(self) -> dict[str, Any]:
         """As :meth:`Interval.to_json`, with the decision bounds; an open end of theirs is ``null``."""
+        if self.lost:
+            return {"value": None, "ci95": None, "rounds": self.rounds, "lost": True}
         entry = Interval.to_json(self)
         if self.decision is not None:
             lo, hi = self.decision
@@ -107,7 +113,7 @@ class RatioEstimate(Interval):
         lo, hi = (float(end) for end in ends) if ends else (math.nan, math.nan)
         number = math.nan if value is None else float(value)
         if decision is None:
-            return cls(value=number, lo=lo, hi=hi)
+            return cls(value=number, lo=lo, hi=hi, lost=bool(entry.get("lost", False)))
         least, most = decision
         spread = entry.get("spread")
         return cls(

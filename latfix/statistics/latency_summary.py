@@ -61,24 +61,35 @@ def summary_intervals_ms(
     80 % load, where one backlog can outlast the run, in 80, 50 and 39 %. No interval knows of what its run
     did not show, the next restart of the service included: where a decision hangs on it, compare rounds.
 
-    :param latencies_ns: ``(n,)`` in order of arrival.
-    :returns: for each of ``LATENCY_KEYS`` the interval in milliseconds; it holds the value itself.
+    :param latencies_ns: ``(n,)`` in order of arrival; infinite where a request never got an answer.
+    :returns: for each of ``LATENCY_KEYS`` the interval in milliseconds; it holds the value itself. The mean's is of
+        those with an answer.
     """
     series = np.asarray(latencies_ns, dtype=np.float64) / 1e6
     n = len(series)
     if n == 0:
         return dict.fromkeys(LATENCY_KEYS, (0.0, 0.0))
     values = np.sort(series)
-    mean = float(series.mean())
     block = block_length(series)
-    starts = np.random.default_rng(seed).integers(0, n, size=(replicates, -(-n // block)))
-    drawn = sliding_sums(series, block)[starts].mean(axis=1) / block
-    widen = student_t(confidence, evidence(influence("mean", series, mean, block))) / normal_quantile(confidence)
-    intervals = {"mean": _widened(mean, drawn, widen, confidence)}
+    intervals = {"mean": _mean_interval(series[np.isfinite(series)], block, seed, replicates, confidence)}
     intervals["max"] = (_maximum_low(series, block, 0.5 - confidence / 2), float(values[-1]))
     for key in QUANTILES:
         intervals[key] = percentile_interval(series, values, block, QUANTILES[key], confidence)
     return {key: intervals[key] for key in LATENCY_KEYS}
+
+
+def _mean_interval(
+    series: FloatArray, block: int, seed: int, replicates: int, confidence: float
+) -> tuple[float, float]:
+    n = len(series)
+    if not n:
+        return (math.nan, math.nan)
+    mean = float(series.mean())
+    starts = np.random.default_rng(seed).integers(0, n, size=(replicates, -(-n // block)))
+    drawn = sliding_sums(series, block)[starts].mean(axis=1) / block
+    widen = student_t(confidence, evidence(influence("mean", series, mean, block))) / normal_quantile(confidence)
+    low, high = _widened(mean, drawn, widen, confidence)
+    return (max(low, float(series.min())), high)  # no request was faster
 
 
 def _by_key(values: FloatArray, keys: Sequence[str] = LATENCY_KEYS) -> dict[str, float]:

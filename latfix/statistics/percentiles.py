@@ -8,16 +8,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from latfix.formatting import LATENCY_KEYS
-from latfix.stages import Status
+from latfix.lower_bound import in_unit
 from latfix.statistics.block_bootstrap import FloatArray, block_length, block_sums, evidence, sliding_sums
 from latfix.statistics.distributions import score_interval, student_t
 
 if TYPE_CHECKING:
-    from latfix.run_record.chunked_record import RecordSource
-    from latfix.run_record.run_record import RunRecord
+    from latfix.statistics.censored import Outcomes
 
 Bounds = tuple[float, float]
 
@@ -57,41 +55,40 @@ def beyond_summary(metrics: Iterable[str]) -> tuple[float, ...]:
     return tuple(dict.fromkeys(q for q in percentiles if percentile_key(q) not in LATENCY_KEYS))
 
 
-def latencies_of(source: RunRecord | RecordSource) -> npt.NDArray[np.int64]:
-    """Latencies of the measured requests that ended ``ok``, in order of the schedule, nanoseconds."""
-    from latfix.run_record.run_record import RunRecord
-
-    if isinstance(source, RunRecord):
-        return source.latencies_ns()
-    parts = [
-        columns["latency_ns"][(columns["warmup"] == 0) & (columns["status"] == Status.OK)]
-        for columns in source.scan(("latency_ns", "warmup", "status"))
-    ]
-    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
-
-
 def percentile_figures(
-    latencies_ns: npt.ArrayLike, percentiles: Iterable[float]
+    outcomes: Outcomes, percentiles: Iterable[float]
 ) -> tuple[dict[str, float], dict[str, Bounds]]:
-    """Values and 95 % intervals in milliseconds by key; zeros, as in a summary, where there is no latency."""
-    series = np.asarray(latencies_ns, dtype=np.float64) / 1e6
+    """Values and 95 % intervals in milliseconds by key; NaN where no request arrived."""
     wanted = tuple(percentiles)
-    if not len(series):
-        keys = [percentile_key(q) for q in wanted]
-        return dict.fromkeys(keys, 0.0), dict.fromkeys(keys, (0.0, 0.0))
+    keys, found = [percentile_key(q) for q in wanted], outcomes.percentiles_ns(wanted)
+    figures = dict(zip(keys, (in_unit(value, 1e6) for value in found), strict=True))
+    if not len(outcomes):
+        return figures, dict.fromkeys(keys, (math.nan, math.nan))
+    series = outcomes.series_ns / 1e6
     values = np.sort(series)
     block = block_length(series)
-    figures = {percentile_key(q): float(np.quantile(values, q / 100)) for q in wanted}
-    return figures, {percentile_key(q): percentile_interval(series, values, block, q / 100) for q in wanted}
+    ends = {percentile_key(q): percentile_interval(series, values, block, q / 100) for q in wanted}
+    return figures, {key: (min(lo, figures[key]), max(hi, figures[key])) for key, (lo, hi) in ends.items()}
 
 
-def percentile_grid(latencies_ns: npt.ArrayLike) -> dict[str, float]:
-    """The percentiles of :data:`GRID` in milliseconds by key, to six digits; empty where there is no latency."""
-    series = np.asarray(latencies_ns, dtype=np.float64) / 1e6
-    if not len(series):
-        return {}
-    found = np.quantile(series, np.asarray(GRID) / 100)
-    return {percentile_key(q): float(f"{value:.6g}") for q, value in zip(GRID, found.tolist(), strict=True)}
+def percentile_grid(outcomes: Outcomes) -> dict[str, float]:
+    """The percentiles of :data:`GRID` that are known, in milliseconds by key, to six digits."""
+    found = zip(GRID, outcomes.percentiles_ns(GRID), strict=True)
+    return {percentile_key(q): float(f"{value / 1e6:.6g}") for q, value in found if math.isfinite(value)}
+
+
+def quantile_of(ascending: FloatArray, q: float) -> float:
+    """A quantile (0..1) of values of which the last may be infinite; infinite where it reaches into those.
+
+    Interpolated as in :mod:`latfix.statistics.latency_summary`.
+    """
+    rank = (len(ascending) - 1) * q
+    below = min(math.floor(rank + 1e-9), len(ascending) - 1)
+    fraction = max(rank - below, 0.0)
+    if fraction <= 1e-9 or below + 1 >= len(ascending):
+        return float(ascending[below])
+    low, high = float(ascending[below]), float(ascending[below + 1])
+    return low + (high - low) * fraction if math.isfinite(high) else math.inf
 
 
 def percentile_interval(
@@ -103,12 +100,12 @@ def percentile_interval(
     its ends are the interval. Beyond the slowest request the tail continues as a power law with Hill's exponent, so
     that a p99 of 100 requests does not end at their maximum.
 
-    :param series: ``(n,)`` in order of arrival, without NaN.
+    :param series: ``(n,)`` in order of arrival, without NaN; infinite where a request never got an answer.
     :param values: the same, ascending.
     :param q: the percentile as a fraction.
     """
-    share = 1.0 - q
-    beyond = (series > float(np.quantile(values, q))).astype(np.float64)
+    share, limit = 1.0 - q, quantile_of(values, q)
+    beyond = (series > limit if math.isfinite(limit) else np.isinf(series)).astype(np.float64)
     lo, hi = share_interval(share, *independent_draws(beyond, share, block), confidence)
     exponent = _hill(values)
     return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
@@ -146,7 +143,7 @@ def _hill(values: FloatArray) -> float:
     """
     n = len(values)
     count = min(max(5, math.isqrt(n)), n - 1)
-    if count < 1 or values[-count - 1] <= 0:
+    if count < 1 or values[-count - 1] <= 0 or math.isinf(values[-1]):
         return 0.0
     return min(2.0, float((np.log(values[-count:]) - math.log(values[-count - 1])).mean()))
 
@@ -155,5 +152,5 @@ def _tail_value(values: FloatArray, share: float, exponent: float) -> float:
     """The value that ``share`` of the requests exceed."""
     n = len(values)
     if share * n >= 1.0:
-        return float(np.quantile(values, 1.0 - share))
+        return quantile_of(values, 1.0 - share)
     return float(values[-1] * min(1.0 / max(share * n, 1e-9), 1e3) ** exponent)

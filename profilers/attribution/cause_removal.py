@@ -40,7 +40,7 @@ def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iter
         waits = dict(zip(again.tolist(), _waits(books, kept[again]), strict=True)) if len(again) else {}
         for k, keep in enumerate(scale, start=first):
             gone = keep == 0.0
-            off = (ledger.own_ns[gone] + books.finished_before[gone]).sum(axis=0)
+            off = (ledger.own_ns[gone] + books.by_others[gone]).sum(axis=0)
             grown = np.rint(waits.get(k, now) - now).astype(np.int64)
             yield np.maximum(ledger.latency_ns - off + grown, 0)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.profilers.attribution.lock_attribution import HOLDERS, HOLDS_BLOCKED, LockBlame, LockHolders
 from latfix.profilers.attribution.tail import Doubt
 from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.causes import CAUSES
@@ -23,6 +25,7 @@ from latfix.results.diagnosis import Ledger
 
 _COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
+_LOCK = [cause.id for cause in CAUSES].index("python.gil")
 #: The published stage that each part belongs to.
 STAGE_OF: Mapping[str, str] = {"lag": "batch", "collate": "batch", "window": "batch", "finish_wait": "finish"}
 
@@ -35,7 +38,9 @@ class Books:
     :param closure_ns: ``(n,)`` of the ledger's rows: waits that the queue's replay did not reproduce.
     :param line: the queues, with every request of the record; its columns are the ledger's causes.
     :param ok: which requests of the line are the ledger's rows.
-    :param finished_before: ``(K, n)`` of ``propagated``, what came by the finish of others in the batch.
+    :param by_others: ``(K, n)`` of ``propagated``, what came by the finish of others in the batch and by whoever held
+        the interpreter lock.
+    :param lock_closure_ns: ``(n,)`` waits for the lock that nobody is known to have held.
     :param usual: what the references rest on.
     :param spread: ``(K, n)`` standard errors of entries that rest on fitted or calibrated figures.
     """
@@ -43,11 +48,20 @@ class Books:
     ledger: Ledger
     stages: Mapping[str, int]
     closure_ns: Ints
+    lock_closure_ns: Ints
     line: Line
     ok: npt.NDArray[np.bool_]
-    finished_before: Ints
+    by_others: Ints
     usual: tuple[Usual, ...]
     spread: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What a cause got of one kind of unit, nanoseconds by row; ``blocked`` is part of ``total``."""
+
+    total: Ints
+    blocked: Ints
 
 
 class _Remains:
@@ -72,21 +86,20 @@ class _Remains:
         excess = self._left[unit, "cpu"] - self._expected[unit]
         return np.asarray(np.maximum(excess, 0), dtype=np.int64)
 
-    def take(self, claim: Claim) -> dict[str, Ints]:
-        """Grant a claim: by unit, what it got of all components."""
-        granted: dict[str, Ints] = {}
+    def take(self, claim: Claim) -> dict[str, Granted]:
+        """Grant a claim: by unit, what it got."""
+        granted: dict[str, Granted] = {}
         for name, parts in claim.units.items():
-            total = np.zeros(len(self._left[name, "cpu"]), np.int64)
+            found = {part: np.zeros(len(self._left[name, part]), np.int64) for part in _COMPONENTS}
             for part in _COMPONENTS:
                 wanted = getattr(parts, part)
                 if wanted is not None:
                     left = self._left[name, part]
-                    got = np.clip(wanted, 0, left)
-                    self._left[name, part] = left - got
-                    total += got
+                    found[part] = np.clip(wanted, 0, left)
+                    self._left[name, part] = left - found[part]
                     if claim.expected and part == "cpu":
-                        self._expected[name] = self._expected[name] - got
-            granted[name] = total
+                        self._expected[name] = self._expected[name] - found[part]
+            granted[name] = Granted(total=np.sum(list(found.values()), axis=0), blocked=found["blocked"])
         return granted
 
 
@@ -115,6 +128,9 @@ class _Accounts:
         self.prepare: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
         self.finish: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
         self.batch: npt.NDArray[np.int64] = np.zeros((len(CAUSES), m), np.int64)
+        #: Of ``own``, what holders of the interpreter lock owe; and waits for it that nobody is known to have caused.
+        self.locked: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
+        self.lock_closure: npt.NDArray[np.int64] = np.zeros(n, np.int64)
 
     def book_unit(self, k: int, name: str, amount: Ints, *, disturbance: bool = False) -> None:
         """Book what a cause took of a unit: all of a disturbance, otherwise what exceeds its quiet median."""
@@ -130,6 +146,16 @@ class _Accounts:
             self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
             if name != "d2h" or not self.evidence.setup.overlapped:
                 self.batch[k] += amount - usual
+
+    def book_locked(self, name: str, blame: LockBlame) -> None:
+        """Book what holders of the interpreter lock owe for a unit's waits: all of it, as of a disturbance."""
+        for k in np.flatnonzero(blame.owned.any(axis=1)).tolist():
+            self.book_unit(k, name, blame.owned[k], disturbance=True)
+            self.locked[k] += self._at_requests(name, blame.owned[k])
+        self.lock_closure += self._at_requests(name, blame.unknown)
+
+    def _at_requests(self, name: str, amount: Ints) -> Ints:
+        return amount if name in REQUEST_UNITS else self.evidence.of_batch(amount)
 
     def book_own(self, k: int, claim: Claim) -> None:
         """Book modelled work and waits of the request's own path."""
@@ -179,16 +205,58 @@ def _book_claims(accounts: _Accounts) -> None:
     taken = {name: np.zeros(len(unit.cpu), np.int64) for name, unit in evidence.units.items()}
     modelled = {"prepare": evidence.expected.prepare, "finish": evidence.expected.finish}
     modelled["compute"] = evidence.expected.padded
-    for k, cause in enumerate(CAUSES):
-        claim = (cause.outside if evidence.setup.outside else cause.claim)(evidence, remains)
-        for name, amount in remains.take(claim).items():
-            taken[name] += amount
+    claims, granted = [], []
+    for cause in CAUSES:
+        claims.append((cause.outside if evidence.setup.outside else cause.claim)(evidence, remains))
+        granted.append(remains.take(claims[-1]))
+    moved = _through_the_lock(accounts, granted, claims)
+    for k, claim in enumerate(claims):
+        for name, got in granted[k].items():
+            taken[name] += got.total
+            amount = got.total - moved[name].owned.sum(axis=0) if k == _LOCK and name in moved else got.total
             accounts.book_unit(k, name, amount, disturbance=claim.disturbance)
         accounts.book_own(k, claim)
+    for name, blame in moved.items():
+        accounts.book_locked(name, blame)
     last = len(CAUSES) - 1
     for name in (*REQUEST_UNITS, *BATCH_UNITS):
         unit = evidence.units[name]
         accounts.book_unit(last, name, unit.wall - taken[name] - modelled.get(name, 0))
+
+
+def _through_the_lock(
+    accounts: _Accounts, granted: list[dict[str, Granted]], claims: list[Claim]
+) -> dict[str, LockBlame]:
+    """By unit, what of its waits for the interpreter lock those who held it owe."""
+    evidence = accounts.evidence
+    waits = {name: got.total for name, got in granted[_LOCK].items() if got.total.any()}
+    if not waits:
+        return {}
+
+    def beyond(k: int, name: str, amount: Ints) -> Ints:
+        if claims[k].disturbance:
+            return amount
+        at_member = accounts._at_requests(name, amount)
+        learn = partial(quiet_median, at_member, evidence.quiet)
+        return np.maximum(amount - evidence.norms.of(f"lock.usual.{CAUSES[k].id}.{name}", learn), 0)
+
+    held, paused = {}, {}
+    for name in HOLDERS:
+        rows = len(evidence.units[name].start)
+        held[name], paused[name] = np.zeros((len(CAUSES), rows), np.int64), np.zeros(rows, np.int64)
+        for k, cause in enumerate(CAUSES):
+            got = granted[k].get(name)
+            if got is None:
+                continue
+            on = got.total if cause.id in HOLDS_BLOCKED else got.total - got.blocked
+            if cause.id == "python.gc":  # who waited for a collection is charged with it by its interval
+                paused[name] = on
+            elif k != _LOCK and not claims[k].expected:
+                held[name][k] = beyond(k, name, on)
+    holders = LockHolders(evidence, held, paused)
+    return {
+        name: holders.blame(name, evidence.units[name], beyond(_LOCK, name, amount)) for name, amount in waits.items()
+    }
 
 
 def _line(accounts: _Accounts) -> Line:
@@ -289,7 +357,8 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     held = _held_to(waited, blame)
     waits = np.rint(held * blame.propagated.T).astype(np.int64)
     finished = _finished_before(accounts)
-    propagated = waits + finished
+    own -= accounts.locked
+    propagated = waits + finished + accounts.locked
     traffic = np.rint(held * blame.traffic).astype(np.int64)
     overtaken = np.rint(held * blame.priority).astype(np.int64)
     own[_index("traffic.burst")] += np.where(blame.overload, 0, traffic)
@@ -325,9 +394,10 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
         ledger=ledger,
         stages=dict(accounts.reference.stages),
         closure_ns=closure[ok],
+        lock_closure_ns=accounts.lock_closure[ok],
         line=line,
         ok=ok,
-        finished_before=finished[:, ok],
+        by_others=(finished + accounts.locked)[:, ok],
         usual=tuple(accounts.usual),
         spread=accounts.spread[:, ok],
     )

@@ -31,6 +31,8 @@ BUSY = 0.6
 _RUNS = 40
 _MOST_REQUESTS = 4_000
 _UPPER = 0.975
+#: Noise below this share of a cause's milliseconds is the smaller part of them.
+_MINOR = 0.5
 #: Up to this share of a typical service, a disturbance is one that any shared machine has.
 SMALL = 0.6
 
@@ -82,7 +84,18 @@ def above_noise(floors: Mapping[str, float], tail: Tail, percentile: float, book
     latency = books.ledger.latency_ns
     members = np.asarray(latency >= percentile_ns(latency, percentile))
     noise = noise_ms(books, members, wanted)
-    return {cause: floor + noise.get(cause, 0.0) for cause, floor in floors.items()}
+    found = {cause: float((tail.own_ms + tail.propagated_ms)[order.index(cause)]) for cause in wanted}
+    return {cause: _raised(floor, noise.get(cause, 0.0), found.get(cause, 0.0)) for cause, floor in floors.items()}
+
+
+def _raised(floor: float, noise: float, found: float) -> float:
+    """A floor above a machine's noise. Where that is the smaller part of what a cause owns, it shrinks with it.
+
+    :param found: the cause's milliseconds, whose low end must exceed the floor; the noise is a part of them.
+    """
+    if noise < _MINOR * found:
+        return min(floor + noise, floor / (1.0 - noise / found))
+    return floor + noise
 
 
 def noise_ms(books: Books, members: Bools, causes: Sequence[str]) -> dict[str, float]:

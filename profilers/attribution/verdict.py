@@ -9,36 +9,54 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
-from latfix.formatting import milliseconds
+from latfix.formatting import milliseconds, share
+from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.evidence.outside_view import CPU, Counter
 from latfix.profilers.evidence.units import Evidence
-from latfix.results.diagnosis import CauseSummary
+from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
 from latfix.run_record.run_record import RunRecord
 
-STEADY, INCONCLUSIVE = "steady", "inconclusive"
+STEADY, INCONCLUSIVE, LOSING = "steady", "inconclusive", "losing"
 #: A tail this close to the median is no jitter, whatever it is made of.
 HARDLY_ABOVE = 0.15
 #: ... unless the median itself is this many times the reference.
 _MOSTLY_WAITING = 2.0
 _MOST_UNEXPLAINED = 0.25
-#: So little is unexplained on any machine, and hides nothing.
-_NOISE_MS = 1.0
+#: What one request is charged may be off by as much.
+_NOISE_MS = 0.1
+#: Where nothing is named, a tail up to this many times the median, beside chance, is near it.
+_NEAR = 2.0
 _MOSTLY = 0.5
+_CHANCE = "traffic.burst"
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
 #: Causes of first uses, and from which share of the tail on the missing warm-up is worth a warning.
 _FIRST_USE = "cold."
 _WORTH_A_NOTE = 0.05
+#: What a request of each status did, to follow its number.
+_DID = {
+    "error": "failed",
+    "timeout": "timed out",
+    "shed": "were shed",
+    "unfinished": "were in flight when the run ended",
+}
+#: What lost requests waited for, where it is no cause.
+_WAITED_FOR = {
+    "work": "ordinary work ahead of them",
+    "hang": "a batch that never ended",
+    "unrecorded": "what is not recorded",
+    UNEXPLAINED: "work ahead of them that took longer than any probe explains",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the run amounts to.
 
-    :param word: the id of a cause, ``steady`` or ``inconclusive``.
+    :param word: the id of a cause, ``steady``, ``inconclusive`` or ``losing``.
     :param sentence: for someone on call.
     """
 
@@ -46,19 +64,95 @@ class Verdict:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Requests that did not end ``ok``.
+
+    :param cut: somebody ended the run early: what was in flight then is no loss of the service.
+    """
+
+    every: tuple[Losses, ...] = ()
+    cut: bool = False
+
+    @classmethod
+    def of(cls, every: tuple[Losses, ...], state: str) -> Loss:
+        """Of a run that ended in a state of ``run.json``."""
+        return cls(every=every, cut=state in ("interrupted", "running"))
+
+    @property
+    def charged(self) -> tuple[Losses, ...]:
+        """Those that the service is charged with."""
+        return tuple(one for one in self.every if not (self.cut and one.status == "unfinished"))
+
+    def beyond(self, percentile: float) -> bool:
+        """Whether more was lost than a percentile allows."""
+        return sum(one.share for one in self.charged) > 1.0 - percentile / 100
+
+    @property
+    def words(self) -> str:
+        """``76 of 600 requests (12.7 %) did not end ok: 76 timed out after 12.0 ms, 60 of them in queue; …``."""
+        lost = sum(one.requests for one in self.charged)
+        share_lost = sum(one.share for one in self.charged)
+        return (
+            f"{lost:,} of {round(lost / share_lost):,} requests ({share(share_lost)}) did not end ok: "
+            + "; ".join(map(_lost_words, self.charged))
+        )
+
+
 def judge(
-    causes: tuple[CauseSummary, ...], tail: Tail, latency_ms: Mapping[str, float], percentile: float, at_ms: float
+    causes: tuple[CauseSummary, ...],
+    tail: Tail,
+    ok_ms: Mapping[str, float],
+    percentile: float,
+    at_ms: float,
+    loss: Loss = Loss(),
 ) -> Verdict:
     """Weigh the causes.
 
-    :param latency_ms: the summary of the run; ``at_ms`` its latency at ``percentile``.
+    :param ok_ms: the summary of the requests that ended ``ok``.
+    :param at_ms: the latency at ``percentile`` of all that arrived.
     """
     name = f"p{percentile:g}"
+    if loss.charged and isinstance(at_ms, AtLeast) and (loss.beyond(percentile) or not loss.cut):
+        about = f"{name} is more than {milliseconds(at_ms.bound)}" if at_ms.bound > 0 else f"{name} is lost"
+        return Verdict(word=LOSING, sentence=f"{about}: losing, {loss.words}.")
     if not tail.requests:
         return Verdict(word=INCONCLUSIVE, sentence="No request ended ok, so there is no latency to explain.")
-    median = latency_ms["p50"]
+    if isinstance(at_ms, AtLeast):
+        return Verdict(
+            word=INCONCLUSIVE,
+            sentence=f"{name} is not known: so many requests were in flight when the run was ended that it is among "
+            f"them; of those that ended ok it is {milliseconds(ok_ms.get(_key(percentile)))}.",
+        )
+    verdict = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms)
+    if verdict.word == STEADY and loss.charged:
+        sentence = f"{verdict.sentence.removesuffix('.')}; but {loss.words}."
+        return Verdict(word=INCONCLUSIVE, sentence=sentence.replace(": steady,", ":", 1))
+    return verdict
+
+
+def _key(percentile: float) -> str:
+    return f"p{percentile:g}".replace(".", "_")
+
+
+def _lost_words(one: Losses) -> str:
+    stage, most = max(one.in_stage.items(), key=lambda entry: entry[1])
+    where = {"admission": "on arrival", "unknown": "where is not recorded"}.get(stage, f"in {stage}")
+    said = f"{one.requests:,} {_DID[one.status]}"
+    if one.waited_ms["max"] > 0:
+        said += f" after {milliseconds(one.waited_ms['p50'])}"
+    said += f", {where}" if most == one.requests else f", {most:,} of them {where}"
+    cause, spent = next(iter(one.waited_for_ms.items()), ("", 0.0))
+    if spent > _MOSTLY * one.waited_ms["p50"] > 0:
+        known = CATALOGUE.get(cause)
+        behind = _WAITED_FOR.get(cause) or f"requests that suffered {known.behind if known else cause}"
+        said += f", {milliseconds(spent)} of it for {behind}"
+    return said
+
+
+def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, about: str, at_ms: float) -> Verdict:
     ratio = at_ms / median if median > 0 else 1.0
-    opening = f"{name} is {milliseconds(at_ms)}, {ratio:.1f}x the median"
+    opening = f"{about}, {ratio:.1f}x the median"
     named = [cause for cause in causes if cause.named]
     top = max(named, key=lambda cause: cause.tail_ms, default=None)
     close = tail.mean_ms - median <= max(HARDLY_ABOVE * median, 0.1)
@@ -70,23 +164,30 @@ def judge(
             sentence=f"{opening}: steady, slow requests take hardly longer than typical ones{extra}.",
         )
     unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
-    if unexplained > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
-        known = f" Of what is known, {_share(top, tail)}." if top else ""
-        return Verdict(
-            word=INCONCLUSIVE,
-            sentence=(
-                f"{opening}; no probe accounts for {milliseconds(unexplained)} of the {milliseconds(tail.excess_ms)} "
-                f"by which slow requests exceed normal ones, too much to name a cause.{known}"
-            ),
-        )
-    if top is None:
+    if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
+        return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_doubt(unexplained, tail, top)}")
+    # What arrivals make wait by chance belongs to the load that was asked for.
+    chance = next((cause.tail_ms for cause in causes if cause.cause == _CHANCE), 0.0)
+    if top is None and at_ms - max(chance, 0.0) <= _NEAR * median:
         return Verdict(word=STEADY, sentence=f"{opening}: steady, {_noise(causes, tail)}.")
+    if top is None:
+        return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_noise(causes, tail)}.")
     return Verdict(word=top.cause, sentence=f"{opening}: {_share(top, tail)}.")
+
+
+def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
+    """Why what the causes claim does not make up what is to be explained."""
+    excess = f"the {milliseconds(tail.excess_ms)} by which slow requests exceed normal ones"
+    if unexplained < 0:
+        known = f" The largest claim: {_share(top, tail)}." if top else ""
+        return f"the causes claim {milliseconds(-unexplained)} more than {excess}, too much to name one.{known}"
+    known = f" Of what is known, {_share(top, tail)}." if top else ""
+    return f"no probe accounts for {milliseconds(unexplained)} of {excess}, too much to name a cause.{known}"
 
 
 def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
     """What slow requests of a steady run are made of."""
-    chance = next((cause for cause in causes if cause.cause == "traffic.burst"), None)
+    chance = next((cause for cause in causes if cause.cause == _CHANCE), None)
     if chance is not None and chance.tail_share > _MOSTLY:
         return (
             f"{milliseconds(chance.tail_ms)} of the {milliseconds(tail.excess_ms)} by which slow requests exceed "
@@ -151,10 +252,12 @@ def warnings(
     lost = counts["ok"] - n
     if lost > 0:
         notes.append(f"{lost} requests that ended ok have no record of their batch and are not in these figures.")
-    failed = ended - counts["ok"]
-    if ended and failed > 0.01 * ended:
+    if ended > counts["ok"]:
         parts = ", ".join(f"{count} {name}" for name, count in counts.items() if name != "ok" and count)
-        notes.append(f"Percentiles are over the {counts['ok']} requests that ended ok; {parts} are not in them.")
+        notes.append(
+            f"{parts}: percentiles count them as slower than they had waited; the mean, the stages and the causes "
+            f"are of the {counts['ok']} requests that ended ok."
+        )
     unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
     if unexplained < -_MOST_UNEXPLAINED * max(tail.excess_ms, 0.0) - 0.1:
         notes.append(

@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCost:
-    """What one event costs, in nanoseconds: the median, and the interval that most events lie in."""
+    """What one event costs, in nanoseconds: the median, and the interval that eight tenths of the rounds lie in."""
 
     value: float
     low: float

@@ -137,7 +137,7 @@ FASTER_MODEL = (
 def own_and_behind(figures: TailFigures) -> str:
     """The two parts of a cause in the tail, in words."""
     own, propagated = f"{milliseconds(figures.own_ms)}", f"{milliseconds(figures.propagated_ms)}"
-    return f"{own} of a slow request is its own and {propagated} reached it in a queue"
+    return f"{own} of a slow request is its own and {propagated} reached it in a queue or at a lock"
 
 
 def typical_and_p99(values_ns: npt.NDArray[np.int64]) -> str:

@@ -24,9 +24,10 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
+        waited = np.maximum(left.blocked(name) - evidence.stood_still(name), 0)
         # Everything blocked in the adapter's own code is a wait for something outside it. Blocked time in
         # compute is not: nothing there is known to wait, so it stays unexplained.
-        units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=left.blocked(name))
+        units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=waited)
     return Claim(units=units, disturbance=False, expected=True)
 
 

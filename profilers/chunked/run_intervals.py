@@ -19,7 +19,7 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Floats
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
 from latfix.statistics.distributions import student_t
-from latfix.statistics.latency_summary import QUANTILES, summary_intervals_ms
+from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.percentiles import share_interval
 from latfix.statistics.quantile_sketch import LogHistogram
 
@@ -97,23 +97,21 @@ def _moved_references(sample: Evidence, books: Books, kinds: int, seed: int, rep
     return moved
 
 
-def latency_intervals_ms(
-    totals: RunTotals, latency: LogHistogram | None, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Intervals of the summary of latency by :data:`LATENCY_KEYS`, milliseconds; see :mod:`latency_summary`.
+def latency_intervals_ms(totals: RunTotals, latency: LogHistogram | None) -> dict[str, tuple[float, float]]:
+    """Intervals of the summary of ``ok`` latencies of a run in several chunks, by :data:`LATENCY_KEYS`, milliseconds.
 
-    :param latency: of a run in several chunks.
+    :param latency: of the run.
     """
-    if totals.kept is not None:
-        return summary_intervals_ms(totals.kept.ledger.latency_ns, seed=seed)
     if not totals.requests or totals.blocks is None or latency is None:
-        return dict.fromkeys(LATENCY_KEYS, (0.0, 0.0))
+        return dict.fromkeys(LATENCY_KEYS, (math.nan, math.nan))
     blocks = totals.blocks
     some, together = blocks.requests > 0, blocks.layout.together
     size = block_sums(blocks.requests[some].astype(np.float64), together)
     starts = np.arange(0, np.count_nonzero(some), together)
     largest = np.sort(np.maximum.reduceat(blocks.largest[some], starts))[::-1]
-    intervals = {"mean": _mean_interval(block_sums(blocks.latency[some], together), size)}
+    low, high = _mean_interval(block_sums(blocks.latency[some], together), size)
+    # No request was faster; the histogram knows the fastest to a bin.
+    intervals = {"mean": (min(max(low, latency.value_at(0) / 1e6), totals.latency.total / len(latency) / 1e6), high)}
     for key, beyond in zip(QUANTILES, blocks.beyond, strict=True):
         sums = block_sums(beyond[some].astype(np.float64), together)
         intervals[key] = _percentile_interval(sums, size, 1 - QUANTILES[key], latency)

@@ -23,7 +23,7 @@ from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Ledger
 from latfix.results.worker_summary import WorkerTally
 from latfix.run_record.run_record import Throughput
-from latfix.stages import OUTSIDE_STAGES, STAGES, STATUS_NAMES
+from latfix.stages import OUTSIDE_STAGES, STAGES, STATUS_NAMES, Status
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.quantile_sketch import Distribution, LogHistogram
@@ -155,7 +155,7 @@ class RunTotals:
         self.tail_own, self.tail_propagated = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
         self.present = np.zeros(_ENTRIES, dtype=bool)
         self.touched, self.largest = np.zeros(_ENTRIES, np.int64), np.zeros(_ENTRIES, np.int64)
-        self.quiet, self.closure_ns = 0, 0
+        self.quiet, self.closure_ns, self.lock_closure_ns = 0, 0, 0
 
     @property
     def requests(self) -> int:
@@ -211,6 +211,8 @@ class RunTotals:
         self.throughput.add(rows)
         if self.windows is not None:
             self.windows.offer(rows["arrival_ns"][measured])
+            lost = measured & (rows["status"] != Status.OK)
+            self.windows.lose(rows["arrival_ns"][lost], rows["latency_ns"][lost])
 
     def _add_latency(self, chunk: ChunkLedger) -> None:
         ledger, evidence = chunk.ledger, chunk.evidence
@@ -222,6 +224,7 @@ class RunTotals:
         self.tail_propagated += ledger.propagated_ns[:, tail].sum(axis=1)
         self.quiet += int(np.count_nonzero(evidence.quiet))
         self.closure_ns += int(chunk.closure_ns[tail].sum())
+        self.lock_closure_ns += int(chunk.books.lock_closure_ns[tail].sum())
         for stage, totals in self.stages.items():
             values = evidence.stage_ns(stage)[evidence.ok]
             totals.taken.add(values)
@@ -248,7 +251,7 @@ class RunTotals:
     @staticmethod
     def _acts(chunk: ChunkLedger, k: int) -> bool:
         ledger = chunk.ledger
-        return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.finished_before))
+        return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.by_others))
 
 
 @dataclass(slots=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.lower_bound import AtLeast
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter
 from latfix.profilers.evidence.work_model import Ints
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
+from latfix.statistics.censored import Outcomes, answered_ranks
 from latfix.statistics.latency_summary import percentile_ns
 from latfix.statistics.quantile_sketch import ExactPercentiles, LogHistogram
 
@@ -23,6 +26,8 @@ class Survey:
     :param rows: of the record, warm-up included.
     :param requests: measured, ended ``ok`` and served in a batch; what follows is about these.
     :param percentiles_ns: exact latencies, by percentile (0..100); zeros where there are no requests.
+    :param arrived_ns: the same of all that arrived (:mod:`latfix.statistics.censored`), and at 100 the longest.
+    :param outcomes: what became of all that arrived; ``None`` where the record is cut into several chunks.
     :param histogram: of their latencies; ``None`` where the record is one chunk, whose rows are kept.
     :param first_ns: their first arrival, ``last_ns`` the last one; ``ended_ns`` when the last of them had ended.
     """
@@ -30,19 +35,29 @@ class Survey:
     rows: int
     requests: int
     percentiles_ns: dict[float, float]
+    arrived_ns: dict[float, float]
+    outcomes: Outcomes | None
     histogram: LogHistogram | None
     first_ns: int
     last_ns: int
     ended_ns: int
 
 
-def survey_rows(rows: int, arrival_ns: Ints, latency_ns: Ints, percentiles: Sequence[float]) -> Survey:
-    """The survey of a record in one chunk, from the rows of its ledger."""
+def survey_rows(
+    outcomes: Outcomes, rows: int, arrival_ns: Ints, latency_ns: Ints, percentiles: Sequence[float]
+) -> Survey:
+    """The survey of a record in one chunk, from the rows of its ledger.
+
+    :param outcomes: of the same requests, and of those that did not end ``ok``.
+    """
+    every = (*percentiles, 100.0)
     some = len(arrival_ns) > 0
     return Survey(
         rows=rows,
         requests=len(arrival_ns),
         percentiles_ns={q: percentile_ns(latency_ns, q) for q in percentiles},
+        arrived_ns=dict(zip(every, outcomes.percentiles_ns(every), strict=True)),
+        outcomes=outcomes,
         histogram=None,
         first_ns=int(arrival_ns.min()) if some else 0,
         last_ns=int(arrival_ns.max()) if some else 0,
@@ -56,22 +71,34 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
     :param percentiles: to be computed exactly, 0 to 100.
     :param size: requests in a chunk at least.
     """
-    cutter, latency = Cutter(size), LogHistogram()
+    cutter, latency, every, censored = Cutter(size), LogHistogram(), LogHistogram(), LogHistogram()
     first, last, ended = 2**62, -(2**62), -(2**62)
     for rows in source.scan(("arrival_ns", "latency_ns", "status", "warmup", "batch_id")):
         cutter.add(rows["arrival_ns"], rows["arrival_ns"] + rows["latency_ns"], rows["batch_id"])
         counted = _counted(rows)
+        lost = (rows["warmup"] == 0) & (rows["status"] != Status.OK)
+        every.add(rows["latency_ns"][counted | lost])
+        censored.add(rows["latency_ns"][lost & (rows["status"] == Status.UNFINISHED)])
         arrival, taken = rows["arrival_ns"][counted], rows["latency_ns"][counted]
         latency.add(taken)
         ended = max(ended, int((arrival + taken).max(initial=ended)))
         first, last = min(first, int(arrival.min(initial=first))), max(last, int(arrival.max(initial=last)))
-    exact, requests = ExactPercentiles(latency, percentiles), len(latency)
+    requests, asked = len(latency), (*percentiles, 100.0)
+    ranks = answered_ranks(latency.counts, censored.counts, len(every), asked)
+    places = [rank if math.isnan(rank) else 100 * rank / max(requests - 1, 1) for rank in ranks]
+    exact = ExactPercentiles(latency, [*percentiles, *(place for place in places if not math.isnan(place))])
     for values in _latencies(source):
         exact.add(values)
+    found = exact.values()
     return cutter.chunks(), Survey(
         rows=len(source),
         requests=requests,
-        percentiles_ns=dict.fromkeys(percentiles, 0.0) | exact.values(),
+        percentiles_ns={q: found.get(q, 0.0) for q in percentiles},
+        arrived_ns={
+            q: AtLeast(every.percentile(q)) if math.isnan(place) else found[place]
+            for q, place in zip(asked, places, strict=True)
+        },
+        outcomes=None,
         histogram=latency,
         first_ns=first if requests else 0,
         last_ns=last if requests else 0,

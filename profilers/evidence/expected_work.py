@@ -13,8 +13,6 @@ from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints, WorkModel, fit_work_model
 from latfix.queueing.length_buckets import padded_elements
 
-_MAX_FEATURES = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
@@ -87,28 +85,6 @@ class ExpectedWork:
         }
 
 
-def telling_features(features: Mapping[str, npt.NDArray[Any]], position: Ints) -> tuple[str, ...]:
-    """Names of the numeric, nonnegative, varying features of the requests, at most three.
-
-    Where there are more, those with the most distinct values are kept: they can tell most inputs apart.
-    """
-    found: list[tuple[int, str]] = []
-    for name, column in features.items():
-        if column.dtype.kind not in "iuf" or not len(column):
-            continue
-        values = numeric(column, position)
-        distinct = len(np.unique(values))
-        if distinct > 1 and values.min() >= 0:
-            found.append((distinct, name))
-    found.sort(key=lambda item: -item[0])
-    return tuple(name for _, name in found[:_MAX_FEATURES])
-
-
-def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
-    """A feature of each request as a finite number; zero where it has none."""
-    return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-
-
 def expect_work(
     members: Members,
     batches: Mapping[str, npt.NDArray[Any]],
@@ -122,17 +98,9 @@ def expect_work(
     :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
     :param clean: which of them show no known disturbance.
     """
-    request_design = _request_design(members.attributes)
-    size = np.maximum(batches["size"].astype(np.float64), 1.0)
-    total, largest = members.total(members.attributes), members.largest(members.attributes)
-    padded_top = largest.copy()
-    longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
-    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
-        padded_top[:, 1] = np.maximum(longest, collated)
-    real = _unpadded_design(members, size, total, largest)
-    padded = _padded_design(batches, size, total, padded_top)
+    designs, real = work_designs(members, batches, norms)
+    padded = designs["compute"]
     fitted_here = "models" not in norms
-    designs = {"prepare": request_design, "finish": request_design, "compute": padded}
     models = norms.of(
         "models",
         lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
@@ -163,6 +131,22 @@ def expect_work(
     )
 
 
+def work_designs(
+    members: Members, batches: Mapping[str, npt.NDArray[Any]], norms: Norms
+) -> tuple[dict[str, Floats], Floats]:
+    """Designs of the units of work as they were, and of batches without padding."""
+    size = np.maximum(batches["size"].astype(np.float64), 1.0)
+    total, largest = members.total(members.attributes), members.largest(members.attributes)
+    padded_top = largest.copy()
+    longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
+    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
+        padded_top[:, 1] = np.maximum(longest, collated)
+    request = _request_design(members.attributes)
+    padded = _padded_design(batches, size, total, padded_top)
+    real = _unpadded_design(members, size, total, largest)
+    return {"prepare": request, "finish": request, "compute": padded}, real
+
+
 def jackknife_error(of_folds: Floats) -> Floats:
     """Standard error of a figure from its values without each fold, ``(folds, n)``; Tukey (1958)."""
     folds = len(of_folds)
@@ -178,11 +162,13 @@ def _tells_length(longest: Floats, collated: Floats) -> bool:
 # Columns of the compute design, for g attributes (elements, length, features):
 # 1, B, real elements, padded elements, sum of lengths padded, of their squares, longest, and for each feature
 # its sum as padded and its largest. Without padding a sum runs over the members; with it, B times the largest.
+# Then what grows more slowly than its amount, as work does that fills the machine's units better the more there is of
+# it: roots of the elements, real and padded, and the longest times the root of how many run beside it.
 
 
 def _request_design(attributes: Floats) -> Floats:
     one = np.ones(len(attributes))
-    return np.column_stack([one, attributes, attributes[:, 1] ** 2])
+    return np.column_stack([one, attributes, attributes[:, 1] ** 2, np.sqrt(attributes[:, 0])])
 
 
 def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
@@ -190,7 +176,15 @@ def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total:
     columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
     for k in range(2, top.shape[1]):
         columns += [size * top[:, k], top[:, k]]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(total[:, 0], elements, top[:, 1], size * top[:, 1])])
+
+
+def _slower(real: Floats, padded: Floats, longest: Floats, lengths: Floats) -> list[Floats]:
+    """Columns of what grows more slowly than its amount.
+
+    :param lengths: the sum of the lengths that were computed on.
+    """
+    return [np.sqrt(real), np.sqrt(padded), np.sqrt(longest * lengths)]
 
 
 def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Floats) -> Floats:
@@ -198,7 +192,7 @@ def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Flo
     columns = [np.ones(len(size)), size, total[:, 0], total[:, 0], total[:, 1], squares, largest[:, 1]]
     for k in range(2, total.shape[1]):
         columns += [total[:, k], largest[:, k]]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(total[:, 0], total[:, 0], largest[:, 1], total[:, 1])])
 
 
 def _alone_design(attributes: Floats) -> Floats:
@@ -207,7 +201,7 @@ def _alone_design(attributes: Floats) -> Floats:
     columns = [one, one, elements, elements, length, length**2, length]
     for k in range(2, attributes.shape[1]):
         columns += [attributes[:, k], attributes[:, k]]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(elements, elements, length, length)])
 
 
 def _typical_design(members: Members, max_size: int) -> Floats:
@@ -219,7 +213,7 @@ def _typical_design(members: Members, max_size: int) -> Floats:
     columns.append(np.full(len(size), length))
     for value in typical[2:]:
         columns += [size * value, np.full(len(size), value)]
-    return np.column_stack(columns)
+    return np.column_stack([*columns, *_slower(size * elements, size * elements, columns[6], size * length)])
 
 
 def _ints(values: Floats) -> Ints:

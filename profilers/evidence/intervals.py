@@ -1,4 +1,4 @@
-"""Sets of time intervals: how much of each of many spans they cover, every moment counted once."""
+"""Sets of time intervals: how much of each of many spans they cover; and what grew evenly within intervals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +58,35 @@ class Intervals:
         k = np.searchsorted(self.start, t, side="right")
         inside = np.where(k > 0, np.minimum(t, self.end[np.maximum(k - 1, 0)]) - self.start[np.maximum(k - 1, 0)], 0)
         return np.asarray(before[np.maximum(k - 1, 0)] + inside, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Quantities that grow evenly within each of a thread's units, which follow one another.
+
+    :param start: ``(u,)``; ``end`` likewise; ``so_far`` ``(q, u + 1)`` sums of each quantity before each unit.
+    """
+
+    start: Ints
+    end: Ints
+    so_far: Floats
+
+    @classmethod
+    def of(cls, start: Ints, end: Ints, values: Floats) -> Timeline:
+        order = np.argsort(start, kind="stable")
+        so_far = np.zeros((len(values), len(start) + 1))
+        np.cumsum(values[:, order], axis=1, out=so_far[:, 1:])
+        return cls(start[order], end[order], so_far)
+
+    def between(self, start: Ints, end: Ints) -> Floats:
+        """``(q, n)``: by how much each quantity grew between two moments."""
+        return self._until(end) - self._until(start)
+
+    def _until(self, t: Ints) -> Floats:
+        if not len(self.start):
+            return np.zeros((len(self.so_far), len(t)))
+        k = np.maximum(np.searchsorted(self.start, t, side="right") - 1, 0)
+        length = np.maximum(self.end[k] - self.start[k], 1)
+        part = np.clip((t - self.start[k]) / length, 0.0, 1.0)
+        before = self.so_far[:, k]
+        return np.asarray(before + part * (self.so_far[:, k + 1] - before), dtype=np.float64)

@@ -12,6 +12,7 @@ from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
+from latfix.statistics.distributions import normal_quantile
 
 Ints = npt.NDArray[np.int64]
 DEFAULT_MINOR_FAULT_NS = 500.0
@@ -148,6 +149,9 @@ def _window_ms(settings: RunnerSettings) -> tuple[float, float]:
 
 
 def _relative_error(calibration: Mapping[str, float], name: str) -> float:
-    """Standard error of a calibrated price as a share of it, from its 95 % interval; 0 where none was recorded."""
+    """Standard error of a calibrated price as a share of it; 0 where no interval was recorded.
+
+    The interval holds eight tenths of what the rounds of a calibration found; what a run pays is one more of them.
+    """
     value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
-    return max(high - low, 0.0) / (2 * 1.96 * value) if value > 0 else 0.0
+    return max(high - low, 0.0) / (2 * normal_quantile(0.8) * value) if value > 0 else 0.0

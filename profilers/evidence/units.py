@@ -16,13 +16,14 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, numeric, telling_features
+from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside_view import as_served, stage_values
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
 from latfix.profilers.evidence.standstills import Standstills, find_standstills, no_standstills
+from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
@@ -32,6 +33,10 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
+#: Blocked time up to this may be a matter of where the stamps lie.
+_STILL_NS = 1_000_000
+#: In place of a thread's number.
+_REPLAYER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,18 @@ class Evidence:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
         return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
 
+    def stood_still(self, name: str) -> Ints:
+        """Nanoseconds of each unit's blocked time in which its thread had never let go of its core by itself.
+
+        Who waits for anything is switched away from of its own will. Where a thread never was, the machine stopped
+        under it. Zero where switches were not counted.
+        """
+        unit, source = self.units[name], self.batches if name in BATCH_UNITS else self.rows
+        switches = source.get(f"{name}_vcsw")
+        if switches is None or not switches.any():
+            return np.zeros(len(unit.blocked), np.int64)
+        return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
+
     @property
     def released_ns(self) -> Ints:
         """``(m,)`` when the next batch could begin: where batches overlap, answers are handed out beside it."""
@@ -137,6 +154,13 @@ def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number
     return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
 
 
+def places(name: str, thread: Ints) -> Ints:
+    """A number for each thread: prepare threads from zero up, workers from minus one down; the replayer is none."""
+    if name == "dispatch":
+        return np.full(len(thread), _REPLAYER, np.int64)
+    return thread if name == "prepare" else -1 - thread
+
+
 def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
     """Lay out a record, or a piece of one, for attribution.
 
@@ -153,7 +177,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     batch_of = _batch_rows(rows["batch_id"], batches["batch_id"])
     position = _positions(rows["index"] - record.first_index, len(record.traffic))
     ok = np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (batch_of >= 0))
-    members = _members(record, batch_of, position, m, ok, norms)
+    members = _members(rows, batch_of, m, ok)
     priority = record.traffic.priority[position].astype(np.int64) if len(record.traffic) else np.zeros(n, np.int64)
     enqueue = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
     head = _heads(batch_of, enqueue, priority, m)
@@ -164,7 +188,19 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     clean = {} if "models" in norms else _clean(units, pauses, batches, rows)
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
-    expected = _expected(units, members, batches, setup, clean, spans, norms)
+    times = _work_times(units, setup, spans)
+    features = record.traffic.features
+    names = norms.of(
+        "features",
+        lambda: telling_features(
+            features,
+            position,
+            [times["prepare"], times["finish"], spread(times["compute"], batch_of)],
+            partial(error_of_work, members, batches, times, clean),
+        ),
+    )
+    members = with_features(members, [numeric(features[name], position) for name in names])
+    expected = expect_work(members, batches, times, clean, setup.max_batch, norms)
     units = _with_expectations(units, expected, spans, norms)
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
@@ -223,12 +259,8 @@ def _sessions(names: Sequence[str | None], position: Ints) -> Ints:
     return np.asarray(codes[position] if len(codes) else np.full(len(position), -1), dtype=np.int64)
 
 
-def _members(record: RunRecord, batch_of: Ints, position: Ints, m: int, ok: Bools, norms: Norms) -> Members:
-    rows, features = record.requests, record.traffic.features
-    sizes = np.column_stack([rows["input_elements"], rows["input_length"]]).astype(np.float64)
-    names = norms.of("features", lambda: telling_features(features, position))
-    columns = [numeric(features[name], position)[:, None] for name in names]
-    attributes = np.concatenate([sizes, *columns], axis=1)
+def _members(rows: Columns, batch_of: Ints, m: int, ok: Bools) -> Members:
+    attributes = np.column_stack([rows["input_elements"], rows["input_length"]]).astype(np.float64)
     order = np.flatnonzero(batch_of >= 0)
     order = order[np.argsort(batch_of[order], kind="stable")]
     count = np.bincount(batch_of[order], minlength=m).astype(np.int64)
@@ -370,20 +402,13 @@ def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Column
     return clean
 
 
-def _expected(
-    units: dict[str, Unit],
-    members: Members,
-    batches: Columns,
-    setup: Setup,
-    clean: dict[str, Bools],
-    spans: Mapping[str, Ints],
-    norms: Norms,
-) -> ExpectedWork:
+def _work_times(units: dict[str, Unit], setup: Setup, spans: Mapping[str, Ints]) -> dict[str, Floats]:
+    """Nanoseconds of work by unit: on a core, less declared spans and page faults."""
     times: dict[str, Floats] = {}
     for name in ("prepare", "finish", "compute"):
         work = (units[name].cpu - spans.get(name, 0)).astype(np.float64)
         times[name] = np.maximum(work - np.minimum(units[name].minflt * setup.minor_fault_ns, 0.9 * work), 0.0)
-    return expect_work(members, batches, times, clean, setup.max_batch, norms)
+    return times
 
 
 def span_cpu(unit: Unit, span: Ints) -> Ints:

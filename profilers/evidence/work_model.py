@@ -22,7 +22,7 @@ MIN_R2 = 0.1
 _FOLDS = 4
 _BLOCKS = 12
 _ROUNDS = 8
-_MAX_FIT = 20_000
+_MAX_FIT, _MAX_COMPARED = 20_000, 2_000
 #: A level that rises with age is fitted beside the inputs, in steps, where it rises by this share of the typical.
 _AGE_STEPS = 5
 _AGED = 0.1
@@ -110,6 +110,22 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
         typical=typical,
         samples=len(rows),
     )
+
+
+def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
+    """Median distance of usable samples from a fit that did not see them, in nanoseconds; of at most two thousand."""
+    rows = np.flatnonzero(usable & (time_ns > 0))
+    typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
+    if len(rows) < MIN_SAMPLES or typical <= 0:
+        return 0.0
+    rows = rows[:: max(1, len(rows) // _MAX_COMPARED)]
+    fold = _folds(len(time_ns))[rows]
+    away = np.zeros(len(rows))
+    for k in range(_FOLDS):
+        if (fold != k).any():
+            coefficients = _fit(design, time_ns, rows[fold != k], typical)
+            away[fold == k] = time_ns[rows[fold == k]] - design[rows[fold == k]] @ coefficients
+    return float(np.median(np.abs(away)))
 
 
 def _constant(design: Floats, time_ns: Floats, rows: Ints, fold: Ints) -> WorkModel:

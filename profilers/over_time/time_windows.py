@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from latfix.lower_bound import AtLeast
 from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.results.diagnosis import Window
 from latfix.statistics.quantile_sketch import Distribution
@@ -41,6 +42,7 @@ class WindowTally:
     def __init__(self, edges_s: Floats, kinds: int, *, exact: bool) -> None:
         self._edges, number = edges_s, len(edges_s) - 1
         self._latency = [Distribution(exact=exact) for _ in range(number)]
+        self._lost = [Distribution(exact=exact) for _ in range(number)]
         self._offered = np.zeros(number, np.int64)
         self._entries = np.zeros((kinds, number))
 
@@ -49,6 +51,14 @@ class WindowTally:
         arrival_s = arrival_ns / 1e9
         inside = (arrival_s >= self._edges[0]) & (arrival_s <= self._edges[-1])
         self._offered += np.bincount(self._slots(arrival_ns[inside]), minlength=len(self._offered))
+
+    def lose(self, arrival_ns: Ints, waited_ns: Ints) -> None:
+        """Count requests that did not end ``ok``, by how long they had waited; those outside all windows not."""
+        arrival_s = arrival_ns / 1e9
+        inside = (arrival_s >= self._edges[0]) & (arrival_s <= self._edges[-1])
+        slot = self._slots(arrival_ns[inside])
+        for k in np.unique(slot).tolist():
+            self._lost[k].add(waited_ns[inside][slot == k])
 
     def add(self, arrival_ns: Ints, latency_ns: Ints, entries: Mapping[int, Ints]) -> None:
         """Count requests that ended ``ok``.
@@ -73,7 +83,7 @@ class WindowTally:
                 end_s=float(edges[k + 1]),
                 requests=len(latency),
                 offered_rps=float(self._offered[k] / (edges[k + 1] - edges[k])),
-                **_percentiles_ms(latency),
+                **_percentiles_ms(latency, self._lost[k]),
                 causes_ms={
                     name: float(self._entries[c, k] / max(len(latency), 1) / 1e6) for name, c in causes.items()
                 },
@@ -86,7 +96,16 @@ class WindowTally:
         return np.asarray(np.clip(slot, 0, len(self._edges) - 2), dtype=np.int64)
 
 
-def _percentiles_ms(latency: Distribution) -> dict[str, float | None]:
-    """Percentiles that enough requests rest on."""
-    n = len(latency)
-    return {f"p{q}_ms": latency.percentile(q) / 1e6 if n >= least else None for q, least in _REST.items()}
+def _percentiles_ms(latency: Distribution, lost: Distribution) -> dict[str, float | None]:
+    """Percentiles that enough requests rest on; lost requests are slower than any answer."""
+    answered, arrived = len(latency), len(latency) + len(lost)
+    found: dict[str, float | None] = {}
+    for q, least in _REST.items():
+        name, rank = f"p{q}_ms", (arrived - 1) * q / 100
+        if arrived < least:
+            found[name] = None
+        elif rank <= answered - 1:
+            found[name] = latency.percentile(100 * rank / max(answered - 1, 1)) / 1e6
+        else:
+            found[name] = AtLeast(min(latency.percentile(100), lost.percentile(50)) / 1e6)
+    return found

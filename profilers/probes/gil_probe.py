@@ -1,9 +1,11 @@
 """The interpreter lock, felt from outside: how long a thread that has woken waits until Python lets it run.
 
 A thread of its own sleeps for a fixed time again and again. How much later than its wake-up it runs Python,
-less what it waited for a core (its own run-queue delay) and at most the CPU time that this process used since it
-fell asleep, is the wait for the interpreter lock. Timer and wake-up take some tens of microseconds of it on an
-idle machine. What is later than both explain is a stall of the whole machine: a hypervisor that took all its cores.
+less what it waited for a core (its own run-queue delay), is the wait for the interpreter lock where the thread slept
+again after it had woken: who waits for the lock sleeps for at most the switch interval at a time, and each time is a
+voluntary switch. Whether the holder ran meanwhile or had no core makes no difference to the one who waits. Timer
+and wake-up take some tens of microseconds of it on an idle machine. What is later than these switches explain is a
+stall of the whole machine: a hypervisor that took all its cores.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from types import TracebackType
 
 from latfix.profilers.probes.stage_recorder import SampleLog
 from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.run_record.schema import THREAD_ACCOUNT
 
 PERIOD_S = 0.02
 #: What timer and wake-up take on an idle machine; shorter waits say nothing about the lock.
@@ -24,7 +27,9 @@ WAIT_SERIES = "gil.wait_ns"
 STALL_SERIES = "host.stall_ns"
 STALL_NS = 1_000_000
 INTERVAL_SERIES = "gil.switch_interval_ns"
-_RUNQ = 1
+_RUNQ, _VCSW = THREAD_ACCOUNT.index("runq_ns"), THREAD_ACCOUNT.index("vcsw")
+#: Each voluntary switch of a thread that waits for the lock lasts for the switch interval and a wake-up at most.
+SLACK = 1.5
 
 
 class LockProbe:
@@ -54,23 +59,32 @@ class LockProbe:
 
     def _run(self) -> None:
         counters = ThreadCounters()
-        period_ns = int(self._period_s * 1e9)
-        queued, used = counters.snapshot()[_RUNQ], time.process_time_ns()
+        period_ns, interval_ns = int(self._period_s * 1e9), sys.getswitchinterval() * 1e9
+        before = counters.snapshot()
         while not self._stop.is_set():
             due = time.perf_counter_ns() + period_ns
             # Not Event.wait: its lock and condition are Python code of their own, with waits of their own.
             time.sleep(self._period_s)
-            wait = time.perf_counter_ns() - due
-            if wait > USUAL_NS:  # of a shorter one nobody asks which part was a wait for a core
-                before, queued = queued, counters.snapshot()[_RUNQ]
-                wait -= queued - before
-            before, used = used, time.process_time_ns()
-            # While the lock is waited for, some thread of this process has it: who holds it without a core is
-            # kept from running, by others than this process.
-            locked = min(wait, used - before)
-            self._samples.add(due, WAIT_SERIES, float(max(locked, 0)))
-            if wait - locked > STALL_NS:
-                self._samples.add(due, STALL_SERIES, float(wait - locked))
+            late = time.perf_counter_ns() - due
+            after = counters.snapshot()
+            late -= after[_RUNQ] - before[_RUNQ]
+            locked, stood_still = divided(late, after[_VCSW] - before[_VCSW] - 1, interval_ns)
+            before = after
+            self._samples.add(due, WAIT_SERIES, locked)
+            if stood_still > STALL_NS:
+                self._samples.add(due, STALL_SERIES, stood_still)
             self.readings += 1
             self.cpu_ns = time.thread_time_ns()
         counters.close()
+
+
+def divided(late_ns: float, switches: int, interval_ns: float) -> tuple[float, float]:
+    """What of a late wake-up was a wait for the lock, and what the machine stood still for; nanoseconds.
+
+    :param late_ns: how much later than due the thread ran, less its run-queue delay.
+    :param switches: voluntary switches beyond the one that is the sleep itself.
+    :param interval_ns: after which Python asks the holder to let go.
+    """
+    late = max(late_ns, 0.0)
+    locked = late if late <= USUAL_NS else min(late, switches * SLACK * interval_ns)
+    return locked, late - locked

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, Status
+from latfix.statistics.censored import Outcomes, outcomes_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -86,9 +87,8 @@ def _thin(latency: Floats) -> npt.NDArray[np.intp]:
 
 def windows(record: RunRecord) -> Windows:
     """p50 and p99 over at most 60 windows, each of about a hundred requests or more."""
-    ok = measured_ok(record)
-    arrival = record.requests["arrival_ns"][ok] / 1e9
-    latency = record.requests["latency_ns"][ok] / 1e6
+    arrival = record.requests["arrival_ns"][record.measured] / 1e9
+    waited, status = (record.requests[name][record.measured] for name in ("latency_ns", "status"))
     if not len(arrival):
         return Windows(edges_s=np.zeros(1), p50_ms=np.zeros(0), p99_ms=np.zeros(0))
     low, high = float(arrival.min()), float(arrival.max())
@@ -99,21 +99,28 @@ def windows(record: RunRecord) -> Windows:
     bounds = np.searchsorted(slot[order], np.arange(number + 1))
     values = np.full((2, number), np.nan)
     for k in range(number):
-        window = latency[order[bounds[k] : bounds[k + 1]]]
+        inside = order[bounds[k] : bounds[k + 1]]
+        window = Outcomes.of(waited[inside], status[inside])
         if len(window) >= 5:
-            values[:, k] = np.percentile(window, [50, 99])
+            found = np.array(window.percentiles_ns((50, 99))) / 1e6
+            values[:, k] = np.where(np.isfinite(found), found, np.nan)
     return Windows(edges_s=edges, p50_ms=values[0], p99_ms=values[1])
 
 
 def percentile_curve(record: RunRecord) -> tuple[Floats, Floats]:
-    """Latency in ms against the share of requests that are slower, from all of them down to the slowest one."""
-    latency = np.sort(record.latencies_ns() / 1e6)
-    count = len(latency)
+    """Latency in ms against the share of requests that are slower, from all of them down to the slowest answer.
+
+    Requests that were lost are slower than any.
+    """
+    outcomes = outcomes_of(record)
+    count = len(outcomes)
+    latency = np.sort(outcomes.series_ns / 1e6)
     if not count:
         return np.zeros(0), np.zeros(0)
     slower = np.geomspace(1.0, 1.0 / count, num=min(_CURVE, max(2 * count, 2))) if count > 1 else np.array([1.0])
     rank = np.clip(np.ceil((1 - slower) * count - 1e-9).astype(np.int64), 0, count - 1)
-    return slower, latency[rank]
+    answered = np.isfinite(latency[rank])
+    return slower[answered], latency[rank][answered]
 
 
 def stage_profile(record: RunRecord) -> tuple[list[str], Floats]:

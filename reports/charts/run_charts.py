@@ -353,4 +353,5 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
     if causes:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, handlelength=0.9, borderaxespad=0.1)
     elif any(value is not None for value in p50):
-        axes.stairs([np.nan if value is None else value for value in p50], edges, baseline=None, color=INK["ink"])
+        known = [value if value is not None and np.isfinite(value) else np.nan for value in p50]
+        axes.stairs(known, edges, baseline=None, color=INK["ink"])

@@ -26,7 +26,7 @@ from latfix.formatting import (
 )
 from latfix.reports.answer import Answer
 from latfix.reports.ci.ci_summary import Summary
-from latfix.reports.comparison_rows import STATUSES, Change
+from latfix.reports.comparison_rows import Change
 from latfix.reports.vocabulary import verdict_words
 
 _LONGEST = 600
@@ -148,7 +148,7 @@ def _run(summary: Summary) -> list[str]:
         (key_label(key), milliseconds(arm.latency_ms.get(key)), interval(bounds.get(key))) for key in LATENCY_KEYS
     ]
     rows.append(("throughput", rate(arm.throughput_rps), ""))
-    rows += [(f"requests {name}", count(arm.requests.get(name, 0)), "") for name in STATUSES]
+    rows += [(f"requests {name}", count(number), "") for name, number in arm.requests.items()]
     if arm.accuracy is not None:
         rows.append(("accuracy", significant(arm.accuracy), ""))
     return _table(("figure", "value", "95 % interval"), rows)

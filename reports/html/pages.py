@@ -40,7 +40,6 @@ from latfix.reports.comparison_rows import (
     step_rows,
 )
 from latfix.reports.diagnosis_rows import (
-    FAILED_STATUSES,
     active_causes,
     cause_advice,
     cause_rows,
@@ -411,7 +410,7 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
-    failed = {name: diagnosis.requests.get(name) or 0 for name in FAILED_STATUSES}
+    failed = {name: number for name, number in diagnosis.requests.items() if name != "ok" and number is not None}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
         *cards,

@@ -36,6 +36,7 @@ from latfix.reports.diagnosis_rows import (
     cause_total,
     excess_words,
     focus_key,
+    loss_rows,
     main_causes,
     read_words,
     small_causes_words,
@@ -86,7 +87,7 @@ def render_diagnosis(
     some = any(diagnosis.requests.values())
     parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
     if not diagnosis.is_single:
-        parts += [Text(""), _latency_table(diagnosis, verbose=verbose)]
+        parts += [Text(""), _latency_table(diagnosis, verbose=verbose), *_losses(diagnosis)]
     if some:
         parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
         parts += [*_stages(diagnosis)] if verbose else []
@@ -142,6 +143,19 @@ def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
             for end, word in enumerate(("from", "to"))
         ]
     return FittedTable(columns, rows)
+
+
+def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """What became of the requests that were lost, and what they had waited for."""
+    rows = loss_rows(diagnosis)
+    if not rows:
+        return
+    yield heading("Requests that did not end ok")
+    columns = [Column("", right=False), Column("requests"), Column("waited ms"), Column("lost in", right=False)]
+    yield FittedTable(columns, [[row.status, row.requests, row.waited, row.stages] for row in rows])
+    for row in rows:
+        if row.waited_for:
+            yield safe(f"{row.status} waited, ms on average: {row.waited_for}", "dim", limit=300)
 
 
 def _named_keys() -> list[tuple[str, str]]:
@@ -249,7 +263,7 @@ def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:
     for name, values, words in rows if verbose else rows[:2]:
         known = [value for value in values if value is not None]
         if known:
-            line = Sparkline(values, from_zero=True, widest=len(values))
+            line = Sparkline([finite(value) for value in values], from_zero=True, widest=len(values))
             table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
     if verbose:
         each = (windows[-1].end_s - windows[0].start_s) / len(windows)
@@ -332,8 +346,7 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
-    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name, 0) is not None]
-    counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
+    counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
     served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.files.json_documents import plain
 from latfix.stages import STAGES, Status
-from latfix.statistics.latency_summary import percentile_ns, summarize_ms
+from latfix.statistics.censored import Outcomes
+from latfix.statistics.latency_summary import percentile_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,9 @@ class RunnerStats:
     :param window: how many of the latest requests the figures below are of.
     :param window_s: from the first arrival to the last end among them.
     :param throughput_rps: of those that ended ``ok``, per second of the window.
-    :param latency_ms: of those that ended ``ok``, from the call to the end of ``finish``; keys are
-        :data:`latfix.statistics.latency_summary.LATENCY_KEYS`.
+    :param latency_ms: from the call to the end of ``finish``; keys are :data:`latfix.formatting.LATENCY_KEYS`.
+        Percentiles are of all that arrived: infinite where one falls among those that were lost. The mean is of those
+        that ended ``ok``.
     :param stages_ms: the same by stage: mean, p50, p99.
     """
 
@@ -43,7 +46,7 @@ class RunnerStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return dict(plain(asdict(self)))
 
 
 def window_figures(rows: npt.NDArray[Any]) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def window_figures(rows: npt.NDArray[Any]) -> dict[str, Any]:
         "window": len(rows),
         "window_s": span_s,
         "throughput_rps": len(ok) / span_s if span_s > 0 else 0.0,
-        "latency_ms": summarize_ms(ok["latency_ns"]),
+        "latency_ms": Outcomes.of(rows["latency_ns"], rows["status"]).summary_ms(),
         "stages_ms": {stage: _stage(ok[f"{stage}_ns"]) for stage in STAGES},
     }
 

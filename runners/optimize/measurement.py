@@ -98,6 +98,10 @@ class Bench:
         """Seconds of the budget that are left; negative once it is spent."""
         return self._deadline - time.monotonic()
 
+    def keep(self, seconds: float) -> None:
+        """Leave so much of the budget for what follows the replays."""
+        self._deadline -= seconds
+
     def arm(
         self,
         label: str,

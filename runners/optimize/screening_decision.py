@@ -22,7 +22,7 @@ _CLEARLY = 1.25
 #: A change whose 95 % interval lies beyond this is taken for real although the wider bounds hold 1: a service and
 #: itself do not differ so much, and the final replay holds it to account.
 _LARGE = 0.8
-#: A loss of requests beyond which percentiles are over other requests.
+#: A loss of requests that nothing makes up for.
 _MOST_LOST = 0.01
 
 
@@ -43,11 +43,13 @@ def decide(comparison: Comparison) -> tuple[str, str]:
     if lost > _MOST_LOST:
         return "rejected", f"{lost:.1%} more of the requests did not end ok; {said}"
     (tail_lo, tail_hi), (mean_lo, mean_hi) = tail.bounds, mean.bounds
+    # The mean is of those that ended ok: a service that loses any more does not gain by it.
+    leans = tail.value <= 1 and lost <= 0
     if tail_lo > 1 or (mean_lo > 1 and not tail_hi < 1):
         return "rejected", f"worse: {said}"
-    if tail_hi < 1 or (mean_hi < 1 and tail.value <= 1):
+    if tail_hi < 1 or (mean_hi < 1 and leans):
         return "kept", said
-    if tail.hi < _LARGE or (mean.hi < _LARGE and tail.value <= 1):
+    if tail.hi < _LARGE or (mean.hi < _LARGE and leans):
         return "kept", f"a large gain: {said}"
     if tail.lo > 1 / _LARGE or (mean.lo > 1 / _LARGE and tail.value >= 1):
         return "rejected", f"worse: {said}"
@@ -82,4 +84,6 @@ def _first_ms(record: RunRecord) -> float:
 
 def shown(ratio: RatioEstimate) -> str:
     """A ratio with its interval, as people read it."""
+    if ratio.lost:
+        return f"{'above' if ratio.value > 1 else 'below'} 1, by requests that were lost"
     return f"x{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"

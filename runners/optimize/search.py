@@ -17,7 +17,7 @@ A fix's name is nowhere in here: each brings its preconditions, its settings and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -52,6 +52,8 @@ _WORTH_A_REPLAY = 0.03
 _WORTH_ADDING = 0.03
 #: An undecided gain is taken where it and what was foretold are at least this, as a ratio: the final replay tells.
 _LIKELY = 0.95
+#: The share of the time for the final replay that may go into finding anything to prove.
+_SHORTER_PROOF = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,10 @@ class Trial:
         """How far the predicted ratio of a statistic was from the one that was measured, as a share of this."""
         if self.prediction is None or self.comparison is None:
             return None
-        measured = self.comparison.ratio[key].value
-        return abs(self.prediction.ratio[key] / measured - 1.0) if measured > 0 else None
+        measured = self.comparison.ratio[key]
+        if measured.lost or not measured.value > 0:
+            return None
+        return abs(self.prediction.ratio[key] / measured.value - 1.0)
 
 
 class Search:
@@ -135,7 +139,10 @@ class Search:
         self._obstacles: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
         self.ineffective: dict[str, str] = {}
+        # Asked once until something new is known, by settings: some fixes look at the whole record.
+        self._contexts: dict[str, Context] = {}
         self._known: dict[tuple[str, str], str] = {}
+        self._changes: dict[tuple[str, str], list[Choice]] = {}
         self.planner = make_planner(self._obstacle)
 
     @property
@@ -287,19 +294,22 @@ class Search:
 
     def _replay_foretold(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
         tried = {(), *(trial.configuration.key for trial in self.trials)}
-        told = 0
+        told = refused = False
         while True:
             ranked = [one for one in self._ranked(planner) if one.key not in tried]
-            if not ranked:
-                break
-            best = ranked[0]
-            if not told:
+            best = ranked[0] if ranked and planner.score(ranked[0]) <= self.best_score - _WORTH_A_REPLAY else None
+            if refused and (self.best.choices or best is None):
+                # What takes the place of a refused way is long to find: not before there is something to prove.
+                refused = False
+                self._look_again(planner, batches)
+                continue
+            if ranked and not told:
+                told = True
                 self._say(
-                    f"{planner.looked_at} configurations simulated; the best: {best.words}, "
-                    f"{_foretold(planner.predict(best).ratio, self._goal.key)}"
+                    f"{planner.looked_at} configurations simulated; the best: {ranked[0].words}, "
+                    f"{_foretold(planner.predict(ranked[0]).ratio, self._goal.key)}"
                 )
-            told += 1
-            if planner.score(best) > self.best_score - _WORTH_A_REPLAY:
+            if best is None:
                 break
             tried.add(best.key)
             if refusal := self._out_of_time([choice.fix for choice in best.choices]):
@@ -307,17 +317,20 @@ class Search:
                 self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
                 continue
             self._replay(best, planner)
-            if self.trials[-1].status == "rejected":
-                self._look_again(planner, batches)
+            refused |= self.trials[-1].status == "rejected"
 
     # -- 4. what no forecast knows
 
     def _replay_added(self) -> None:
         """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
         refused = {fix for trial in self.trials for fix in trial.configuration.fixes}
+
         while True:
-            self._set_up()
-            groups = [group for group in self._added() if not {choice.fix.id for choice in group} <= refused]
+            left = self._left()
+            groups = self._added(left, refused)
+            if self.best.choices or not groups:
+                self._set_up()
+                groups = self._added(left, refused)
             if not groups:
                 return
             group = groups[0]
@@ -333,10 +346,16 @@ class Search:
             if set(made.fixes) - set(self.best.fixes):
                 self._replay(made, self.planner)
 
-    def _added(self) -> list[list[Choice]]:
-        """Groups of choices that are expected to take something of what is left, most promising first."""
+    def _left(self) -> Diagnosis:
+        """Of what stands so far."""
         latest = self.arm.latest
-        left = self._diagnosis if latest is None else diagnose(latest, percentile=self._diagnosis.percentile)
+        return self._diagnosis if latest is None else diagnose(latest, percentile=self._diagnosis.percentile)
+
+    def _added(self, left: Diagnosis, refused: Collection[str]) -> list[list[Choice]]:
+        """Groups of choices that are expected to take something of what is left, most promising first.
+
+        :param refused: fixes that were tried; a group of them alone is left out.
+        """
         excess = left.excess_ms / max(left.excess_ms + left.reference_ms, 1e-9)
         shares = {cause.cause: max(cause.tail_share, 0.0) for cause in left.causes}
         promise: list[tuple[float, Choice]] = []
@@ -356,7 +375,8 @@ class Search:
         groups = [[choice] for _, choice in promise if choice not in gentle]
         first = max((value for value, choice in promise if choice in gentle), default=0.0)
         place = sum(value > first for value, choice in promise if choice not in gentle)
-        return [*groups[:place], *([gentle] if gentle else []), *groups[place:]]
+        groups = [*groups[:place], *([gentle] if gentle else []), *groups[place:]]
+        return [group for group in groups if not {choice.fix.id for choice in group} <= set(refused)]
 
     # -- replays
 
@@ -475,7 +495,10 @@ class Search:
                     self._obstacles[fix.id] = obstacle
                 continue
             self._obstacles.pop(fix.id, None)
-            yield from (Choice(fix, change) for change in fix.changes(context))
+            key = (fix.id, repr(context.settings))
+            if key not in self._changes:
+                self._changes[key] = [Choice(fix, change) for change in fix.changes(context)]
+            yield from self._changes[key]
 
     def _refused(self, made: Configuration) -> bool:
         """Whether a way of which this one is made was measured and is out."""
@@ -484,24 +507,26 @@ class Search:
         return any(each <= words for each in out)
 
     def _obstacle(self, fix: Fix, settings: RunnerSettings) -> str:
-        """Why a fix does not apply to settings, asked once until something new is known: some look at the record."""
+        """Why a fix does not apply to settings."""
         key = (fix.id, repr(settings))
         if key not in self._known:
             self._known[key] = fix.obstacle(self._context(settings))
         return self._known[key]
 
     def _context(self, settings: RunnerSettings) -> Context:
-        baseline = self._bench.baseline
-        return Context(
-            settings=settings,
-            record=baseline,
-            diagnosis=self._diagnosis,
-            default_collate=bool(self._bench.ready(self._base)["default_collate"]),
-            cores=int(baseline.meta.machine.get("cores", 1)),
-            latest=self.arm.latest,
-            steps=self.steps(ended=False),
-            found=self.found,
-        )
+        key, baseline = repr(settings), self._bench.baseline
+        if key not in self._contexts:
+            self._contexts[key] = Context(
+                settings=settings,
+                record=baseline,
+                diagnosis=self._diagnosis,
+                default_collate=bool(self._bench.ready(self._base)["default_collate"]),
+                cores=int(baseline.meta.machine.get("cores", 1)),
+                latest=self.arm.latest,
+                steps=self.steps(ended=False),
+                found=self.found,
+            )
+        return self._contexts[key]
 
     def _out_of_time(self, fixes: Sequence[Fix]) -> str:
         """Why nothing more can be replayed; empty where it can."""
@@ -509,14 +534,15 @@ class Search:
             return f"{BUDGET}all {self._most_trials} trials are used"
         needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
         if not self.best.choices:  # there is nothing to prove yet, and a shorter proof is better than none
-            left += self._reserved_s() / 2
+            left += self._reserved_s() * _SHORTER_PROOF
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
 
     def _learnt(self) -> None:
         """Something new is known, which preconditions may look at, and the journal keeps."""
-        self._known.clear()
+        for each in (self._contexts, self._known, self._changes):
+            each.clear()
         self._note()
 
     # -- what was found
@@ -642,8 +668,8 @@ def _refuse(planner: Planner, trial: Trial) -> None:
 
 
 def comparison_ratios(comparison: Comparison) -> dict[str, float]:
-    """After over before of every statistic, those without an interval included."""
-    before, after = comparison.before.latency_ms, comparison.after.latency_ms
+    """After over before of every statistic of those that ended ``ok``, as forecasts are."""
+    before, after = comparison.before.latency_ms_ok, comparison.after.latency_ms_ok
     return {key: after[key] / before[key] if before[key] > 0 else 1.0 for key in before}
 
 

@@ -56,6 +56,7 @@ class Draft:
     :param overrides: of the runner's settings.
     :param hogs: phases of processes that compete for the runner's cores, one entry a process.
     :param quota: phases of a cgroup quota, with the share of one core that it leaves.
+    :param numbered: requests bring a running number as a feature, as ids and sequence numbers do.
     :param clock_faults: causes that show in the run but in no request's log.
     """
 
@@ -73,6 +74,7 @@ class Draft:
     overrides: dict[str, Any] = field(default_factory=dict)
     hogs: list[Phases] = field(default_factory=list)
     quota: tuple[Phases, float] | None = None
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.gaps)
@@ -120,7 +122,7 @@ class Draft:
             priority=np.ones(n, dtype=np.int8) if self.priority is None else self.priority,
             sessions=[None] * n if self.sessions is None else self.sessions,
             deadline_ms=np.full(n, np.nan),
-            features={"items": self.items},
+            features={"items": self.items} | ({"number": np.arange(n)} if self.numbered else {}),
             payloads=[
                 {"items": int(self.items[k]), "faults": [list(fault) for fault in self.faults.get(k, ())]}
                 for k in range(n)

@@ -33,7 +33,7 @@ STEPS = 32
 #: Own marks of a stamp and of a log line differ by the time that writing takes.
 _SLACK_NS = 2_000_000
 #: Kinds that keep the interpreter lock from start to end.
-_HOLDS_LOCK = ("gc", "collector")
+_HOLDS_LOCK = ("gc", "collector", "held_faults")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +182,15 @@ def _hold_others(
     start, end = (point - _start_ns(record) for point in (fault.start_ns, fault.end_ns))
     arrived = (rows["arrival_ns"] >= start) & (rows["arrival_ns"] < end) & record.measured
     extra.lag[cause] += np.where(arrived, np.minimum(rows["dispatch_ns"], end - rows["arrival_ns"]), 0)
-    if fault.where != "prepare":
-        begun = queue.handed + rows["prepare_wait_ns"][queue.rows]
-        held = _overlap(start, end, begun, begun + queue.prepare)
-        extra.prepare[cause, queue.rows] += np.where(queue.rows == row, 0, held)
-    if fault.where not in ("model", "finish"):
-        # The worker goes on until its operator ends and it needs the lock again.
-        held = _overlap(start, end, queue.compute_start, queue.compute_end)
-        extra.batch[cause] += np.maximum(held - queue.operator_ns, 0)
+    begun = queue.handed + rows["prepare_wait_ns"][queue.rows]
+    held = _overlap(start, end, begun, begun + queue.prepare)
+    own = (queue.rows == row) & (fault.where == "prepare")
+    extra.prepare[cause, queue.rows] += np.where(own, 0, held)
+    # A worker goes on until its operator ends and it needs the lock again.
+    held = np.maximum(_overlap(start, end, queue.compute_start, queue.compute_end) - queue.operator_ns, 0)
+    if fault.where in ("model", "finish"):
+        held[np.setdiff1d(queue.batch[queue.rows == row], [-1])] = 0
+    extra.batch[cause] += held
 
 
 def _overlap(start: int, end: int, first: Ints, last: Ints) -> Ints:

@@ -19,7 +19,7 @@ OVERHEAD_S = 5.5
 
 SINGLE: tuple[str, ...] = tuple(name for name, recipe in RECIPES.items() if recipe.cause not in ("", "unexplained"))
 UNLISTED: tuple[str, ...] = ("sleep_model", "lock_model")
-QUIET: tuple[str, ...] = ("quiet_low", "quiet_busy", "quiet_varied", "quiet_constant")
+QUIET: tuple[str, ...] = ("quiet_low", "quiet_busy", "quiet_varied", "quiet_constant", "quiet_threads")
 MIXES: tuple[tuple[str, ...], ...] = (
     ("sleep_prepare", "gc_model"),
     ("gc_prepare", "faults_model"),

@@ -130,7 +130,8 @@ def _compile(draft: Draft) -> None:
 
 def _growth(kind: str) -> Callable[[Draft], None]:
     def build(draft: Draft) -> None:
-        most_ms = (0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
+        # What holds the interpreter lock is in everybody's way, and costs more than it takes.
+        most_ms = (0.5 if kind == "scan" else 1.0) * (0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
         # Room for what comes: at the end a request takes that much longer.
         room = 1.0 + 0.6 * most_ms / draft.typical_ms
         draft.cut(round(len(draft) / room))
@@ -176,6 +177,35 @@ def _hogs(draft: Draft) -> None:
     draft.hogs += [phases] * ((level(draft) + 1) * len(cores()))
 
 
+def _threads(draft: Draft) -> None:
+    """Two prepare threads, two workers, batches, and a ``prepare`` whose own work is Python's."""
+    draft.overrides |= {"workers": 2, "prepare_threads": 2, "max_batch_size": 4, "batch_window_ms": 1.0}
+    draft.env["PYTHON_MS"] = f"{0.3 * draft.typical_ms:.3f}"
+
+
+def _bursts(draft: Draft) -> None:
+    """Two processes a core in short bursts: whoever holds the interpreter lock then may lose its core with it."""
+    from latfix.runners.selftest.faults.cpu_hogs import cores
+
+    on_s, period_s = ((0.03, 1.2), (0.045, 0.8), (0.06, 0.5))[level(draft)]
+    draft.hogs += [_phases(draft, on_s, period_s)] * (2 * len(cores()))
+    draft.env.setdefault("PYTHON_MS", f"{0.3 * draft.typical_ms:.3f}")
+
+
+def _with_threads(build: Callable[[Draft], None]) -> Callable[[Draft], None]:
+    def both(draft: Draft) -> None:
+        _threads(draft)
+        build(draft)
+
+    return both
+
+
+def _scan(draft: Draft) -> None:
+    """A list that grows with every request, which brings a running number."""
+    _growth("scan")(draft)
+    draft.numbered = True
+
+
 def _quota(draft: Draft) -> None:
     """A quota of processor time, in force for a part of the run."""
     draft.quota = (_phases(draft, 0.3, 1.8), (0.3, 0.2, 0.12)[level(draft)])
@@ -215,6 +245,21 @@ RECIPES: Mapping[str, Recipe] = {
     "work_model": _pause("host.slowdown", "model", "work"),
     "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, beside=_ARRIVALS),
     "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, beside=_ARRIVALS),
+    "bursts": Recipe(cause="host.contention", build=_bursts, logged=True, beside=_ARRIVALS),
+    "bursts_threads": Recipe(
+        cause="host.contention", build=_with_threads(_bursts), logged=True, beside=(*_ARRIVALS, *_BATCHING)
+    ),
+    "hogs_threads": Recipe(
+        cause="host.contention", build=_with_threads(_hogs), logged=True, beside=(*_ARRIVALS, *_BATCHING)
+    ),
+    "held_threads": Recipe(
+        cause="memory.page_faults",
+        build=_with_threads(_on_path("prepare", "held_faults")),
+        exact=True,
+        logged=True,
+        beside=(*_ARRIVALS, *_BATCHING),
+        obstacle=lambda: supported("held_faults"),
+    ),
     "quota": Recipe(cause="host.throttle", build=_quota, logged=True, obstacle=no_quota, beside=_ARRIVALS),
     "heavy_inputs": Recipe(cause="input.size", build=_heavy_inputs),
     "burst": Recipe(cause="traffic.burst", build=_burst, beside=_ARRIVALS),
@@ -232,6 +277,11 @@ RECIPES: Mapping[str, Recipe] = {
     "growth_sessions": Recipe(cause="drift.sessions", build=_growth("sessions"), logged=True, beside=_ARRIVALS),
     "growth_unknown": Recipe(cause="drift.unknown", build=_growth("unknown"), logged=True, beside=_ARRIVALS),
     "shift_unknown": Recipe(cause="drift.unknown", build=_growth("shift"), logged=True, beside=_ARRIVALS),
+    "growth_scan": Recipe(cause="drift.cache", build=_scan, logged=True, load=0.25, beside=_ARRIVALS),
+    "growth_threads": Recipe(
+        cause="drift.cache", build=_with_threads(_scan), logged=True, load=0.25, beside=(*_ARRIVALS, *_BATCHING)
+    ),
+    "quiet_threads": Recipe(cause="", build=_with_threads(_nothing), beside=_BATCHING),
     "sleep_model": _pause("unexplained", "model", "sleep"),
     "lock_model": _pause("unexplained", "model", "lock"),
     "quiet_low": Recipe(cause="", build=_nothing, load=0.2),

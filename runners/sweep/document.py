@@ -33,7 +33,7 @@ from latfix.results.sweep import (
     SweptSetting,
 )
 from latfix.runners.sweep.predictions import Predicted, predict, typical_errors
-from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
+from latfix.statistics.censored import Outcomes
 from latfix.traffic.transforms import MAX_REQUESTS
 
 #: A queue that was watched for fewer of its relaxation times tells little of a load that lasts: after an empty start
@@ -154,9 +154,13 @@ def _points(
     )
 
 
+def _statuses(points: Sequence[LoadPoint]) -> list[str]:
+    return list(dict.fromkeys(name for point in points for name in point.requests))
+
+
 def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predicted | None) -> SweepPoint:
     points = [one.point for one in ones]
-    served = np.concatenate([point.latency[np.isfinite(point.latency)] for point in points]) * 1e9
+    outcomes = Outcomes.joined([point.outcomes for point in points])
     waits = np.concatenate([point.wait for point in points])
     decision = cell.decision
     return SweepPoint(
@@ -164,9 +168,10 @@ def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predict
         load=cell.load,
         offered_rps=cell.offered,
         achieved_rps=cell.achieved,
-        requests={name: sum(point.requests[name] for point in points) for name in points[0].requests},
-        latency_ms=summarize_ms(served),
-        latency_ci95_ms=summary_intervals_ms(served, seed=0) if len(served) and predicted is not None else {},
+        requests={name: sum(point.requests.get(name, 0) for point in points) for name in _statuses(points)},
+        latency_ms=outcomes.summary_ms(),
+        latency_ms_ok=Outcomes.answers(outcomes.ok_ns).summary_ms(),
+        latency_ci95_ms=outcomes.intervals_ms(seed=0) if len(outcomes.ok_ns) and predicted is not None else {},
         objective=PointObjective(
             percentile_ms=_ms(cell.percentile.value),
             ci95_ms=(_ms(cell.percentile.lo), _ms(cell.percentile.hi)),

@@ -14,6 +14,8 @@ from latfix.gates.evaluate import GateResult, check_gates, evaluate, exit_code
 from latfix.gates.reference_level import FEWEST_RUNS, Past
 from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
+from latfix.stages import Status
+from latfix.statistics.censored import Outcomes
 from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 
@@ -439,3 +441,65 @@ def test_a_gate_on_the_history_needs_one() -> None:
     with pytest.raises(InputError, match="no history here"):
         evaluate(gate, _subject())
     check_gates([gate], baseline=False, accuracy=False, causes=False, history=True)
+
+
+def _lossy(*, lost: int = 76, total: int = 600, **changes: Any) -> GateSubject:
+    """A run whose timeouts cut off its slowest requests at 12 ms."""
+    statuses = np.where(np.arange(total) % (total // lost) == 0, int(Status.TIMEOUT), int(Status.OK))
+    waited = np.where(statuses == Status.OK, np.linspace(8e6, 10e6, total), 12e6)
+    outcomes = Outcomes.of(waited, statuses)
+    ok = int(outcomes.answered.sum())
+    return _subject(
+        latency_ms=outcomes.summary_ms(),
+        latency_ci95_ms=outcomes.intervals_ms(seed=0),
+        requests={"ok": ok, "error": 0, "timeout": total - ok, "shed": 0},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gate", "passed"),
+    [
+        ("p99<15ms", False),  # of those that ended ok it is below 10 ms
+        ("p99<11ms", False),
+        ("p99>11ms", True),
+        ("p99>15ms", None),
+        ("max<1s", False),
+        ("p50<15ms", True),
+        ("mean<15ms", True),
+    ],
+)
+def test_a_percentile_that_is_lost_fails_its_limit(gate: str, passed: bool | None) -> None:
+    result = evaluate(parse_gate(gate), _lossy())
+    assert result.passed is passed
+    if passed is False:
+        assert "timeout" in result.reason and "> 12" in result.reason
+        assert result.to_json()["value"] is None and result.to_json()["value_at_least"] == pytest.approx(12.0)
+
+
+def test_losing_is_no_way_past_a_baseline() -> None:
+    gate = parse_gate("p99<=baseline*1.05")
+    assert evaluate(gate, _lossy(), _subject()).passed is False
+    assert evaluate(gate, _lossy(), _lossy()).passed is None
+    assert evaluate(gate, _subject(), _lossy()).passed is None  # 100 ms may be less than what the baseline lost
+    faster = dict.fromkeys(LATENCY_KEYS, 2.0), dict.fromkeys(LATENCY_KEYS, (1.9, 2.1))
+    assert evaluate(gate, _subject(latency_ms=faster[0], latency_ci95_ms=faster[1]), _lossy()).passed is True
+
+
+@pytest.mark.parametrize("gate", ["p99<200ms", "error_rate<5%", "throughput>10", "mean<=baseline*3"])
+def test_a_partial_run_passes_no_gate(gate: str) -> None:
+    whole, part = _subject(), _subject(partial=True)
+    assert evaluate(parse_gate(gate), whole, whole).passed is True
+    result = evaluate(parse_gate(gate), part, whole)
+    assert result.passed is None and "partial" in result.reason
+    if "baseline" in gate:
+        assert evaluate(parse_gate(gate), whole, part).passed is None
+
+
+def test_a_hung_run_fails_what_its_requests_surely_exceeded() -> None:
+    waited, statuses = [5e6] * 390 + [60e9] * 10, [Status.OK] * 390 + [Status.UNFINISHED] * 10
+    outcomes = Outcomes.of(waited, statuses)
+    requests = {"ok": 390, "error": 0, "timeout": 0, "shed": 0, "unfinished": 10}
+    hung = _subject(latency_ms=outcomes.summary_ms(), latency_ci95_ms={}, requests=requests, partial=True)
+    assert evaluate(parse_gate("p99<15ms"), hung).passed is False
+    assert evaluate(parse_gate("p99<70s"), hung).passed is None

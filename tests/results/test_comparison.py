@@ -96,6 +96,26 @@ def test_one_round_with_a_small_difference_says_what_it_cannot_tell() -> None:
     assert live.verdict == "better"
 
 
+def test_fewer_losses_are_better_and_a_mean_of_fewer_is_not() -> None:
+    slow = _latencies(1)
+    lost = np.where(slow > np.quantile(slow, 0.9), int(Status.TIMEOUT), int(Status.OK))
+    mended = compare_records(_record(slow, status=lost), _record(_latencies(2)))
+    assert mended.verdict == "better" and mended.ratio["p99"].lost
+    few = np.where(slow > np.quantile(slow, 0.995), int(Status.SHED), int(Status.OK))
+    mean = compare_rounds([_record(slow)], [_record(_latencies(2, 0.4), status=few)], judged="mean")
+    assert mean.ratio["mean"].decision is not None and mean.ratio["mean"].decision[1] < 1
+    assert mean.verdict == "undecided"
+
+
+def test_a_part_of_the_traffic_decides_nothing() -> None:
+    part = _record(_latencies(2, 0.4), keep=slice(0, 400), partial=True)
+    for arms in ((_record(_latencies(1)), part), (part, _record(_latencies(1, 0.1)))):
+        found = compare_records(*arms)
+        assert found.ratio["mean"].hi < 1 and found.verdict == "undecided"
+        assert any("did not reach its end" in note for note in found.notes)
+    assert compare_records(_record(_latencies(1, 0.1)), part).verdict == "worse"
+
+
 def test_the_same_shift_is_decided_where_rounds_show_it() -> None:
     base, new = (
         [_record(_latencies(seed + k, scale), **MEDIAN) for k in range(6)] for seed, scale in ((1, 1.0), (101, 0.88))
@@ -122,14 +142,19 @@ def test_survivors_cannot_be_better() -> None:
     slow = _latencies(1)
     shed = np.where(slow > np.quantile(slow, 0.9), int(Status.SHED), int(Status.OK))
     comparison = compare_records(_record(slow), _record(slow, status=shed))
-    assert comparison.ratio["p99"].hi < 1  # the survivors are faster
-    assert comparison.verdict == "undecided"
+    before, after = comparison.before.latency_ms["p99"], comparison.after.latency_ms_ok["p99"]
+    assert after < before  # the survivors are faster
+    assert comparison.verdict == "worse" and comparison.to_json()["ratio"]["p99"]["value"] is None
+    document = comparison.to_json()["after"]
+    assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
     assert comparison.after.requests["shed"] == 60
     assert (comparison.only_before_ok, comparison.only_after_ok) == (60, 0)
-    assert any("survivors" in note for note in comparison.notes)
+    assert any("what was lost made room" in note for note in comparison.notes)
     assert any("60 requests ended ok in the base only, 0 in the new" in note for note in comparison.notes)
     lost = np.where(np.arange(N) < 3, int(Status.ERROR), int(Status.OK))
-    few = compare_records(_record(slow), _record(_latencies(2, 0.3), status=lost))
+    arms = _record(slow), _record(_latencies(2, 0.3), status=lost)
+    assert compare_records(*arms).verdict == "undecided"  # one block more like that of the three, and p99 is lost
+    few = compare_rounds([arms[0]], [arms[1]], judged="p95")
     assert few.verdict == "better" and any("3 requests ended ok in the base only" in note for note in few.notes)
 
 

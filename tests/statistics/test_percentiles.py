@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms, summary_intervals_ms
 from latfix.statistics.percentiles import (
     GRID,
     beyond_summary,
-    latencies_of,
     percentile_figures,
     percentile_grid,
     percentile_key,
@@ -40,7 +42,7 @@ def test_keys_are_those_of_the_summary() -> None:
 def test_values_and_intervals_are_the_summary_s_where_both_have_them(n: int) -> None:
     latencies = np.random.default_rng(n).lognormal(16, 0.8, n)
     wanted = tuple(100 * q for q in QUANTILES.values())
-    values, intervals = percentile_figures(latencies, wanted)
+    values, intervals = percentile_figures(Outcomes.answers(latencies), wanted)
     summary, known = summarize_ms(latencies), summary_intervals_ms(latencies, seed=0)
     for key in QUANTILES:
         assert values[key] == pytest.approx(summary[key])
@@ -53,29 +55,19 @@ def test_intervals_of_low_percentiles_hold_the_truth() -> None:
     held = 0
     for seed in range(200):
         sample = np.random.default_rng(seed).exponential(1e7, 400)
-        low, high = percentile_figures(sample, [20.0])[1]["p20"]
+        low, high = percentile_figures(Outcomes.answers(sample), [20.0])[1]["p20"]
         held += low <= -10 * np.log(0.8) <= high
     assert held >= 180
 
 
 def test_nothing_has_no_percentiles() -> None:
-    assert percentile_figures([], [97.0]) == ({"p97": 0.0}, {"p97": (0.0, 0.0)})
-    assert percentile_grid([]) == {}
+    assert math.isnan(percentile_figures(Outcomes.answers([]), [97.0])[0]["p97"])
+    assert percentile_grid(Outcomes.answers([])) == {}
 
 
 def test_the_grid_holds_what_gates_mostly_ask() -> None:
-    grid = percentile_grid(np.arange(1, 100_001) * 1e6)
+    grid = percentile_grid(Outcomes.answers(np.arange(1, 100_001) * 1e6))
     assert len(grid) == len(GRID)
     assert {"p1", "p50", "p90_5", "p97", "p99", "p99_5", "p99_9", "p99_99"} <= set(grid)
     assert grid["p97"] == pytest.approx(97_000, rel=1e-4)
     assert list(grid.values()) == sorted(grid.values())
-
-
-def test_a_record_in_pieces_has_the_same_latencies() -> None:
-    class Pieces:
-        def scan(self, names: object) -> object:
-            assert set(names) == {"latency_ns", "warmup", "status"}  # type: ignore[call-overload]
-            yield {"latency_ns": np.array([1, 2]), "warmup": np.array([1, 0]), "status": np.array([0, 0])}
-            yield {"latency_ns": np.array([3, 4]), "warmup": np.array([0, 0]), "status": np.array([1, 0])}
-
-    assert latencies_of(Pieces()).tolist() == [2, 4]  # type: ignore[arg-type]

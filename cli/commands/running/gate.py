@@ -202,11 +202,11 @@ def _rounds(
 
 
 def _median_ms(found: Round) -> str:
-    from latfix.statistics.latency_summary import summarize_ms
-    from latfix.statistics.percentiles import latencies_of
+    from latfix.formatting import milliseconds, significant
+    from latfix.statistics.censored import outcomes_of
 
-    before, after = (summarize_ms(latencies_of(record))["p50"] for record in (found.base, found.new))
-    return f"p50 {before:.3g} -> {after:.3g} ms"
+    before, after = (outcomes_of(record).summary_ms()["p50"] for record in (found.base, found.new))
+    return f"p50 {significant(before)} -> {milliseconds(after)}"
 
 
 def _conclude(

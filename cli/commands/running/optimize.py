@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,6 +76,7 @@ def optimize(
 
     Replays recorded traffic with fixes applied, keeps what is decisively better, and writes a plan and a report.
     """
+    started = time.monotonic()
     from latfix.cli.shared.diagnose_flow import Gates
     from latfix.cli.shared.optimize_flow import optimize_into
     from latfix.config.workload_toml import check_runs, load_spec
@@ -100,6 +102,7 @@ def optimize(
         exclude=_fix_ids("--no-fix", no_fix),
         seed=options.check_seed(seed),
         goal=check_objective(objective),
+        started=started,
     )
     parsed = tuple(parse_gate(text) for text in gate or ())
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))

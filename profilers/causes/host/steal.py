@@ -21,6 +21,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         still = stalls.covered(unit.start, unit.end)
         held_up = np.minimum(still, np.maximum(left.blocked(name) - evidence.usually_blocked(name), 0))
+        held_up = np.maximum(held_up, np.minimum(evidence.stood_still(name), left.blocked(name)))
         # A stopped core's clock of the thread that was on it goes on.
         on_core = np.maximum(_counted(evidence, name), still - held_up)
         units[name] = Parts(cpu=np.minimum(on_core, left.cpu_excess(name)), blocked=held_up)
@@ -34,16 +35,22 @@ def _stalls(evidence: Evidence) -> Intervals:
 
 
 def _counted(evidence: Evidence, name: str) -> Ints:
-    """Each unit's share of the growth of the kernel's counter of stolen time."""
+    """What was stolen of each unit's time on a core.
+
+    The kernel's counter is the sum over all cores, and grows only where something wants to run: of the time that all
+    cores together were wanted for, stolen time included, each unit lost as much as everybody did.
+    """
     unit = evidence.units[name]
     times, values = evidence.series("host.steal_ns")
+    when, wanted = evidence.series("host.cpu_busy_ns")
     if len(times) < 2 or name in ("dispatch", "lag"):
         return np.zeros(len(unit.start), np.int64)
     before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
     after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
     grown = np.where(values[after] - values[before] >= _TICK_NS, values[after] - values[before], 0)
-    share = (unit.end - unit.start) / np.maximum(times[after] - times[before], 1)
-    return np.asarray(np.rint(grown * np.minimum(share, 1.0)), dtype=np.int64)
+    busy = np.interp(times, when, wanted) if len(when) else times.astype(np.float64)
+    share = np.clip(grown / np.maximum(busy[after] - busy[before], 1.0), 0.0, 1.0)
+    return np.asarray(np.rint(share * unit.cpu), dtype=np.int64)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

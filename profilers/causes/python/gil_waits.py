@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from latfix.profilers.causes.cause import Left
-from latfix.profilers.evidence.units import BATCH_UNITS, Evidence
+from latfix.profilers.evidence.intervals import Timeline
+from latfix.profilers.evidence.units import BATCH_UNITS, Evidence, places
 from latfix.profilers.evidence.work_model import Floats, Ints
-from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, USUAL_NS, WAIT_SERIES
+from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, SLACK, USUAL_NS, WAIT_SERIES
 
 #: Where the CPU time of the process stands, by unit.
 PROCESS_CPU = {
@@ -23,8 +24,6 @@ PROCESS_CPU = {
     "compute": "process_cpu_ns",
 }
 _DEFAULT_INTERVAL_NS = 5_000_000.0
-#: Each voluntary switch of a thread that waits for the lock lasts for the switch interval and a wake-up at most.
-_SLACK = 1.5
 #: A unit's waits are judged by the probe's readings within it and this far around it.
 _AROUND_NS = int(PERIOD_S * 1e9)
 #: Threads of latfix itself that run no code of the service.
@@ -58,7 +57,7 @@ def one_wakeup_ns(evidence: Evidence, start: Ints, end: Ints) -> Ints:
         return np.zeros(len(start), np.int64)
     interval = _interval_ns(evidence)
     longest = _Probe(times, waits, interval).longest(start, end)
-    return np.rint(np.where(longest > 0, np.maximum(longest, _SLACK * interval), 0.0)).astype(np.int64)
+    return np.rint(np.where(longest > 0, np.maximum(longest, SLACK * interval), 0.0)).astype(np.int64)
 
 
 def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
@@ -72,6 +71,31 @@ def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
             yield name, series
 
 
+def other_threads_ns(evidence: Evidence, name: str) -> Ints:
+    """Of each unit, the CPU time of the process's other Python threads meanwhile; zero where no account is kept.
+
+    Beside a pool of threads for operators, which hold no lock, by the samples around the unit.
+    """
+    unit = evidence.units[name]
+    if name not in PROCESS_CPU:
+        return np.zeros(len(unit.start), np.int64)
+    others = _others(evidence, name)
+    if not evidence.setup.pooled:
+        return others
+    sampled = np.zeros(len(unit.start))
+    for _, series in service_threads(evidence, "cpu_ns"):
+        times, values = evidence.series(series)
+        if len(times) > 1:
+            sampled += np.interp(unit.end, times, values) - np.interp(unit.start, times, values)
+    return np.minimum(others, np.rint(sampled).astype(np.int64))
+
+
+def _others(evidence: Evidence, name: str) -> Ints:
+    """CPU time of the process beside the unit's own."""
+    source = evidence.batches if name in BATCH_UNITS else evidence.rows
+    return np.asarray(np.maximum(source[PROCESS_CPU[name]] - source[f"{name}_cpu_ns"], 0), dtype=np.int64)
+
+
 def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
     """What each unit can have waited for the lock, and the CPU time of the process's other threads meanwhile."""
     unit = evidence.units[name]
@@ -79,11 +103,14 @@ def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
         return np.zeros(len(unit.start), np.int64), np.zeros(len(unit.start), np.int64)
-    probe = _Probe(times, waits, _interval_ns(evidence))
+    interval = _interval_ns(evidence)
+    probe = _Probe(times, waits, interval)
+    # Where the probe waited for that long within the unit, the lock was held all the while: each switch lasted then.
+    kept = probe.longest(unit.start, unit.end, around_ns=0) >= interval
+    a_switch = np.maximum(probe.a_switch(unit.start, unit.end), np.where(kept, SLACK * interval, 0.0))
     # One more than were counted: the stamps lie a little outside of the counters' readings.
-    switched = np.rint((source[f"{name}_vcsw"] + 1) * probe.a_switch(unit.start, unit.end)).astype(np.int64)
-    others = np.maximum(source[PROCESS_CPU[name]] - source[f"{name}_cpu_ns"], 0)
-    return np.minimum(switched, _held_up(evidence, left, name)), others
+    switched = np.rint((source[f"{name}_vcsw"] + 1) * a_switch).astype(np.int64)
+    return np.minimum(switched, _held_up(evidence, left, name)), _others(evidence, name)
 
 
 def _held_up(evidence: Evidence, left: Left, name: str) -> Ints:
@@ -94,16 +121,36 @@ def _held_up(evidence: Evidence, left: Left, name: str) -> Ints:
 
 
 def _delayed(evidence: Evidence, name: str) -> Ints:
-    """Growth of the service's threads' run-queue delays between the samples around each unit."""
+    """For how long other threads of the service lacked a core meanwhile, at most.
+
+    By their own units, and by the growth of their run-queue delays between the samples around each unit.
+    """
     unit = evidence.units[name]
     total = np.zeros(len(unit.start))
+    mine = places(name, unit.thread)
+    by_units = np.zeros(len(unit.start))
+    for place, timeline in _run_queue_delays(evidence).items():
+        by_units += np.where(mine == place, 0.0, timeline.between(unit.start, unit.end)[0])
     for _, series in service_threads(evidence, "runq_ns"):
         times, values = evidence.series(series)
         if len(times) > 1:
             before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
             after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
             total += np.maximum(values[after] - values[before], 0)
-    return np.rint(total).astype(np.int64)
+    return np.rint(np.maximum(total, by_units)).astype(np.int64)
+
+
+def _run_queue_delays(evidence: Evidence) -> dict[int, Timeline]:
+    """By thread, its units' run-queue delays."""
+    kinds = {name: evidence.units[name] for name in PROCESS_CPU}
+    where = {name: places(name, unit.thread) for name, unit in kinds.items()}
+    found = {}
+    for place in np.unique(np.concatenate(list(where.values()))).tolist():
+        chosen = [(unit, np.flatnonzero((unit.runq > 0) & (where[name] == place))) for name, unit in kinds.items()]
+        start = np.concatenate([unit.start[rows] for unit, rows in chosen])
+        end = np.concatenate([unit.end[rows] for unit, rows in chosen])
+        found[place] = Timeline.of(start, end, np.concatenate([unit.runq[rows] for unit, rows in chosen])[None, :])
+    return found
 
 
 class _Probe:
@@ -115,11 +162,11 @@ class _Probe:
         # A reading says what happened until the thread ran: it belongs to every unit that overlaps with its wait.
         self._ends = np.maximum.accumulate(self._times + waits[order].astype(np.int64))
         self._beyond = np.where(waits[order] > USUAL_NS, waits[order], 0.0)
-        self._switches = np.concatenate([[0.0], np.cumsum(np.minimum(self._beyond, _SLACK * interval_ns))])
+        self._switches = np.concatenate([[0.0], np.cumsum(np.minimum(self._beyond, SLACK * interval_ns))])
 
-    def longest(self, start: Ints, end: Ints) -> Floats:
-        """The longest wait of one wake-up."""
-        first, last = self._around(start, end)
+    def longest(self, start: Ints, end: Ints, around_ns: int = _AROUND_NS) -> Floats:
+        """The longest wait of one wake-up, of those that overlap with the interval and this much around it."""
+        first, last = self._around(start, end, around_ns)
         last = np.maximum(last, first)
         padded = np.append(self._beyond, 0.0)
         bounds = np.column_stack([np.minimum(first, len(padded) - 1), np.minimum(last, len(padded) - 1)]).ravel()
@@ -131,9 +178,9 @@ class _Probe:
         """Mean length of one voluntary switch that is a wait for the lock."""
         return self._mean(self._switches, start, end)
 
-    def _around(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        first = np.searchsorted(self._ends, start - _AROUND_NS, side="left")
-        last = np.searchsorted(self._times, end + _AROUND_NS, side="right")
+    def _around(self, start: Ints, end: Ints, around_ns: int = _AROUND_NS) -> tuple[Ints, Ints]:
+        first = np.searchsorted(self._ends, start - around_ns, side="left")
+        last = np.searchsorted(self._times, end + around_ns, side="right")
         return first.astype(np.int64), last.astype(np.int64)
 
     def _mean(self, total: Floats, start: Ints, end: Ints) -> Floats:

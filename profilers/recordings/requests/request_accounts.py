@@ -10,7 +10,7 @@ replay by steps of :mod:`latfix.profilers.attribution.wait_attribution` is too s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -20,8 +20,9 @@ import numpy as np
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
-from latfix.profilers.evidence.expected_work import telling_features
-from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
+from latfix.profilers.evidence.telling_features import telling_features
+from latfix.profilers.evidence.work_model import WorkModel, error_out_of_fold, fit_work_model
+from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.queue_inference import (
     Queue,
@@ -35,7 +36,6 @@ from latfix.profilers.recordings.requests.queue_inference import (
 from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints, RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.statistics.change_points import rising_level
-from latfix.statistics.level_shift import raised_stretch
 
 #: Requests that models are learned from; routes that are told apart.
 _LEARNED, _ROUTES = 100_000, 24
@@ -129,17 +129,23 @@ def _columns(table: RequestTable) -> _Columns:
     latency = table.latency_ns[rows]
     base = latency - sum(parts.values()) if parts else latency.copy()
     return _Columns(
-        arrival=table.arrival_ns[rows], latency=latency, parts=parts, design_of=_design(table, rows), base=base
+        arrival=table.arrival_ns[rows], latency=latency, parts=parts, design_of=_design(table, rows, base), base=base
     )
 
 
-def _design(table: RequestTable, rows: Any) -> Any:
+def _design(table: RequestTable, rows: Any, base: Ints) -> Any:
     """A function from a stretch of the ok requests to the columns that tell how much work they are."""
     features = {name: column[rows] for name, column in table.features.items()}
     n = len(table.arrival_ns[rows])
     step = max(n // _LEARNED, 1)
     sample = {name: column[::step] for name, column in features.items()}
-    names = telling_features(sample, np.arange(-(-n // step))) if n else ()
+    taken = base[::step].astype(np.float64)
+
+    def error(chosen: Sequence[Floats]) -> float:
+        usable = np.ones(len(taken), dtype=bool)
+        return error_out_of_fold(np.column_stack([np.ones(len(taken)), *chosen]), taken, usable)
+
+    names = telling_features(sample, np.arange(-(-n // step)), [taken], error) if n else ()
     route = None if table.route is None else table.route[rows]
     common = np.argsort(-np.bincount(route[::step]))[:_ROUTES] if route is not None and n else np.zeros(0, np.int64)
 

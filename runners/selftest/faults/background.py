@@ -63,6 +63,28 @@ def spin(until_ns: int) -> None:
             k += 1
 
 
+class PythonWork:
+    """As much bytecode every time as took ``ms`` when it was made; it holds the interpreter lock but for switches."""
+
+    _STEPS = 20_000
+
+    def __init__(self, ms: float) -> None:
+        best = min(self._timed(self._STEPS) for _ in range(7))
+        self._steps = round(self._STEPS * ms * 1e6 / best)
+
+    def __call__(self) -> None:
+        """Work."""
+        for _ in range(self._steps):
+            pass
+
+    @staticmethod
+    def _timed(steps: int) -> int:
+        start = time.thread_time_ns()
+        for _ in range(steps):
+            pass
+        return max(time.thread_time_ns() - start, 1)
+
+
 class Beside:
     """A thread that does something in phases and logs each, until it is stopped.
 

@@ -10,20 +10,25 @@ from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
 from latfix.runners.selftest.faults.injectors import ExtraWork
 
 #: Kinds of growth, each the last part of a cause's id.
-GROWTHS: tuple[str, ...] = ("memory", "cache", "sessions", "unknown", "shift")
+GROWTHS: tuple[str, ...] = ("memory", "cache", "sessions", "unknown", "shift", "scan")
 #: Numbers in an entry of the cache.
 _ENTRY = 64
+#: Growths that are called something else in the catalogue.
+_NAMES = {"shift": "unknown", "scan": "cache"}
+#: Entries walked through by which a step's price is measured.
+_STEPS = 20_000
 
 
 class Growth:
     """Slows a request down the more the older the service is.
 
-    :param kind: one of :data:`GROWTHS`; ``shift`` is a level shift of no visible origin.
+    :param kind: one of :data:`GROWTHS`; ``shift`` is a level shift of no visible origin, ``scan`` a list that Python
+        walks through.
     :param most_ms: what the last of ``requests`` pays more than the first.
     """
 
     def __init__(self, kind: str, most_ms: float, requests: int) -> None:
-        self.cause = f"drift.{'unknown' if kind == 'shift' else kind}"
+        self.cause = f"drift.{_NAMES.get(kind, kind)}"
         self._most_ms, self._requests = most_ms, max(requests, 1)
         self._work = ExtraWork()
         self._seen: set[str] = set()
@@ -33,9 +38,14 @@ class Growth:
         self._kind = kind
         self._blocks: list[Any] = []
         self._block = _block_for(most_ms / self._requests) if kind == "memory" else 0
+        self._entries: list[tuple[int, str]] = []
+        self._added = _entries_for(most_ms / self._requests) if kind == "scan" else 0
 
     def __call__(self, session: str) -> Done:
         """One request's share."""
+        if self._kind == "scan":  # no lock but the interpreter's
+            self._served += 1
+            return self._scan(session)
         with self._lock:
             self._served += 1
             if self._kind == "memory":
@@ -53,6 +63,13 @@ class Growth:
         share = self._served / self._requests
         return float(share > 0.5) if self._kind == "shift" else share
 
+    def _scan(self, session: str) -> Done:
+        """Some more entries are kept, and one is looked for among all of them, in Python."""
+        watch = Stopwatch()
+        self._entries += [(self._served, f"{session}/{k}") for k in range(self._added)]
+        _found(self._entries, -1)
+        return watch.stop()
+
     def _read_all(self) -> Done:
         """One more buffer is kept, and all of them are read."""
         import numpy as np
@@ -62,6 +79,25 @@ class Growth:
         for block in self._blocks:
             block.sum()
         return watch.stop()
+
+
+def _found(entries: list[tuple[int, str]], wanted: int) -> int:
+    """How many entries are of that number."""
+    found = 0
+    for number, _ in entries:
+        if number == wanted:
+            found += 1
+    return found
+
+
+def _entries_for(ms: float) -> int:
+    """How many entries are walked through in ``ms``."""
+    entries, times = [(k, "") for k in range(_STEPS)], []
+    for _ in range(7):
+        start = time.thread_time_ns()
+        _found(entries, -1)
+        times.append(time.thread_time_ns() - start)
+    return max(1, round(ms * 1e6 / min(times) * _STEPS))
 
 
 def _block_for(ms: float) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
-from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults
+from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults, touch, touch_held
 from latfix.spans import span
 
 Inject = Callable[[float], Done]
@@ -128,11 +128,12 @@ class HeldLock:
 
 
 #: Kinds of faults that traffic can plan, and whose they are where they strike in ``model``.
-KINDS: tuple[str, ...] = ("none", "sleep", "span", "gc", "faults", "work", "trim", "fragment", "lock")
+KINDS: tuple[str, ...] = ("none", "sleep", "span", "gc", "faults", "work", "trim", "fragment", "lock", "held_faults")
 _CAUSES = {
     "span": "external.dependency",
     "gc": "python.gc",
     "faults": "memory.page_faults",
+    "held_faults": "memory.page_faults",
     "work": "host.slowdown",
     "trim": "memory.allocator",
     "fragment": "memory.fragmentation",
@@ -165,8 +166,8 @@ class Injectors:
 
 
 def _make(kind: str, most_ms: float) -> Inject:
-    if kind == "faults":
-        faults = PageFaults()
+    if kind in ("faults", "held_faults"):
+        faults = PageFaults(touch_held if kind == "held_faults" else touch)
         faults.reserve(most_ms)
         return faults
     if kind == "gc":
@@ -189,6 +190,6 @@ def supported(kind: str) -> str:
             Heap()
         except (OSError, TypeError) as error:
             return str(error)
-    if kind == "faults" and sys.platform != "linux":
+    if kind in ("faults", "held_faults") and sys.platform != "linux":
         return "madvise(MADV_DONTNEED) empties a mapping on Linux only"
     return ""

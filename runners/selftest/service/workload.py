@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from latfix import Request, Workload
-from latfix.runners.selftest.faults.background import Phases, start_collector, start_spinner
+from latfix.runners.selftest.faults.background import Phases, PythonWork, start_collector, start_spinner
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
 from latfix.runners.selftest.faults.growth import Growth
 from latfix.runners.selftest.faults.injectors import KINDS, ExtraWork, Injectors
@@ -43,6 +43,7 @@ class Options:
     :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.faults.growth.Growth`.
     :param lazy_ms: work at the first use of each input length.
     :param compiled: compile the model, anew for each shape.
+    :param python_ms: bytecode in ``prepare``, which holds the interpreter lock.
     :param trim_bytes: free memory at the heap's top from which the C library gives it back.
     """
 
@@ -54,6 +55,7 @@ class Options:
     growth: str = ""
     lazy_ms: float = 0.0
     compiled: int = 0
+    python_ms: float = 0.0
     trim_bytes: int = 1 << 30
 
     @classmethod
@@ -98,9 +100,7 @@ class Served(torch.nn.Module):
         self._work = ExtraWork()
         self._shapes: set[tuple[int, ...]] = set()
         self._per_row_ns = float("inf")
-        kind, _, rest = options.growth.partition("/")
-        most, _, count = rest.partition("/")
-        self._growth = Growth(kind, float(most), int(count)) if kind else None
+        self._growth = _growth(options, scanned=False)
 
     def forward(self, items: torch.Tensor, faults: torch.Tensor, sender: torch.Tensor) -> torch.Tensor:
         """Inputs ``(batch, items, width)``, faults ``(batch, MOST_FAULTS, 2)`` and senders ``(batch, 2)``."""
@@ -135,6 +135,13 @@ class Served(torch.nn.Module):
         self._log.note(cause, kind, done, where="model", request=request)
 
 
+def _growth(options: Options, *, scanned: bool) -> Growth | None:
+    """What grows with age: in ``prepare`` where Python scans it, else in the model."""
+    kind, _, rest = options.growth.partition("/")
+    most, _, count = rest.partition("/")
+    return Growth(kind, float(most), int(count)) if kind and (kind == "scan") == scanned else None
+
+
 def _no_recompile_limit() -> None:
     """Let every new shape be compiled. The framework keeps this setting by thread, so the worker's own sets it."""
     import torch._dynamo
@@ -159,7 +166,9 @@ class Service(Workload):
         # One heap that keeps what it has: an allocator at rest is the background that faults stand out from.
         with contextlib.suppress(OSError):
             Heap().one_arena(trim_bytes=options.trim_bytes)
-        log = FaultLog.from_environment()
+        self._log = log = FaultLog.from_environment()
+        self._work = PythonWork(options.python_ms) if options.python_ms else None
+        self._growth = _growth(options, scanned=True)
         pairs = [pair.split("=") for pair in options.kinds.split(",") if pair]
         self._injectors = Injectors({kind: float(ms) for kind, ms in pairs}, log)
         generator = np.random.default_rng(0)
@@ -178,6 +187,11 @@ class Service(Workload):
         for where, kind, ms in planned:
             if where == "prepare":
                 self._injectors.strike(where, kind, ms, request.id)
+        if self._work is not None:
+            self._work()
+        if self._growth is not None:
+            grown = self._growth(str(request.session))
+            self._log.note(self._growth.cause, "growth", grown, where="prepare", request=request.id)
         weights = np.tanh(np.sin(self._phase))
         rows = (np.arange(int(request.payload["items"])) * 7 + number) % len(self._table)
         items = torch.from_numpy(self._table[rows] * (1.0 + 1e-3 * weights[0]))

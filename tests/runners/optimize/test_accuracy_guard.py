@@ -67,6 +67,17 @@ def test_layers_that_accuracy_hangs_on_are_found_once_the_whole_was_refused(
     assert world.asked.count(("sensitivity", "sensitivity")) == 1
 
 
+def test_layers_are_not_looked_for_before_there_is_something_to_prove(
+    search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
+) -> None:
+    """The next best way is replayed at once; what takes the refused one's place, and is better, after it."""
+    (part, whole), _ = int8
+    outcome = search(part, whole, world.fix("NEXT", 0.8))
+    assert world.statuses(outcome) == {whole.id: "rejected", part.id: "kept", "a.NEXT": "kept"}
+    looked = world.asked.index(("sensitivity", "sensitivity"))
+    assert ("a.NEXT", "evidence") in world.asked[:looked], "replayed before"
+
+
 def test_layers_that_were_found_are_known_to_a_search_that_is_resumed(
     search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
 ) -> None:

@@ -109,7 +109,10 @@ def test_pauses_are_rare_apart_and_as_long_as_planned(name: str) -> None:
 def test_quiet_cases_carry_nothing() -> None:
     for name in matrix.QUIET:
         draft = draft_case(make_case((name,), "large", 1, 6.0), TYPICAL_MS)
-        assert not (draft.faults or draft.hogs or draft.quota or draft.env or draft.overrides)
+        assert not (draft.faults or draft.hogs or draft.quota)
+        assert (
+            not (draft.env or draft.overrides) or name == "quiet_threads"
+        )  # which contends for the lock as it serves
 
 
 def test_mixed_causes_differ_in_intensity_and_strike_different_requests() -> None:

@@ -1,0 +1,126 @@
+"""Blame through the interpreter lock: what whoever held it was doing while a unit waited for it.
+
+A thread that waits for the lock has no fault of its own, as a request in a queue has none: the milliseconds belong
+to what kept the holder. While a unit waited, the other threads' units say who can have held the lock: a unit that was
+on a core, or was runnable and had none, held it for as long as its kind does; one that was itself blocked did not. Of
+the wait each of them owns as much as it held, and of that each of its causes what it took of the unit. The holder's
+ordinary work keeps its part under ``python.gil``, and so does what no unit can have held: another thread of the
+process, or nobody that is known (the closure error).
+
+How much of its time a kind of unit holds the lock for, operators that let go of it aside, the probe says: how often
+a thread that woke while such a unit alone was under way had to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, other_threads_ns
+from latfix.profilers.evidence.intervals import Timeline
+from latfix.profilers.evidence.units import Evidence, Unit, places
+from latfix.profilers.evidence.work_model import Bools, Ints
+from latfix.profilers.probes.gil_probe import USUAL_NS, WAIT_SERIES
+
+#: Units in which a thread runs code of the service.
+HOLDERS: tuple[str, ...] = tuple(PROCESS_CPU)
+#: Causes whose blocked time is the holder's own: it had not let go of the lock to wait.
+HOLDS_BLOCKED = ("memory.page_faults", "host.throttle", "host.steal")
+#: Readings of the probe that are taken to have met a held lock, and all, before any was made.
+_PRIOR = (1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockBlame:
+    """Waits of one kind of unit for the lock, divided. All nanoseconds.
+
+    :param owned: ``(K, rows)`` by cause of whoever held it, never negative; the rest is ``python.gil``.
+    :param unknown: ``(rows,)`` of the rest, what nobody can have held that is known.
+    """
+
+    owned: Ints
+    unknown: Ints
+
+
+class LockHolders:
+    """Who can have held the lock when, thread by thread.
+
+    :param held: by unit, ``(K, rows)`` nanoseconds of each cause beyond the usual, of the time in which the unit's
+        thread was not blocked.
+    :param paused: by unit, ``(rows,)`` of that time, what others' waits were charged with by its own intervals.
+    """
+
+    def __init__(self, evidence: Evidence, held: Mapping[str, Ints], paused: Mapping[str, Ints]) -> None:
+        self._evidence = evidence
+        self._causes = len(next(iter(held.values())))
+        self._named = np.flatnonzero(sum(entries.any(axis=1) for entries in held.values()))
+        shares = {name: self._holding(name) for name in HOLDERS}
+        self._threads = {
+            place: self._timeline(place, held, paused, shares)
+            for place in np.unique(np.concatenate([places(name, evidence.units[name].thread) for name in HOLDERS]))
+        }
+
+    def blame(self, name: str, unit: Unit, waited: Ints) -> LockBlame:
+        """Divide what units of one kind waited for the lock.
+
+        :param waited: ``(rows,)`` beyond the usual.
+        """
+        owned = np.zeros((self._causes, len(waited)), np.int64)
+        rows = np.flatnonzero(waited > 0)
+        if not len(rows):
+            return LockBlame(owned=owned, unknown=np.zeros(len(waited), np.int64))
+        start, end = unit.start[rows], unit.end[rows]
+        mine = places(name, unit.thread[rows])
+        total = np.zeros((3 + len(self._named), len(rows)))
+        for place, timeline in self._threads.items():
+            total += np.where(mine == place, 0.0, timeline.between(start, end))
+        running, on_core, holding, *_ = total
+        # Other threads' time on a core that no unit accounts for: somebody's who serves no request.
+        others = np.maximum(other_threads_ns(self._evidence, name)[rows] - on_core, 0.0)
+        held = np.minimum(waited[rows], running + others)
+        owned[np.ix_(self._named, rows)] = np.floor(total[3:] * held / np.maximum(holding + others, 1.0))
+        unknown = np.zeros(len(waited), np.int64)
+        unknown[rows] = np.rint(waited[rows] - held)
+        return LockBlame(owned=owned, unknown=unknown)
+
+    def _holding(self, name: str) -> float:
+        """For which part of its time a kind of unit holds the lock."""
+
+        def learn() -> float:
+            times, waits = self._evidence.series(WAIT_SERIES)
+            alone = _alone(self._evidence, name, times)
+            hits, of = np.count_nonzero(alone & (waits > USUAL_NS)), np.count_nonzero(alone)
+            return (_PRIOR[0] + hits) / (_PRIOR[1] + of)
+
+        return self._evidence.norms.of(f"lock.holds.{name}", learn)
+
+    def _timeline(
+        self, place: int, held: Mapping[str, Ints], paused: Mapping[str, Ints], shares: Mapping[str, float]
+    ) -> Timeline:
+        """One thread's units in order: what each held, was on a core for, and did for each cause."""
+        begin, end, columns = [], [], []
+        for name in HOLDERS:
+            unit = self._evidence.units[name]
+            rows = np.flatnonzero((unit.wall > 0) & (places(name, unit.thread) == place))
+            busy = np.maximum((unit.cpu + unit.runq - paused[name])[rows], 0)
+            entries = held[name][np.ix_(self._named, rows)]
+            # Granted blocked time that holds the lock, as a page that is read from a disk, comes on top.
+            busy = np.maximum(busy, entries.sum(axis=0))
+            begin.append(unit.start[rows])
+            end.append(unit.start[rows] + unit.wall[rows])
+            columns.append(np.vstack([busy, unit.cpu[rows], shares[name] * busy, shares[name] * entries]))
+        return Timeline.of(np.concatenate(begin), np.concatenate(end), np.concatenate(columns, axis=1))
+
+
+def _alone(evidence: Evidence, name: str, times: Ints) -> Bools:
+    """At which moments a unit of this kind was under way and no other."""
+    under_way = {}
+    for kind in HOLDERS:
+        unit = evidence.units[kind]
+        begun = np.searchsorted(np.sort(unit.start[unit.wall > 0]), times, side="right")
+        under_way[kind] = begun - np.searchsorted(
+            np.sort((unit.start + unit.wall)[unit.wall > 0]), times, side="right"
+        )
+    return np.asarray((under_way[name] == 1) & (sum(under_way.values()) == 1))

@@ -1,0 +1,136 @@
+"""What became of requests that did not end ok: the stage that they were lost in, and what they had waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from latfix.profilers.attribution.ledger import Books
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import Floats, Ints
+from latfix.results.diagnosis import Losses
+from latfix.run_record.chunked_record import RecordSource
+from latfix.run_record.schema import Columns
+from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status
+
+_STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
+_COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", "prepare_thread", "prepare_wait_ns")
+_MESSAGES = 3
+
+
+def lost_requests(
+    source: RecordSource, evidence: Evidence, books: Books, errors: Mapping[int, str]
+) -> tuple[Losses, ...]:
+    """Those of a run, by how they ended.
+
+    :param evidence: of the run, or of a sample of it, which then speaks for the rest; ``books`` its ledger.
+    :param errors: messages by schedule index.
+    """
+    parts, arrived = [], 0
+    for rows in source.scan(_COLUMNS):
+        measured = rows["warmup"] == 0
+        arrived += int(np.count_nonzero(measured))
+        lost = measured & (rows["status"] != Status.OK)
+        parts.append({name: rows[name][lost] for name in _COLUMNS})
+    every = {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in _COLUMNS}
+    if not len(every["status"]):
+        return ()
+    waits = _Waits(evidence, books)
+    found = []
+    for name in LOST_NAMES:
+        some = every["status"] == STATUS_NAMES.index(name)
+        if some.any():
+            found.append(_losses(name, {key: values[some] for key, values in every.items()}, arrived, waits, errors))
+    return tuple(found)
+
+
+def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mapping[int, str]) -> Losses:
+    count, waited = len(rows["status"]), rows["latency_ns"] / 1e6
+    stages = {stage: float(rows[f"{stage}_ns"].mean()) / 1e6 for stage in STAGES}
+    said = Counter(errors[k] for k in rows["index"].tolist() if k in errors)
+    return Losses(
+        status=name,
+        requests=count,
+        share=count / arrived,
+        waited_ms={"p50": float(np.median(waited)), "max": float(waited.max())},
+        in_stage=dict(Counter(_stages_of(rows)).most_common()),
+        stages_ms={stage: took for stage, took in stages.items() if took},
+        waited_for_ms=waits.mean_ms(rows),
+        errors=dict(said.most_common(_MESSAGES)),
+    )
+
+
+def _stages_of(rows: Columns) -> list[str]:
+    """The stage that each was in: the last that took time, for stages never reached have no length."""
+    took = np.stack([rows[name] for name in _STAGE_NS]) > 0
+    last = len(STAGES) - 1 - np.argmax(took[::-1], axis=0)
+    names = [STAGES[k] for k in last.tolist()]
+    refused = set(np.flatnonzero(~took[1:].any(axis=0)).tolist())
+    unknown = set(np.flatnonzero((rows["prepare_thread"] < 0) & (rows["queue_ns"] > 0)).tolist())
+    return ["admission" if k in refused else "unknown" if k in unknown else name for k, name in enumerate(names)]
+
+
+class _Waits:
+    """What threads spent their time on while requests waited for them: the queues of the ledger, unit by unit."""
+
+    def __init__(self, evidence: Evidence, books: Books) -> None:
+        rows, batches, line, setup = evidence.rows, evidence.batches, books.line, evidence.setup
+        names = ("work", *books.ledger.causes)
+        prepared, prepare = line.prepared, evidence.units["prepare"]
+        extra = line.prepare_extra[prepared].T
+        parts = np.concatenate([prepare.wall[prepared] - extra.sum(axis=0, keepdims=True), extra])
+        thread = rows["prepare_thread"][prepared]
+        self._pool = _Spent(names, prepare.end[prepared], parts, thread, setup.prepare_threads)
+        head = evidence.head
+        some = head >= 0
+        closed = (batches["close_ns"] - evidence.units["lag"].wall)[some]
+        extra = line.batch_extra[head[some]].T.copy()
+        released = evidence.released_ns[some]
+        work = released - closed - extra.sum(axis=0, keepdims=True)
+        extra[names.index("batching.window") - 1] += np.maximum(closed - batches["open_ns"][some], 0)
+        parts = np.concatenate([work, extra])
+        self._workers = _Spent(names, released, parts, batches["worker"][some], setup.workers)
+
+    def mean_ms(self, rows: Columns) -> dict[str, float]:
+        """Of the mean wait in ``prepare`` and ``queue``, what each was, the largest first."""
+        handed = rows["arrival_ns"] + rows["dispatch_ns"]
+        enqueued = handed + rows["prepare_ns"]
+        total: dict[str, float] = {"unrecorded": 0.0}
+        for spent, begin, length in (
+            (self._pool, handed, rows["prepare_wait_ns"]),
+            (self._workers, enqueued, rows["queue_ns"]),
+        ):
+            known = spent.between(begin, begin + length)
+            for name, value in known.items():
+                total[name] = total.get(name, 0.0) + value
+            total["unrecorded"] += float(length.sum()) - sum(known.values())
+        each = {name: value / 1e6 / len(handed) for name, value in total.items()}
+        least = 0.001 * sum(map(abs, each.values()))
+        return dict(sorted(((k, v) for k, v in each.items() if abs(v) > least), key=lambda one: -one[1]))
+
+
+class _Spent:
+    """By what it was spent on, the time that threads of one kind were held."""
+
+    def __init__(self, names: tuple[str, ...], ended: Ints, parts: Floats, thread: Ints, threads: int) -> None:
+        self._threads, self._names = max(threads, 1), names
+        self._lanes: list[tuple[Floats, Floats]] = []
+        for number in np.unique(thread):
+            rows = np.flatnonzero(thread == number)
+            rows = rows[np.argsort(ended[rows], kind="stable")]
+            own, ends = parts[:, rows], ended[rows].astype(np.float64)
+            starts = np.maximum(ends - own.sum(axis=0), np.concatenate([[-np.inf], ends[:-1]]))
+            spent = np.repeat(np.cumsum(own, axis=1), 2, axis=1)
+            spent[:, ::2] -= own
+            self._lanes.append((np.stack([starts, ends], axis=1).reshape(-1), spent))
+
+    def between(self, begin: Ints, end: Ints) -> dict[str, float]:
+        """What a thread spent from ``begin`` to ``end``, on average over all of them; nanoseconds of all waits."""
+        found = dict.fromkeys(self._names, 0.0)
+        for times, spent in self._lanes:
+            for name, running in zip(self._names, spent, strict=True):
+                part = np.interp(end, times, running) - np.interp(begin, times, running)
+                found[name] += float(part.sum()) / self._threads
+        return {name: value for name, value in found.items() if value}

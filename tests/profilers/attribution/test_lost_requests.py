@@ -1,0 +1,102 @@
+"""Requests that did not end ok: what the verdict makes of them, and what they had waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.gates.evaluate import evaluate
+from latfix.gates.subject import GateSubject
+from latfix.gates.syntax import parse_gate
+from latfix.lower_bound import AtLeast
+from latfix.profilers.diagnose import diagnose
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+from latfix.stages import Status
+
+Simulate = Callable[..., RunRecord]
+
+
+def _cut_off(record: RunRecord, share: float, status: Status = Status.TIMEOUT) -> RunRecord:
+    """The record with its slowest requests lost: in the queue after as long as the slowest of the others took, or
+    answered later than that."""
+    rows = {name: column.copy() for name, column in record.requests.items()}
+    lost = np.argsort(rows["latency_ns"])[-round(share * len(rows["index"])) :]
+    limit = int(np.sort(rows["latency_ns"])[-len(lost) - 1])
+    rows["status"][lost] = status
+    queued = lost[(rows["dispatch_ns"] + rows["prepare_ns"] + rows["queue_ns"])[lost] > limit]
+    if status != Status.TIMEOUT:
+        queued = lost
+    for name in ("batch", "h2d", "compute", "d2h", "finish"):
+        rows[f"{name}_ns"][queued] = 0
+    rows["latency_ns"][queued] = limit
+    rows["queue_ns"][queued] = (limit - rows["dispatch_ns"] - rows["prepare_ns"])[queued]
+    rows["batch_id"][queued] = -1
+    return replace(record, requests=rows)
+
+
+def _quiet(simulate: Simulate, **changes: Any) -> RunRecord:
+    return simulate(n=600, arrivals_ms=np.arange(600) * 40.0, noise=0.05, **changes)
+
+
+def test_a_run_that_cuts_off_its_slowest_is_losing_not_steady(simulate: Simulate) -> None:
+    found = diagnose(_cut_off(_quiet(simulate), 0.127))
+    assert found.verdict == "losing" and "76 of 600 requests (12.7 %) did not end ok: 76 timed out" in found.sentence
+    p99 = found.latency_ms["p99"]
+    assert isinstance(p99, AtLeast) and p99.bound >= found.latency_ms_ok["max"]
+    document = found.to_json()
+    assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] == p99.bound
+    assert document["latency_ms"]["p50"] > 0 and document["latency_ms_ok"]["p99"] > 0
+    assert evaluate(parse_gate("p99<15s"), GateSubject.from_diagnosis(document)).passed is False
+    assert Diagnosis.from_json(document).to_json() == document
+
+
+def test_few_losses_move_the_percentile_and_are_no_steadiness(simulate: Simulate) -> None:
+    record = _quiet(simulate)
+    found, whole = diagnose(_cut_off(record, 0.005, Status.ERROR)), diagnose(record)
+    assert whole.verdict == "steady" and "lost" not in whole.to_json()
+    assert found.verdict == "inconclusive" and "3 of 600 requests (0.500 %)" in found.sentence
+    assert found.latency_ms["p99"] > found.latency_ms_ok["p99"]
+
+
+def test_a_named_cause_stays_named_while_the_percentile_is_known(simulate: Simulate) -> None:
+    faults = dict.fromkeys(range(10, 600, 40), ("gc", 60.0))
+    record = _quiet(simulate, compute_faults=faults)
+    found = diagnose(replace(record, requests={**record.requests, "status": np.where(np.arange(600) == 5, 1, 0)}))
+    assert found.verdict == "python.gc" and found.requests["error"] == 1
+
+
+def test_what_lost_requests_waited_for(simulate: Simulate) -> None:
+    """Those behind a collection waited for it; where nothing is wrong they waited for ordinary work."""
+    arrivals = np.sort(np.concatenate([np.arange(500) * 40.0, np.arange(40) * 500.0 + 3.0]))
+    faults = {int(k): ("gc", 300.0) for k in np.searchsorted(arrivals, np.arange(0, 40, 4) * 500.0)}
+    record = simulate(n=540, arrivals_ms=arrivals, compute_faults=faults)
+    (lost,) = diagnose(_cut_off(record, 0.1)).lost
+    assert lost.status == "timeout" and lost.requests == 54 and set(lost.in_stage) == {"queue", "finish"}
+    assert max(lost.waited_for_ms, key=lambda name: lost.waited_for_ms[name]) == "python.gc"
+    assert sum(lost.waited_for_ms.values()) == pytest.approx(lost.stages_ms["queue"], rel=0.02)
+    (busy,) = diagnose(_cut_off(simulate(n=600, rate=140.0), 0.1)).lost
+    assert max(busy.waited_for_ms, key=lambda name: busy.waited_for_ms[name]) == "work"
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("interrupted", "inconclusive"), ("failed", "losing")])
+def test_what_was_in_flight_is_charged_to_a_service_that_hung_not_to_who_stopped_it(
+    simulate: Simulate, state: str, verdict: str
+) -> None:
+    record = _cut_off(_quiet(simulate, meta={"state": state}), 0.05, Status.UNFINISHED)
+    found = diagnose(replace(record, partial=True))
+    assert found.verdict == verdict and found.requests["unfinished"] == 30
+    assert found.to_json()["latency_ms"]["p99"] is None
+
+
+def test_shed_on_arrival(simulate: Simulate) -> None:
+    record = _cut_off(_quiet(simulate), 0.02, Status.SHED)
+    rows, shed = record.requests, record.requests["status"] == Status.SHED
+    for name in ("prepare_ns", "prepare_wait_ns", "queue_ns", "latency_ns", "dispatch_ns"):
+        rows[name][shed] = 0
+    found = diagnose(record)
+    assert found.verdict == "losing" and found.lost[0].in_stage == {"admission": 12}
