@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # A bare torch pulls gigabytes of CUDA libraries; without a GPU they are of no use.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
 
-.PHONY: demo test test-all lint format setup clean
+.PHONY: demo test test-all test-shared test-alone lint format setup clean
 
 setup: $(VENV)/.ready
 
@@ -30,8 +30,14 @@ test: setup
 	$(PYTEST) -n 2 --dist worksteal -m "not alone and not slow"
 	$(PYTEST) -m "alone and not slow" $(ALONE)
 
-test-all: setup
+test-all:
+	$(MAKE) test-shared
+	$(MAKE) test-alone
+
+test-shared: setup
 	$(PYTEST) -n 2 --dist worksteal -m "not alone"
+
+test-alone: setup
 	$(PYTEST) -m alone $(ALONE)
 
 lint: setup

@@ -97,16 +97,19 @@ def _is_replay(found: Diagnosis) -> bool:
 
 def _reasons(found: Diagnosis) -> Iterator[Line]:
     """The largest named causes: what they are, what would be without them, and what treats them."""
-    whole = f"the {found.unit}" if found.is_single else "the tail's excess"
+    whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
-        words = f"{cause.cause}, {percent(cause.share)} of {whole}: {cause.words or 'see its evidence'}"
-        if number:
+        told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
+        words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
+        if number and _is_replay(found):
             yield Line(label="", words=words)
             continue
         if cause.predicted:
             words += f"; without it {cause.focus} would be {cause.predicted} ms"
         fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it"
-        yield Line(label="why", words=words + fixes)
+        if not cause.fixes and not _is_replay(found):
+            fixes = ""
+        yield Line(label="" if number else "why", words=words + fixes)
 
 
 def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Answer:

@@ -227,6 +227,8 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return f"What the lost {unit}s waited for comes first, then what makes the others slow."
     if diagnosis.verdict == "inconclusive":
         return "No cause of the tail can be told from this run: record a longer one."
+    if not diagnosis.is_timed:
+        return "" if cause_advice(diagnosis) else "Nothing stands out."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
 
 

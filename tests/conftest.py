@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -60,6 +61,31 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         if any(item.iter_markers("alone")) or any(item.iter_markers("slow")):
             item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+gc.disable()  # while tests are collected
+_thawed: list[bool] = []
+
+
+def pytest_collection_finish() -> None:
+    """What a test run holds, a million objects, is walked by no collection that a test asks for."""
+    unfreeze = gc.unfreeze
+
+    def noted() -> None:
+        unfreeze()
+        _thawed.append(True)
+
+    gc.unfreeze = noted
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A service that froze its own objects gives back all that is frozen when it ends."""
+    if _thawed:
+        _thawed.clear()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

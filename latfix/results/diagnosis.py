@@ -420,7 +420,12 @@ class Diagnosis(Document):
     @property
     def is_single(self) -> bool:
         """True where there was one unit, and nothing to compare it with."""
-        return self.source is not None and math.isnan(self.reference_ms)
+        return self.source is not None and math.isnan(self.reference_ms) and sum(self.counts.values()) == 1
+
+    @property
+    def is_timed(self) -> bool:
+        """False where a recording has no durations."""
+        return not self.latency_ms or not all(map(math.isnan, self.latency_ms.values()))
 
     @property
     def unexplained_share(self) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from latfix.errors import InputError
-from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Event
+from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Event, Stall
 
 #: The first byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
@@ -69,7 +69,14 @@ def read_snapshot(path: Path) -> AllocationTrace:
         reason = " ".join(repr(error).split())[:120]
         raise InputError(f"{path}: found entries of another shape ({reason}); {_WANTED}") from error
     source = f"{path.name}, device {device}"
-    return AllocationTrace(events=events, source=source, recorded=recorded, setting=setting, device=device)
+    return AllocationTrace(
+        events=events,
+        source=source,
+        recorded=recorded,
+        setting=setting,
+        device=device,
+        stalls=tuple(stalls(traces[device])),
+    )
 
 
 def _setting(document: Mapping[str, Any]) -> str:
@@ -128,7 +135,7 @@ def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Eve
     events = [Event(key=key, size=size, stream=stream) for key, (_, size, stream) in enumerate(before)]
     actions = Counter(entry["action"] for entry in entries)
     start = min((_time_us(entry, 0.0) for entry in entries), default=0.0)
-    freeing, retries, number = False, 0, len(before)
+    number = len(before)
     for entry in entries:
         action = entry["action"]
         t_us = _time_us(entry, start) - start
@@ -140,21 +147,42 @@ def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Eve
             number += 1
         elif action == ended and entry["addr"] in keys:
             events.append(Event(key=keys.pop(entry["addr"]), size=0, t_us=t_us))
-        # Segments given back and then one taken, before the next allocation: nothing else was left to try.
-        if action in ("segment_free", "segment_unmap"):
-            freeing = True
-        elif action in ("segment_alloc", "segment_map", "oom"):
-            retries += freeing
-            freeing = False
-        elif action == "alloc":
-            freeing = False
     recorded = {
-        "retries": retries,
+        "retries": sum(stall.is_retry for stall in stalls(entries)),
         "ooms": actions["oom"],
         "device_allocs": actions["segment_alloc"] + actions["segment_map"],
         "device_frees": actions["segment_free"] + actions["segment_unmap"],
     }
     return events, recorded
+
+
+def stalls(entries: Any) -> Iterator[Stall]:
+    """When the allocator gave segments back and then asked the device for one: nothing else was left to try.
+
+    :param entries: one device's history, as the snapshot has it.
+    """
+    begin: Mapping[str, Any] | None = None
+    freed = 0
+    start = min((_time_us(entry, 0.0) for entry in entries), default=0.0)
+    for entry in entries:
+        action = entry["action"]
+        if action in ("segment_free", "segment_unmap"):
+            begin = begin or entry
+            freed += _bytes(entry["size"])
+        elif action in ("segment_alloc", "segment_map", "oom"):
+            if begin is not None or action == "oom":
+                first = _time_us(begin or entry, start) - start
+                yield Stall(
+                    t_us=first,
+                    lasted_us=_time_us(entry, start) - start - first,
+                    size=_bytes(entry.get("size", 0)),
+                    freed=freed,
+                    is_retry=begin is not None,
+                    is_failure=action == "oom",
+                )
+            begin, freed = None, 0
+        elif action == "alloc":
+            begin, freed = None, 0
 
 
 def _from_before(entries: Any, live: Mapping[int, tuple[int, int]], ended: str) -> Iterator[tuple[int, int, int]]:

@@ -41,6 +41,23 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """The allocator out of room: cached segments given back while the program waited, then a new one, or none.
+
+    :param t_us: from the begin of the history; ``lasted_us`` from the first segment given back to the new one.
+    :param size: bytes that were asked of the device; ``freed`` given back before.
+    :param is_retry: segments were given back; ``is_failure`` the device had no room even then.
+    """
+
+    t_us: float
+    lasted_us: float
+    size: int
+    freed: int
+    is_retry: bool
+    is_failure: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationTrace:
     """Allocation traffic.
 
@@ -51,6 +68,7 @@ class AllocationTrace:
     :param setting: of ``PYTORCH_ALLOC_CONF`` that it was recorded with; empty for torch's defaults, and where that is
         not known.
     :param device: the number of the one that it was recorded on.
+    :param stalls: when the allocator was out of room; none where that was not recorded.
     """
 
     events: Sequence[Event]
@@ -58,6 +76,7 @@ class AllocationTrace:
     recorded: dict[str, int] = field(default_factory=dict)
     setting: str = ""
     device: int = 0
+    stalls: tuple[Stall, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

@@ -165,8 +165,11 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
     return draw(name, "Mean milliseconds in each stage by group of requests", 0.42 * len(groups) + 1.2, 1, plot)
 
 
-def cause_bars(name: str, rows: Sequence[CauseRow]) -> Markup:
-    """Milliseconds of the tail by cause: own and through the queue, with the interval of their sum."""
+def cause_bars(name: str, rows: Sequence[CauseRow], *, unit: str = "request", single: bool = False) -> Markup:
+    """Milliseconds of the tail by cause: own and through the queue, with the interval of their sum.
+
+    :param unit: what has a tail; only requests wait in a queue. ``single``: there is one, and no tail.
+    """
 
     def plot(panels: list[Axes]) -> None:
         axes = panels[0]
@@ -188,12 +191,14 @@ def cause_bars(name: str, rows: Sequence[CauseRow]) -> Markup:
         axes.axvline(0, color=INK["muted"], linewidth=1)
         low, high = axes.get_xlim()
         axes.set_xlim(low, high + 0.08 * (high - low))
-        axes.set_xlabel("milliseconds of the tail's excess (mean over tail requests), with 95 % interval")
+        of_tail = f"milliseconds of the tail's excess (mean over tail {unit}s), with 95 % interval"
+        axes.set_xlabel(f"milliseconds of the {unit}" if single else of_tail)
         number_axis(axes.xaxis)
         for role, words in (("own", "own path"), ("queue", "through the queue"), ("relief", "shortens the tail")):
             if role != "relief" or _shows_relief(rows):
                 axes.barh(np.nan, np.nan, color=INK[role], label=words)
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=0.9, borderaxespad=0.1)
+        if unit == "request":
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=0.9, borderaxespad=0.1)
 
     return draw(name, "Milliseconds of the tail's excess by cause", 0.36 * len(rows) + 1.1, 1, plot)
 

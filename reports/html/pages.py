@@ -446,9 +446,11 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
         f"{excess_words(diagnosis)}. These milliseconds divide among the causes below; "
         "the parts sum to the whole, and what no cause explains is shown as it is."
     )
-    chart = run_charts.cause_bars("causes-chart", rows)
+    queued, single = diagnosis.unit == "request", diagnosis.is_single
+    chart = run_charts.cause_bars("causes-chart", rows, unit=diagnosis.unit, single=single)
+    tail = {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
     return {
-        "tail": {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole},
+        "tail": {**tail, "queued": queued, "single": single, "unit": diagnosis.unit},
         "cause_words": cause_words,
         "class_words": CLASS_WORDS,
     }

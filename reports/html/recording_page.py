@@ -16,6 +16,7 @@ from latfix.results.diagnosis import Diagnosis, UnitLedger
 #: Columns of the table of the slowest: causes with the most time.
 _COLUMNS = 6
 _LONGEST_NAME = 60
+_STAGE_FIGURES = {"mean": "mean, ms", "p50": "p50, ms", "p99": "p99, ms", "reference": "quiet, ms"}
 #: Definitions that hold of recordings too.
 _DEFINED = ("95 % interval", "Reference", "Tail and excess", "Unexplained", "Named cause")
 
@@ -26,14 +27,17 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
     :raises InputError: the file cannot be written.
     """
     source = diagnosis.source
+    figures = {"mean": "ms"} if diagnosis.is_single else _STAGE_FIGURES
     stages = [
-        [name, *(significant(row.get(key)) for key in ("mean", "p50", "p99", "reference"))]
+        [name, *(significant(row.get(key)) for key in figures)]
         for name, row in diagnosis.stages_ms.items()
         if any(finite(value) for value in row.values())
     ]
-    units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest]
+    units = [] if diagnosis.is_single else [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest]
     present = {
-        "latency": not diagnosis.is_single,
+        "causes": diagnosis.is_timed,
+        "advice": True,
+        "latency": diagnosis.is_timed and not diagnosis.is_single,
         "windows": bool(diagnosis.windows),
         "stages": bool(stages),
         "units": bool(units),
@@ -45,8 +49,8 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         "recording.html",
         kind="latfix diagnosis of a recording",
         heading=diagnosis.workload,
-        facts=" · ".join(filter(None, (diagnosis.device, "" if source is None else f"{source.kind}: {source.path}"))),
-        contents=contents_of(["causes", "advice", *(anchor for anchor, there in present.items() if there)]),
+        facts=" · ".join(filter(None, (diagnosis.device, "" if source is None else source.kind))),
+        contents=contents_of(anchor for anchor, there in present.items() if there),
         diagnosis=diagnosis,
         answer=diagnosis_answer(diagnosis),
         notes=diagnosis.notes,
@@ -59,6 +63,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         ],
         windows=window_values(diagnosis.windows, ()) if diagnosis.windows else None,
         stage_rows=stages,
+        stage_columns=["stage", *figures.values()],
         unit_columns=[diagnosis.unit, "start, ms", "took, ms", *(f"{name}, ms" for name in columns), "others, ms"],
         unit_rows=[_unit_row(unit, columns) for unit in units],
         read=read_words(diagnosis),
@@ -73,6 +78,8 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
 def _cards(diagnosis: Diagnosis) -> list[Card]:
     unit, known = diagnosis.unit, diagnosis.counts
     number = (f"{unit}s", count(sum(known.values())), ", ".join(f"{count(n)} {name}" for name, n in known.items()))
+    if not diagnosis.is_timed:
+        return [number]
     if diagnosis.is_single:
         return [(unit, milliseconds(diagnosis.excess_ms), "alone in the recording"), number]
     bounds = diagnosis.latency_ci95_ms

@@ -72,6 +72,7 @@ _ADVISED = 4
 _WORTH_ACTING = 0.05
 _ACTIVE = 4
 _WORKERS = 8
+_UNITS = 4
 
 
 def render_diagnosis(
@@ -84,14 +85,15 @@ def render_diagnosis(
         :func:`latfix.reports.next_commands.workload_argument`); its own name where it is ``None``.
     :param verbose: with every cause, stage and figure; without, what fits on a screen.
     """
-    some = any(diagnosis.requests.values())
+    some = diagnosis.is_timed and any(diagnosis.requests.values())
     parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
-    if not diagnosis.is_single:
+    if diagnosis.is_timed and not diagnosis.is_single:
         parts += [Text(""), _latency_table(diagnosis, verbose=verbose), *_losses(diagnosis)]
     if some:
         parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
         parts += [*_stages(diagnosis)] if verbose else []
         parts += _workers(diagnosis)
+    parts += _units(diagnosis)
     if verbose:
         parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
     answer = diagnosis_answer(diagnosis, workload=workload_argument)
@@ -278,6 +280,22 @@ def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
     for cause, activity in active[:_ACTIVE]:
         table.add_row(safe(cause, "bold", limit=60), safe(activity.text, limit=300))
     return table
+
+
+def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The typical and the slowest units of a recording; nothing for one alone, whose ledger is above."""
+    units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest[:_UNITS]]
+    if diagnosis.is_single or not units:
+        return
+    yield heading(f"The slowest {diagnosis.unit}s" if diagnosis.is_timed else "Stalls")
+    rows: list[Sequence[Cell]] = []
+    for unit in units:
+        causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
+        words = ", ".join(f"{cause} {significant(value)}" for cause, value in causes)
+        figures = significant(unit.start_ms), significant(unit.latency_ms)
+        rows.append([safe(unit.id, limit=40), *figures, safe(words, "dim")])
+    last = Column("most of that, ms", right=False, given_up=1)
+    yield FittedTable([Column(right=False), Column("at, ms", given_up=2), Column("took, ms"), last], rows)
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:

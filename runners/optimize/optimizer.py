@@ -226,7 +226,8 @@ class Optimizer:
         if search.planner is not None:
             planner, best = search.planner, search.best
             outcome.shares = planner.shares(best)
-            self._foretell = lambda within: planner.predict(best, within).ratio
+            if planner.knows(best):
+                self._foretell = lambda within: planner.predict(best, within).ratio
         if why := self._bench.room.alone:
             outcome.notes.append(
                 f"The search held one service on the device at a time: {why}. Each was started anew before its "

@@ -67,6 +67,10 @@ class Planner:
     looked_at: int = 0
     _seen: dict[tuple[Serving, tuple[tuple[float, float], ...]], dict[str, float]] = field(default_factory=dict)
 
+    def knows(self, configuration: Configuration) -> bool:
+        """Whether the way it runs the model was measured; of others nothing can be foretold."""
+        return way(configuration) in self.costs
+
     def predict(self, configuration: Configuration, within: Bounds = ()) -> Prediction:
         """Ratios over the first settings.
 

@@ -433,7 +433,7 @@ class Search:
         status, reason = decide_cold(pairs) if cold else decide(comparison)
         gained = self._goal.score(comparison_ratios(comparison))
         prediction, paces = None, tuple[float, ...]()
-        if planner is not None and not cold:
+        if planner is not None and not cold and planner.knows(self.best) and planner.knows(made):
             now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
             prediction = Prediction(
                 ratio={key: then[key] / now[key] if now[key] > 0 else 1.0 for key in then},
@@ -560,8 +560,7 @@ class Search:
         return found
 
     def _candidate(self, made: Configuration, status: str, source: Trial | Alternative) -> Candidate:
-        known = self.planner is not None and way(made) in self.planner.costs
-        predicted = self.planner.predict(made) if known and self.planner is not None else None
+        predicted = self.planner.predict(made) if self.planner is not None and self.planner.knows(made) else None
         comparison = source.comparison if isinstance(source, Trial) else None
         cost = source.cost if isinstance(source, Alternative) else None
         scale = cost.typical if cost is not None else (predicted.compute or (0.0, 1.0))[1] if predicted else None

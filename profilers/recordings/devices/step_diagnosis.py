@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,8 @@ def diagnose_steps(
     lengths = np.array([step.length for step in steps], dtype=np.int64)
     single = len(steps) == 1
     at = math.nan if single else percentile or _usual_percentile(len(steps))
+    if slow is not None and not single:
+        at = round(100 * (1 - float(slow.mean())), 1)
     tail = slow if slow is not None else np.ones(1, dtype=bool) if single else _slowest(lengths, at)
     if quiet is None:
         quiet = lengths <= np.median(lengths)
@@ -110,7 +112,12 @@ def diagnose_steps(
     excess_ms = float(lengths[tail].mean() - ledger.reference_ns) / 1e6
     unexplained_ms = sum(cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED)
     reference_ms = math.nan if single else ledger.reference_ns / 1e6
-    verdict, sentence = _verdict(causes, lengths, excess_ms, reference_ms, at, steps[0].name if single else "")
+    usual = lengths if slow is None else lengths[quiet]
+    verdict, sentence = _verdict(
+        causes, float(np.median(usual)) / 1e6, excess_ms, reference_ms, at, steps[0].name if single else ""
+    )
+    if verdict == "steady":
+        causes = tuple(replace(cause, named=False) for cause in causes)
     return Diagnosis(
         workload=workload,
         device=device,
@@ -267,7 +274,7 @@ def _times(number: float) -> str:
 
 def _verdict(
     causes: Sequence[CauseSummary],
-    lengths: Ints,
+    median: float,
     excess_ms: float,
     reference_ms: float,
     percentile: float,
@@ -276,7 +283,6 @@ def _verdict(
     top = next((cause for cause in causes if cause.named), None)
     unknown = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
     single = math.isnan(reference_ms)
-    median = float(np.median(lengths)) / 1e6
     at_ms = excess_ms if single else excess_ms + reference_ms
     opening = f"{clipped(name, 60)} takes {milliseconds(at_ms)}"
     if not single:

@@ -311,9 +311,9 @@ def test_nobody_waits_beyond_a_deadline_whatever_the_engine_is_stuck_in(
     stuck = runner.submit({"value": 1, "deadline_ms": 60_000.0, "payload": {"finish": hold}})
     assert hold.entered.wait(10)
 
-    with pytest.raises(latfix.RequestTimedOut, match="deadline of 30 ms"):
+    with pytest.raises(latfix.RequestTimedOut, match="deadline"):
         runner.infer_sync({"value": 2, **deadline})
-    with pytest.raises(latfix.RequestTimedOut, match="deadline of 30 ms"):
+    with pytest.raises(latfix.RequestTimedOut, match="deadline"):
         asyncio.run(runner.infer({"value": 2, **deadline}))
     assert not stuck.done(), "the engine was still in it"
     hold.let_go()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from latfix.runners.fixes import Fix, Verified
+from latfix.runners.optimize.measurement import Bench
 
 pytestmark = pytest.mark.usefixtures("forecast")
 
@@ -90,6 +91,22 @@ def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: 
         "pace-a.FAST-a.WORKERS",
         "pace-a.WORKERS",
     ]
+
+
+def test_cores_that_there_was_no_time_to_measure_are_replayed_for_what_they_treat(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be foretold of them, and nothing is."""
+    usual = Bench.pace_s
+    monkeypatch.setattr(
+        Bench, "pace_s", lambda *args: usual(*args) + (1e6 if any(fix.id == "a.WORKERS" for fix in args[1]) else 0.0)
+    )
+    world.shares = {2: 0.6}
+    outcome = search(model(world, "FAST", 0.5), workers(world, 2))
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "kept"} and outcome.settings.workers == 2
+    assert not any("WORKERS" in label for label, _ in world.paced)
+    assert world.step(outcome, "WORKERS").prediction is None and not outcome.foretold
+    assert outcome.final.ratio["mean"].value == pytest.approx(0.3, rel=0.02)
 
 
 def test_answers_that_were_refused_are_not_asked_for_again_on_other_cores(search: Any, world: Any) -> None:

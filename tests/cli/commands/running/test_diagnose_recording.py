@@ -36,7 +36,7 @@ def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy:
     assert document["requests"] == {"ok": 1, "error": None, "timeout": None, "shed": None}
     assert document["tail"]["reference_ms"] is None and document["causes"][0]["propagated_ms"] is None
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "The slowest steps" in page and "gpu.compute" in page
+    assert "Where the time goes" in page and "gpu.compute" in page
     again = read_result(tmp_path / "out" / "diagnosis.json")
     assert isinstance(again, Diagnosis) and again.to_json() == document
     code, shown, _ = cli("report", tmp_path / "out" / "diagnosis.json")

@@ -1,0 +1,249 @@
+"""Steps of an engine with what its threads and its device did in each, beside a reference (LatencyPrism's tables).
+
+One row a step, a function and a metric: on-CPU, run queue, device compute, copies, in sums over all threads. Such
+parts overlap, so none of them is a share of the step. A part is owed at most what the step lost against the
+reference, the most specific part first: a device that is four times slower and hidden behind the host owes nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from latfix.cause_catalogue import UNEXPLAINED
+from latfix.errors import input_error
+from latfix.formatting import milliseconds
+from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
+from latfix.profilers.recordings.reader import (
+    CUT_OFF,
+    Reader,
+    ReadOptions,
+    Recorded,
+    damaged,
+    open_decompressed,
+)
+from latfix.results.diagnosis import Diagnosis, Source
+
+_COLUMNS = ("cycle", "pid", "function_name", "metric_name", "func_type", "mu_pct", "duration")
+_ANCHOR, _BEGIN = "anchor_dur_us", "cycle_start_ts"
+_WANTED = "a table of engine steps, or a folder with two: the reference and the one in question"
+_REFERENCE = re.compile(r"(?<![a-z])(?:normal|baseline|reference|before)", re.IGNORECASE)
+#: Parts and their causes, the most specific first. Threads that spin while they wait are on-CPU, and calls of the
+#: system are too: what is left for these two comes last.
+_PARTS: tuple[tuple[str, str, str], ...] = (
+    ("gpu_memcpy_h2d", "transfer.copy", "copies to the device"),
+    ("gpu_memcpy_d2h", "transfer.copy", "copies from the device"),
+    ("gpu_comm", "gpu.collective", "collectives"),
+    ("gpu_compute", "gpu.slowdown", "device compute"),
+    ("gpu_memcpy_d2d", "gpu.slowdown", "copies on the device"),
+    ("cpu_sync", "transfer.sync", "waits for the device"),
+    ("runq", "host.contention", "run queue"),
+    ("oncpu", "host.slowdown", "on-CPU"),
+    ("disk_read_and_write", "external.dependency", "reads and writes"),
+)
+#: The clock that a part of the device ran at, and how far below the reference's it explains the part.
+_CLOCK, _LOWER = "gpu_sm_frequency", 0.9
+#: What a part grew by is noted from this share of a usual step on.
+_NOTED = 0.001
+_MALFORMED = (ValueError, KeyError, TypeError, OverflowError)
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step of one process; parts in nanoseconds, over all threads."""
+
+    process: str
+    cycle: str
+    start: int
+    length: int
+    parts: Counter[str] = field(default_factory=Counter)
+    seen: set[tuple[str, str]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Table:
+    """One file."""
+
+    path: Path
+    steps: list[_Step]
+    clocks: list[float]
+
+    def mean(self, part: str) -> float:
+        """Mean of a part over the steps, the first of the recording left out: what it shows is cut off."""
+        steps = self.steps[1:] or self.steps
+        return float(np.mean([step.parts[part] for step in steps]))
+
+
+def _is_table(file: Recorded) -> bool:
+    header = file.head.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(",")
+    return {*_COLUMNS, _ANCHOR, _BEGIN} <= set(header)
+
+
+def _knows(recorded: Recorded) -> bool:
+    return any(map(_is_table, recorded.files))
+
+
+def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    tables = [_table(file.path) for file in recorded.files if _is_table(file)]
+    if len(tables) > 2:
+        raise input_error(
+            recorded.path, None, f"{len(tables)} tables of engine steps", "one, or two", "name a folder"
+        )
+    tables.sort(key=lambda table: (not _REFERENCE.search(table.path.name), table.steps[0].start))
+    return _against(tables[0], tables[-1], recorded, options)
+
+
+READER = Reader(
+    kind="engine_steps",
+    reads="tables of engine steps (CSV of LatencyPrism), alone or a reference beside the one in question",
+    knows=_knows,
+    read=_read,
+)
+
+
+def _table(path: Path) -> _Table:
+    steps: dict[tuple[str, str], _Step] = {}
+    clocks: list[float] = []
+    rows = None
+    try:
+        with open_decompressed(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+            rows = csv.DictReader(text)
+            for row in rows:
+                _add(steps, clocks, row)
+    except CUT_OFF as error:
+        damaged(path, _WANTED, f"a compressed file that is damaged or cut off ({error})")
+    except (csv.Error, *_MALFORMED) as error:
+        raise input_error(
+            path, rows.line_num if rows else 1, f"a row that cannot be read ({error})", _WANTED
+        ) from error
+    if not steps:
+        damaged(path, _WANTED, "a table without a step")
+    return _Table(path=path, steps=sorted(steps.values(), key=lambda step: step.start), clocks=clocks)
+
+
+def _add(steps: dict[tuple[str, str], _Step], clocks: list[float], row: Mapping[str, str]) -> None:
+    if None in row.values():
+        raise ValueError("too few columns")
+    key = row["pid"], row["cycle"]
+    if key not in steps:
+        steps[key] = _Step(
+            process=row["pid"], cycle=row["cycle"], start=_nanoseconds(row[_BEGIN]), length=_nanoseconds(row[_ANCHOR])
+        )
+    step, function = steps[key], (row["func_type"], row["function_name"])
+    if function not in step.seen:  # a row for each metric repeats the duration
+        step.seen.add(function)
+        step.parts[row["func_type"]] += _nanoseconds(row["duration"])
+    if row["metric_name"] == _CLOCK and row["mu_pct"]:
+        clocks.append(float(row["mu_pct"]))
+
+
+def _nanoseconds(text: str) -> int:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{text!r} microseconds")
+    return round(value * 1000)
+
+
+def _against(reference: _Table, table: _Table, recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    alone = reference is table
+    steps = table.steps if alone else [*reference.steps, *table.steps]
+    lengths = np.array([step.length for step in steps], dtype=np.int64)
+    if alone:
+        quiet, slow = lengths <= np.median(lengths), None
+    else:
+        quiet = np.arange(len(steps)) < len(reference.steps)
+        slow = ~quiet & (lengths > lengths[quiet].max())
+        if not slow.any():  # the recording in question lost nothing: its slowest steps are looked at
+            slow = ~quiet & (lengths >= lengths[~quiet].max())
+    usual = {part: reference.mean(part) for part, _, _ in _PARTS}
+    usual_length = float(lengths[quiet].mean())
+    causes = dict(_causes_of(reference, table))
+    single = len(steps) == 1
+    figures = [_figures(step, usual, step.length if single else usual_length, causes) for step in steps]
+    found = diagnose_steps(
+        figures,
+        workload=recorded.path.name,
+        device="an engine's process and device",
+        source=Source(
+            kind=READER.kind,
+            path=str(recorded.path),
+            unit="step",
+            read={"steps": len(table.steps), **({} if alone else {"steps of the reference": len(reference.steps)})},
+        ),
+        percentile=options.percentile,
+        seed=options.seed,
+        notes=list(_notes(reference, table)),
+        evidence=_evidence(reference, table, causes),
+        quiet=None if single else quiet,
+        slow=slow,
+    )
+    # Parts overlap: what a step took as a whole has no ledger, only what it lost, and that by the order of the parts.
+    causes_found = tuple(
+        cause if cause.cause == UNEXPLAINED else replace(cause, evidence_class="modelled") for cause in found.causes
+    )
+    return replace(found, causes=causes_found, typical=None, slowest=(), stages_ms={})
+
+
+def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, causes: Mapping[str, str]) -> StepFigures:
+    left = max(step.length - round(usual_length), 0)
+    owed: Counter[str] = Counter()
+    for part, _, _ in _PARTS:
+        grown = min(max(step.parts[part] - round(usual[part]), 0), left)
+        grown = grown if grown >= _NOTED * usual_length else 0
+        owed[causes[part]] += grown
+        left -= grown
+    owed[UNEXPLAINED] = step.length - sum(owed.values())
+    return StepFigures(
+        name=f"step {step.cycle} of process {step.process}",
+        start=step.start,
+        length=step.length,
+        causes=owed,
+        growth=owed,
+        stages={},
+        named={},
+        pieces={},
+    )
+
+
+def _causes_of(reference: _Table, table: _Table) -> Iterator[tuple[str, str]]:
+    """The cause of each part: of the device's its clock, where that was lower."""
+    lower = bool(reference.clocks and table.clocks) and (
+        float(np.median(table.clocks)) < _LOWER * float(np.median(reference.clocks))
+    )
+    for part, cause, _ in _PARTS:
+        yield part, "gpu.clocks" if lower and cause == "gpu.slowdown" else cause
+
+
+def _evidence(reference: _Table, table: _Table, causes: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if reference is table:
+        return found
+    for part, _, words in _PARTS:
+        before, after = reference.mean(part) / 1e6, table.mean(part) / 1e6
+        if max(before, after) > 0:
+            told = f"{words} {milliseconds(before)} -> {milliseconds(after)} a step, over all threads"
+            cause = causes[part]
+            found[cause] = f"{found[cause]}; {told}" if cause in found else told
+    return found
+
+
+def _notes(reference: _Table, table: _Table) -> Iterator[str]:
+    yield (
+        "The parts of these steps are sums over threads that overlap: a cause is owed at most what a step lost "
+        "against the reference; what a part grew by beyond that was hidden behind others."
+    )
+    if reference is not table:
+        before, after = (_median(each.steps) for each in (reference, table))
+        yield f"Reference: {reference.path.name}; its median step takes {before}, that of {table.path.name} {after}."
+
+
+def _median(steps: Sequence[_Step]) -> str:
+    return milliseconds(float(np.median([step.length for step in steps])) / 1e6)

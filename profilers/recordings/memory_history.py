@@ -1,0 +1,152 @@
+"""The memory history of torch's CUDA allocator: its stalls, and which setting would have avoided them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from latfix.cause_catalogue import CATALOGUE
+from latfix.formatting import LATENCY_KEYS, count, from_ns, significant
+from latfix.profilers.allocator_lab.compare_policies import SETTINGS, compare, fragmentation
+from latfix.profilers.allocator_lab.torch_caching import known_settings
+from latfix.profilers.allocator_lab.torch_snapshot import is_snapshot, read_snapshot
+from latfix.profilers.allocator_lab.trace import AllocationTrace, Stall
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Source, UnitLedger
+from latfix.results.fragmentation import Fragmentation
+
+_SHOWN = 20
+_FIXES = ("memory.device_allocator", "memory.limit")
+#: Where nothing stalled, the models have more room than the recording ever held.
+_AMPLE = 4
+
+
+def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    del options
+    trace = read_snapshot(recorded.path)
+    found = _compared(trace)
+    cause = _cause(trace, found)
+    allocations = sum(not event.is_free for event in trace.events)
+    failures = sum(stall.is_failure for stall in trace.stalls)
+    unknown = dict.fromkeys(LATENCY_KEYS, math.nan)
+    return Diagnosis(
+        workload=recorded.path.name,
+        device=f"device {trace.device}",
+        requests={"ok": allocations, "error": failures, "timeout": None, "shed": None},
+        latency_ms=unknown,
+        latency_ci95_ms={},
+        stages_ms={},
+        verdict=cause.cause if cause is not None else "steady",
+        sentence=_sentence(trace, found),
+        percentile=math.nan,
+        excess_ms=math.nan,
+        reference_ms=math.nan,
+        unexplained_ms=math.nan,
+        causes=() if cause is None else (cause,),
+        dispatch_ms={},
+        throughput_rps=math.nan,
+        overhead={},
+        reference_gap_ms=math.nan,
+        queue_closure_ms=math.nan,
+        notes=tuple(_notes(trace, found)),
+        source=Source(
+            kind=READER.kind,
+            path=str(recorded.path),
+            unit="allocation",
+            read={
+                "allocations": allocations,
+                "stalls": len(trace.stalls),
+                "device calls": trace.recorded["device_allocs"] + trace.recorded["device_frees"],
+                "held at most, GB": round(trace.recorded["peak_reserved"] / 1e9, 2),
+                "in use at most, GB": round(trace.peak_bytes / 1e9, 2),
+                "setting": trace.setting or "torch's defaults",
+            },
+        ),
+        slowest=tuple(
+            _unit(stall, "" if cause is None else cause.cause)
+            for stall in sorted(trace.stalls, key=lambda stall: -stall.lasted_us)[:_SHOWN]
+        ),
+    )
+
+
+READER = Reader(
+    kind="memory",
+    reads="torch's memory history (torch.cuda.memory._dump_snapshot)",
+    knows=lambda recorded: is_snapshot(recorded.head),
+    read=_read,
+)
+
+
+def _compared(trace: AllocationTrace) -> Fragmentation:
+    """The recording through the models: with what it held where it stalled, or with ample room."""
+    held = max(trace.recorded["peak_reserved"], trace.peak_bytes, 1)
+    room = held if trace.stalls else _AMPLE * held
+    standing = known_settings(trace.setting)
+    names = (standing, *(each for each in SETTINGS if each != standing))
+    return fragmentation(trace, room, compare(trace, room, names))
+
+
+def _cause(trace: AllocationTrace, found: Fragmentation) -> CauseSummary | None:
+    """``memory.fragmentation`` where what was given back would have held what was asked for, in one piece."""
+    if not trace.stalls:
+        return None
+    in_pieces = any(stall.is_retry and stall.freed >= stall.size for stall in trace.stalls)
+    cause = "memory.fragmentation" if in_pieces else "memory.allocator"
+    lasted = sum(stall.lasted_us for stall in trace.stalls) / 1e3
+    return CauseSummary(
+        cause=cause,
+        tail_ms=lasted,
+        tail_share=math.nan,
+        own_ms=lasted,
+        propagated_ms=math.nan,
+        ci95_ms=(math.nan, math.nan),
+        named=True,
+        evidence_class=CATALOGUE[cause].evidence_class,
+        requests=len(trace.stalls),
+        evidence=f"{_stalls(trace)}; {found.answer}",
+        whatif_ms={},
+        fixes=_FIXES,
+    )
+
+
+def _stalls(trace: AllocationTrace) -> str:
+    lasted = from_ns(1e3 * sum(stall.lasted_us for stall in trace.stalls))
+    failures = sum(stall.is_failure for stall in trace.stalls)
+    number = len(trace.stalls)
+    failed = f", {count(failures)} of them without success" if failures else ""
+    return (
+        f"{count(number)} stall{'' if number == 1 else 's'}{failed}: cached memory given back while the program "
+        f"waited, {lasted} together at least"
+    )
+
+
+def _sentence(trace: AllocationTrace, found: Fragmentation) -> str:
+    if trace.stalls:
+        return f"{_stalls(trace)}. {found.answer}"
+    calls = trace.recorded["device_allocs"] + trace.recorded["device_frees"]
+    return f"No allocation stalled; the history holds {count(calls)} calls of the device for memory."
+
+
+def _notes(trace: AllocationTrace, found: Fragmentation) -> Iterator[str]:
+    yield (
+        "A memory history has no durations of calls: percentiles are not known, and a stall's time is that between "
+        "the first segment given back and the new one."
+    )
+    if not trace.stalls:
+        first, *others = found.policies
+        best = min((each for each in others if each.setting), key=lambda each: each.device_allocs, default=None)
+        if best is not None and best.device_allocs < first.device_allocs:
+            yield (
+                f"Each new segment is a call of the device: {count(first.device_allocs)} with {first.policy}, "
+                f"{count(best.device_allocs)} with {best.setting}, as the models replay it."
+            )
+
+
+def _unit(stall: Stall, cause: str) -> UnitLedger:
+    words = f"{significant(stall.size / 2**20)} MiB asked for, {significant(stall.freed / 2**20)} MiB given back"
+    return UnitLedger(
+        id=f"{'out of memory' if stall.is_failure else 'stall'}: {words}",
+        start_ms=stall.t_us / 1e3,
+        latency_ms=stall.lasted_us / 1e3,
+        causes_ms={cause: stall.lasted_us / 1e3},
+    )

@@ -1,0 +1,63 @@
+"""A memory history: its stalls on the time line, and the setting that would have avoided them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.results.diagnosis import Diagnosis
+from tests.profilers.recordings.devices.test_device_reader import REAL
+
+MIB = 1 << 20
+
+
+def entry(action: str, address: int, size: int, time_us: int) -> dict[str, Any]:
+    return {"action": action, "addr": address, "size": size * MIB, "stream": 0, "time_us": time_us, "frames": []}
+
+
+def diagnosed(path: Path, entries: list[dict[str, Any]]) -> Diagnosis:
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [entries]}))
+    return diagnose_recording(path, ReadOptions())
+
+
+def test_a_stall_is_told_with_its_time_and_what_would_have_avoided_it(tmp_path: Path) -> None:
+    entries = []
+    for k in range(4):  # four segments of their own, each too small for what comes
+        entries += [entry("segment_alloc", 1000 * k, 20, 10 * k), entry("alloc", 1000 * k, 20, 10 * k + 1)]
+    entries += [entry("free_completed", 1000 * k, 20, 100 + k) for k in range(4)]
+    entries += [entry("segment_free", 1000 * k, 20, 200 + 100 * k) for k in range(4)]
+    entries += [entry("segment_alloc", 9000, 40, 700), entry("alloc", 9000, 40, 710)]
+    found = diagnosed(tmp_path / "x", entries)
+    assert found.verdict == "memory.fragmentation" and "expandable_segments:True" in found.sentence
+    (stall,) = found.slowest
+    assert (stall.start_ms, stall.latency_ms) == (0.2, 0.5)
+    assert "40.0 MiB asked for, 80.0 MiB given back" in stall.id
+    document = found.to_json()
+    assert document["latency_ms"]["p99"] is None and document["tail"]["excess_ms"] is None
+    assert document["source"]["kind"] == "memory" and document["requests"]["timeout"] is None
+
+
+def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path / "x", [entry("segment_alloc", 0, 20, 0), entry("alloc", 0, 20, 1)])
+    assert found.verdict == "steady" and not found.causes and not found.slowest
+
+
+def test_a_pickle_that_names_a_class_is_not_carried_out(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(pickle.dumps(Path("x"), protocol=4))
+    with pytest.raises(InputError, match="a snapshot is plain data"):
+        diagnose_recording(tmp_path / "x", ReadOptions())
+
+
+def test_real_history() -> None:
+    path = REAL / "memory" / "h100_forward.pickle"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: recordings made on real devices are not part of the project")
+    found = diagnose_recording(path, ReadOptions())
+    assert found.verdict == "steady" and any("516 with torch's defaults" in note for note in found.notes)
+    assert found.source is not None and found.source.read["held at most, GB"] == 19.67
