@@ -133,6 +133,7 @@ class RunnerSettings(Document):
     intra_op_threads: Annotated[int, whole(0, 1024)] = 0  # of one operator; 0 is the framework's default
     max_queue: Annotated[int, whole(0)] = 0  # requests inside beyond which a new one is shed
     timeout_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 0.0  # deadline of requests that bring none
+    hang_limit_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 60_000.0  # of a batch; longer ends a replay
     warmup_requests: Annotated[int, whole(0, 1_000_000)] = 0  # sent one by one before the clock starts
     warmup_shapes: Annotated[int, whole(0, 1_000_000)] = 0  # input sizes run before the first request
     seed: Annotated[int, whole(0, 2**63 - 1)] = 0  # of the framework's generator

@@ -124,7 +124,7 @@ class _Findings:
         causes = self._causes(ok_ms["p50"])
         by_id = {cause.cause: cause for cause in causes}
         known = self.baselines
-        losses = lost_requests(self.source, known.evidence, known.books, known.sample.errors)
+        losses = lost_requests(self.source, known.evidence, known.books, known.sample)
         lost = Loss.of(losses, meta.state)
         verdict = judge(causes, tail, ok_ms, q, in_unit(self.seen.arrived_ns[q], 1e6), lost)
         observer = by_id["observer"].tail_share if "observer" in by_id else 0.0

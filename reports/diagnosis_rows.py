@@ -13,6 +13,7 @@ from latfix.formatting import (
     key_label,
     milliseconds,
     percent,
+    rate,
     sentence,
     share,
     significant,
@@ -223,6 +224,9 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return f"No {unit} was recorded: there is nothing to act on. Replay the traffic again."
     if not diagnosis.requests.get("ok"):
         return f"No {unit} ended ok: mend the errors first, then diagnose again."
+    outside = diagnosis.service
+    if diagnosis.verdict == "inconclusive" and outside is not None and outside.process is None:
+        return "Too much of the tail is unexplained to name its cause: watch the service's process with --pid."
     if diagnosis.verdict == "losing":
         return f"What the lost {unit}s waited for comes first, then what makes the others slow."
     if diagnosis.verdict == "inconclusive":
@@ -230,6 +234,42 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if not diagnosis.is_timed:
         return "" if cause_advice(diagnosis) else "Nothing stands out."
     return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+
+
+def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """What is known of a service behind an address beside its latency, by name."""
+    service = diagnosis.service
+    if service is None:
+        return []
+    rows = []
+    if service.streams is not None:
+        first, gap = service.streams.first_token_ms, service.streams.gap_ms
+        rows.append(
+            (
+                "streams",
+                f"first token p50 {milliseconds(first.get('p50'))}, p99 {milliseconds(first.get('p99'))}; gaps p50 "
+                f"{milliseconds(gap.get('p50'))}, p99 {milliseconds(gap.get('p99'))}; "
+                f"{significant(service.streams.output_tokens_per_s)} tokens/s",
+            )
+        )
+    if service.goodput is not None:
+        limits = ", ".join(f"{name} < {milliseconds(ms)}" for name, ms in service.goodput.limits_ms.items())
+        good = f"{rate(service.goodput.rps)}, {share(service.goodput.share)} of what arrived"
+        rows.append(("goodput", f"{good} ({limits})"))
+    took = "" if service.connect_ms is None else f", each {milliseconds(service.connect_ms.get('p50'))} (p50)"
+    rows.append(("connections", f"{count(service.connections)} opened{took}"))
+    process = service.process
+    if process is not None:
+        throttled = "" if process.throttled_ms is None else f", throttled {milliseconds(process.throttled_ms)}"
+        rows.append(
+            (
+                "process",
+                f"{process.pid}: {significant(process.cpu_cores)} cores busy, {significant(process.waiting_cores)} "
+                f"waiting for one{throttled}; {count(process.major_faults)} major faults, "
+                f"{count(process.involuntary_switches)} involuntary switches",
+            )
+        )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

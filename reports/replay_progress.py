@@ -107,6 +107,8 @@ class ReplayProgress:
         """A message of the runner process."""
         if event["event"] == "warmup":
             self._show(0, f"warm-up {event['sent']}/{event['of']}")
+        elif event["event"] == "hang":
+            self._print(f"{self._label}: {event['message']}")
         elif event["event"] == "status":
             done = max(int(event["done"]), 0)
             self._show(done, self._line(event, done))

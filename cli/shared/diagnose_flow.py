@@ -175,6 +175,7 @@ def conclude(
     folder: Path | None = None,
     workload: str | None = None,
     interrupted: bool = False,
+    failure: str = "",
     drill_down: DrillDown | None = None,
     verbose: bool = False,
 ) -> int:
@@ -182,7 +183,8 @@ def conclude(
 
     :param workload: as the user named it, where it was replayed just now; ``None`` for an earlier run.
     :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
-    :raises RunnerError: it was replayed just now, and no request ended ok.
+    :param failure: why the replay was ended early; empty where it was not.
+    :raises RunnerError: it was replayed just now, and no request ended ok, or it was ended early.
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
@@ -203,7 +205,8 @@ def conclude(
         stories = tell_slowest(shown, in_report.ledger)
         write_run_report(where / "report.html", shown, in_report, stories=stories)
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
-    failure = _failure(diagnosis, shown) if workload is not None and not interrupted else ""
+    if workload is not None and not interrupted:
+        failure = failure or _failure(diagnosis, shown)
     console = outputs.console()
     if not outputs.to_stdout:
         told_as = None if workload is None else workload_argument(record.meta, typed=workload)

@@ -22,6 +22,7 @@ prepare_threads = 1               # threads that run prepare(); above 1 it must 
 # intra_op_threads = 1            # threads of one operator; the framework's own default if left out
 # max_queue = 0                   # requests inside beyond which new ones are shed; 0 = no limit
 # timeout_ms = 0                  # deadline of requests that bring none; 0 = none
+# hang_limit_ms = 60000           # a batch that takes longer ends the replay; 0 = no limit
 warmup_requests = 0               # sent before the clock starts; recorded, marked, left out
 seed = 0
 

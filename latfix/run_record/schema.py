@@ -132,7 +132,7 @@ BATCH_DTYPE = np.dtype(
 )
 
 #: Kinds of rows in ``events.parquet``. ``detail`` is JSON.
-EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note", "stream")
+EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note", "stream", "hang")
 #: ``gc``: a collection, in ``thread`` (native id); detail {"generation", "collected"}.
 #: ``compile``: torch._dynamo compiled or recompiled, in ``thread``; detail {"trigger"}.
 #: ``span``: a declared span; ``request`` is the schedule index; detail {"name", "stage"}.
@@ -140,6 +140,8 @@ EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note
 #: ``error``: a request failed; ``request`` and detail {"message", "stage"}.
 #: ``stream``: a streamed answer, ``duration_ns`` from its first part to its last; detail {"gaps_us"}: each wait
 #: between two parts.
+#: ``hang``: a batch, or a prepare, that had not ended when the run was, in ``thread``; detail {"message", "what",
+#: "stack"}, innermost frame last.
 #: ``note``: anything the runner wants a reader to know; detail {"message"}.
 EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
 SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,22 +13,26 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.results.diagnosis import Losses
 from latfix.run_record.chunked_record import RecordSource
+from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
-from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status
+from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status, stage_label
 
 _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", "prepare_thread", "prepare_wait_ns")
 _MESSAGES = 3
 
 
-def lost_requests(
-    source: RecordSource, evidence: Evidence, books: Books, errors: Mapping[int, str]
-) -> tuple[Losses, ...]:
+def lost_requests(source: RecordSource, evidence: Evidence, books: Books, sample: RunRecord) -> tuple[Losses, ...]:
     """Those of a run, by how they ended.
 
     :param evidence: of the run, or of a sample of it, which then speaks for the rest; ``books`` its ledger.
-    :param errors: messages by schedule index.
+    :param sample: what both are of.
     """
+    errors, hung = sample.errors, np.flatnonzero(sample.events["kind"] == "hang")
+    begun = sample.events["t_ns"][hung]
+    hangs = np.stack([begun, begun + sample.events["duration_ns"][hung]], axis=1)[
+        sample.events["batch_id"][hung] >= 0
+    ]
     parts, arrived = [], 0
     for rows in source.scan(_COLUMNS):
         measured = rows["warmup"] == 0
@@ -37,13 +42,20 @@ def lost_requests(
     every = {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in _COLUMNS}
     if not len(every["status"]):
         return ()
-    waits = _Waits(evidence, books)
+    waits = _Waits(evidence, books, hangs)
     found = []
     for name in LOST_NAMES:
         some = every["status"] == STATUS_NAMES.index(name)
         if some.any():
             found.append(_losses(name, {key: values[some] for key, values in every.items()}, arrived, waits, errors))
-    return tuple(found)
+    return tuple(map(_seen, found)) if evidence.setup.outside else tuple(found)
+
+
+def _seen(losses: Losses) -> Losses:
+    """The stages by the names that they have for whoever sees the service from outside."""
+    stages = {stage_label(stage, outside=True): count for stage, count in losses.in_stage.items()}
+    took = {stage_label(stage, outside=True): ms for stage, ms in losses.stages_ms.items()}
+    return replace(losses, in_stage=stages, stages_ms=took)
 
 
 def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mapping[int, str]) -> Losses:
@@ -75,7 +87,8 @@ def _stages_of(rows: Columns) -> list[str]:
 class _Waits:
     """What threads spent their time on while requests waited for them: the queues of the ledger, unit by unit."""
 
-    def __init__(self, evidence: Evidence, books: Books) -> None:
+    def __init__(self, evidence: Evidence, books: Books, hangs: Ints) -> None:
+        self._hangs, self._count = hangs, max(evidence.setup.workers, 1)
         rows, batches, line, setup = evidence.rows, evidence.batches, books.line, evidence.setup
         names = ("work", *books.ledger.causes)
         prepared, prepare = line.prepared, evidence.units["prepare"]
@@ -106,9 +119,17 @@ class _Waits:
             for name, value in known.items():
                 total[name] = total.get(name, 0.0) + value
             total["unrecorded"] += float(length.sum()) - sum(known.values())
+        hung = sum(float(_overlap(enqueued, rows["queue_ns"], *hang).sum()) / self._count for hang in self._hangs)
+        total["unrecorded"] -= hung
+        total["hang"] = hung
         each = {name: value / 1e6 / len(handed) for name, value in total.items()}
         least = 0.001 * sum(map(abs, each.values()))
         return dict(sorted(((k, v) for k, v in each.items() if abs(v) > least), key=lambda one: -one[1]))
+
+
+def _overlap(begin: Ints, length: Ints, first: int, last: int) -> Ints:
+    """How long each stretch lies within one."""
+    return np.asarray(np.maximum(np.minimum(begin + length, last) - np.maximum(begin, first), 0), dtype=np.int64)
 
 
 class _Spent:

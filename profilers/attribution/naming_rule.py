@@ -74,7 +74,7 @@ def summarize_cause(
         requests=requests,
         evidence=cause.told(evidence, figures),
         whatif_ms=whatif_ms,
-        fixes=cause.fixes,
+        fixes=() if evidence.setup.outside else cause.fixes,
     )
 
 

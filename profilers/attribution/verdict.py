@@ -69,15 +69,17 @@ class Loss:
     """Requests that did not end ``ok``.
 
     :param cut: somebody ended the run early: what was in flight then is no loss of the service.
+    :param hung: the run ended because the service did, or hung.
     """
 
     every: tuple[Losses, ...] = ()
     cut: bool = False
+    hung: bool = False
 
     @classmethod
     def of(cls, every: tuple[Losses, ...], state: str) -> Loss:
         """Of a run that ended in a state of ``run.json``."""
-        return cls(every=every, cut=state in ("interrupted", "running"))
+        return cls(every=every, cut=state in ("interrupted", "running"), hung=state == "failed" and bool(every))
 
     @property
     def charged(self) -> tuple[Losses, ...]:
@@ -116,6 +118,9 @@ def judge(
     if loss.charged and isinstance(at_ms, AtLeast) and (loss.beyond(percentile) or not loss.cut):
         about = f"{name} is more than {milliseconds(at_ms.bound)}" if at_ms.bound > 0 else f"{name} is lost"
         return Verdict(word=LOSING, sentence=f"{about}: losing, {loss.words}.")
+    if loss.hung and any(one.status == "unfinished" for one in loss.every):
+        sentence = f"{name} of what was recorded is {milliseconds(at_ms)}; but the run failed: losing, {loss.words}."
+        return Verdict(word=LOSING, sentence=sentence)
     if not tail.requests:
         return Verdict(word=INCONCLUSIVE, sentence="No request ended ok, so there is no latency to explain.")
     if isinstance(at_ms, AtLeast):
@@ -243,6 +248,9 @@ def warnings(
         notes.append(
             f"The run is partial ({record.meta.state}): {ended} requests were recorded and {missing} were not."
         )
+        notes += [f"{message}." for message in _hangs(record)]
+        if record.meta.failure and not notes[1:]:
+            notes.append(f"{record.meta.failure}.")
     elif record.unrecorded() > 0:
         notes.append(f"{record.unrecorded()} scheduled requests have no record.")
     if not n:
@@ -296,6 +304,12 @@ def _too_few(inside: int, n: int, percentile: float) -> str:
     times = math.ceil(enough / max(n, 1))
     more = f"--repeat {times} or a longer --duration" if times > 1 else "a longer --duration"
     return f"p{percentile:g} rests on {inside} of {n} requests; about {enough:,} would do ({more})."
+
+
+def _hangs(record: RunRecord) -> list[str]:
+    """What had not ended when the run was."""
+    known = np.flatnonzero(record.events["kind"] == "hang")
+    return [str(record.events["detail"][k].get("message", "")) for k in known.tolist()]
 
 
 def _no_model(evidence: Evidence) -> str:

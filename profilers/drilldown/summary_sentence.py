@@ -37,7 +37,12 @@ def closing_sentence(story: Story) -> str:
 def _failed(story: Story) -> str:
     taken = [stage for stage in story.stages if stage.duration_ns > 0]
     ended = taken[-1].stage if taken else "admission"
-    words = {"error": "It failed", "timeout": "Its caller gave up", "shed": "It was turned away"}[story.status]
+    words = {
+        "error": "It failed",
+        "timeout": "Its caller gave up",
+        "shed": "It was turned away",
+        "unfinished": "The run ended while it was",
+    }[story.status]
     if story.status == "shed":
         after = from_ns(story.latency_ns)
         return f"{words} {after} after its arrival: the service held as many requests as it admits."

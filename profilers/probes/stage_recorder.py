@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
-from latfix.stages import STAGES
+from latfix.stages import STAGES, Status
 
 #: Boundaries of a request that its own threads stamp; the rest are its batch's.
 _OWN_STAMPS: tuple[str, ...] = ("handed", "prepare_start", "enqueued", "taken", "finish_start", "end")
@@ -102,6 +103,21 @@ class SampleLog:
         return "".join(line + "\n" for line in lines)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A batch that has not ended.
+
+    :param since_ns: when its members were fixed, on the clock of the stamps.
+    :param first: the first of its shape, or of its worker.
+    """
+
+    batch_id: int
+    worker: int
+    size: int
+    since_ns: int
+    first: bool
+
+
 class StageRecorder:
     """Stamps of ``warmup`` + ``requests`` requests and of their batches.
 
@@ -165,6 +181,7 @@ class StageRecorder:
         #: Counters of the threads on the requests' path, for what reading them cost.
         self.counters: list[ThreadCounters] = []
         self._complete_lock = threading.Lock()
+        self._cut = False
 
     def index_of(self, slot: int) -> int:
         """The schedule index of a slot: from 0 for measured requests, -1, -2, … for warm-up."""
@@ -203,11 +220,49 @@ class StageRecorder:
 
     def request_done(self, slot: int, status: int, end_ns: int) -> None:
         """A request ended at ``end_ns``; call once, after its batch's stamps stand where it has one."""
-        self._views["status"][slot] = status
-        self._views["end"][slot] = end_ns
-        self._done.append(slot)
         with self._complete_lock:
+            if self._cut:  # the record says already that it was in flight
+                return
+            self._views["status"][slot] = status
+            self._views["end"][slot] = end_ns
+            self._done.append(slot)
             self.completed += 1
+
+    def cut(self, now_ns: int) -> int:
+        """End the record: what was handed over and has not ended was in flight; returns how many those are."""
+        with self._complete_lock:
+            self._cut = True
+            inside = np.flatnonzero((self._columns["handed"] > 0) & (self._columns["end"] == 0))
+            self._columns["status"][inside] = Status.UNFINISHED
+            self._columns["end"][inside] = now_ns
+            self._done.extend(inside.tolist())
+        return len(inside)
+
+    def open_batches(self, begun_before_ns: int) -> list[OpenBatch]:
+        """Batches that were closed before a time and have not ended."""
+        rows = {name: self._batches[name][: self._next_batch] for name in ("close_ns", "finish_end_ns", "worker")}
+        closed, ended = rows["close_ns"], rows["finish_end_ns"] > 0
+        return [
+            OpenBatch(
+                batch_id=k,
+                worker=int(rows["worker"][k]),
+                size=int(self._batches["size"][k]),
+                since_ns=int(closed[k]),
+                first=bool(self._batches["first_shape"][k])
+                or not (ended & (rows["worker"] == rows["worker"][k])).any(),
+            )
+            for k in np.flatnonzero((closed > 0) & (closed < begun_before_ns) & ~ended).tolist()
+        ]
+
+    def open_prepares(self, begun_before_ns: int) -> list[tuple[int, int, int]]:
+        """Requests in a ``prepare`` that began before a time: schedule index, thread, and when it began."""
+        begun, thread = self._columns["prepare_start"], self._columns["prepare_thread"]
+        going = (
+            (begun > 0) & (begun < begun_before_ns) & (self._columns["enqueued"] == 0) & (self._columns["end"] == 0)
+        )
+        return [
+            (self.index_of(k), int(thread[k]), int(begun[k])) for k in np.flatnonzero(going & (thread >= 0)).tolist()
+        ]
 
     def drain_requests(self) -> npt.NDArray[Any]:
         """Rows of :data:`latfix.run_record.schema.REQUEST_DTYPE` of requests that ended since the last call."""

@@ -48,6 +48,7 @@ from latfix.reports.diagnosis_rows import (
     excess_words,
     focus_key,
     largest_window_causes,
+    service_words,
     weight_words,
 )
 from latfix.reports.html.page_file import write_page
@@ -560,6 +561,7 @@ def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]
         ("Replay lag", f"{lag} behind the schedule: {verdict}."),
         ("Cost of latfix", f"{micros} µs a request, {core} of a core."),
         ("Requests", f"{counts}; {count(warm)} warm-up requests left out{unrecorded}."),
+        *((name.capitalize(), f"{words}.") for name, words in service_words(diagnosis)),
         ("Ledger", f"largest gap between a request's excess and its entries: {gap}."),
     ]
 

@@ -45,6 +45,7 @@ NO_COUNTERPART: Mapping[str, str] = {
     "intra_op_threads": "call torch.set_num_threads when the model is loaded, or set OMP_NUM_THREADS (--for env)",
     "max_queue": "limit the requests inside in front of the server",
     "timeout_ms": "set the deadline in the client or in front of the server",
+    "hang_limit_ms": "restart the server where its health check does not answer",
     "warmup_requests": "send requests before traffic is let in",
     "warmup_shapes": "run the sizes of your traffic before traffic is let in",
     "seed": "call torch.manual_seed when the model is loaded",

@@ -39,6 +39,7 @@ from latfix.reports.diagnosis_rows import (
     loss_rows,
     main_causes,
     read_words,
+    service_words,
     small_causes_words,
     weight_words,
 )
@@ -234,8 +235,10 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         bar = Bar([((finite(row.get("p99")) or 0.0) / scale, "█", "cyan")])
         rows.append([stage, bar, *(significant(row.get(key)) for key in figures)])
     yield FittedTable(columns, rows)
-    empty = [stage for stage in known if stage not in used]
+    unknown = [stage for stage in known if _unknown(diagnosis, stage)]
+    empty = [stage for stage in known if stage not in used and stage not in unknown]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
+    no_time += f"; not known: {', '.join(unknown)}" if unknown else ""
     yield Text(f"bar: p99; quiet: in a {diagnosis.unit} with nothing in its way{no_time}", style="dim")
 
 
@@ -363,6 +366,12 @@ def _cause_advice(entry: CauseAdvice) -> Text:
     return text
 
 
+def _unknown(diagnosis: Diagnosis, stage: str) -> bool:
+    """Whether how long a stage took cannot be told, which is not the same as no time."""
+    row = diagnosis.stages_ms.get(stage)
+    return row is not None and all(finite(value) is None for value in row.values())
+
+
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
     failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
@@ -370,6 +379,8 @@ def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
     if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
         yield Text.assemble(("read        ", "dim"), safe(read, "dim", limit=600))
+    for name, words in service_words(diagnosis):
+        yield Text.assemble((name.ljust(12), "dim"), safe(words, "dim", limit=300))
     lag = diagnosis.dispatch_ms
     if any(finite(lag.get(key)) is not None for key in ("p50", "p99", "max")):
         figures = ", ".join(f"{key} {significant(lag.get(key))}" for key in ("p50", "p99", "max"))

@@ -26,7 +26,7 @@ from latfix.stages import Status
 _clock = time.perf_counter_ns
 #: How long the loop sleeps at most without a look at whether it is to stop.
 _LONGEST_SLEEP_NS = 50_000_000
-#: Between requests of which other things are done: bodies made ahead, rows written.
+#: Between requests of which other things are done: bodies made ahead, progress told.
 _SLACK_NS = 600_000
 #: Bodies made ahead, at most; and their bytes.
 _AHEAD, _AHEAD_BYTES = 4096, 64 << 20
@@ -69,7 +69,7 @@ class ReplayLoop:
         self._deadlines: deque[tuple[int, int]] = deque()
         self._ahead: deque[bytes] = deque()
         self._ahead_bytes, self._made, self._render_ns = 0, 0, 0
-        self._next, self._reported, self._wrote = 0, 0, 0
+        self._next, self._reported = 0, 0
         self._refused, self._served = 0, False
         self.opened = self.rendered_late = 0
         self.hopeless = ""
@@ -129,10 +129,7 @@ class ReplayLoop:
         if now - self._reported > _REPORT_NS:
             self._reported = now
             self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
-        if self._log.pending and now - self._wrote > _REPORT_NS:
-            self._log.write_some()
-            self._wrote = now if not self._log.pending else 0
-        elif self._made < len(self._scheduled) and len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES:
+        if self._made < len(self._scheduled) and len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES:
             while self._made < len(self._scheduled) and left > 2 * self._render_ns + LEAST_SPIN_NS:
                 self._render()
                 left -= self._render_ns

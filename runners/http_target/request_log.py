@@ -1,18 +1,20 @@
-"""Rows of requests as they end, packed at once and written in pieces small enough not to hold up the schedule."""
+"""Rows of requests as they end: packed at once, written from a thread of their own, for a disk may take its time."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
+import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from latfix.run_record.run_record import SEGMENTS
 from latfix.run_record.schema import REQUEST_DTYPE
+from latfix.runners.replay.open_loop import take_priority
 
-#: Written at a time.
-_PIECE = 1 << 16
+_FLUSH_S = 0.25
 _NAMES: tuple[str, ...] = REQUEST_DTYPE.names or ()
 _WRITTEN = (
     "index",
@@ -41,6 +43,7 @@ class RequestLog:
 
     :param t0_ns: the schedule's zero on the monotonic clock; times in rows and events count from it.
     :ivar ended: requests.
+    :raises OSError: from :meth:`close`, where the disk would not take it.
     """
 
     def __init__(self, folder: Path, t0_ns: int) -> None:
@@ -49,15 +52,14 @@ class RequestLog:
         self._rows_file = os.open(segments / "requests.bin", flags, 0o644)
         self._events_file = os.open(segments / "events.jsonl", flags, 0o644)
         self._pack = struct.Struct(f"<{len(_NAMES)}q").pack
-        self._rows = bytearray()
-        self._events = bytearray()
+        self._rows: deque[bytes] = deque()
+        self._events: deque[bytes] = deque()
         self.t0_ns = t0_ns
         self.ended = 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether there is something to write."""
-        return bool(self._rows or self._events)
+        self._error: OSError | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="latfix-segments", daemon=True)
+        self._thread.start()
 
     def add(self, values: tuple[int, ...]) -> None:
         """A request ended.
@@ -68,24 +70,36 @@ class RequestLog:
         for place, value in zip(_PLACES, values, strict=True):
             row[place] = value
         row[_PLACES[1]] -= self.t0_ns
-        self._rows += self._pack(*row)
+        self._rows.append(self._pack(*row))
         self.ended += 1
 
     def event(self, kind: str, start_ns: int, duration_ns: int, request: int, detail: dict[str, Any]) -> None:
         """Something happened in a request; see :data:`latfix.run_record.schema.EVENT_KINDS`."""
         line = json.dumps([start_ns - self.t0_ns, duration_ns, kind, 0, request, -1, detail], separators=(",", ":"))
-        self._events += line.encode() + b"\n"
-
-    def write_some(self) -> None:
-        """Write a piece of what is pending."""
-        # Events first: an error's row points to its message.
-        for buffer, file in ((self._events, self._events_file), (self._rows, self._rows_file)):
-            if buffer:
-                del buffer[: os.write(file, bytes(buffer[:_PIECE]))]
+        self._events.append(line.encode() + b"\n")
 
     def close(self) -> None:
         """Write the rest."""
-        while self.pending:
-            self.write_some()
+        self._end.set()
+        self._thread.join()
         os.close(self._rows_file)
         os.close(self._events_file)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        take_priority()  # it holds the interpreter lock for moments, in which it must not wait for a core
+        last = False
+        while not last and self._error is None:
+            last = self._end.wait(_FLUSH_S)
+            try:
+                self._flush()
+            except OSError as error:
+                self._error = error
+
+    def _flush(self) -> None:
+        # Events first: an error's row points to its message.
+        for waiting, file in ((self._events, self._events_file), (self._rows, self._rows_file)):
+            left = memoryview(b"".join([waiting.popleft() for _ in range(len(waiting))]))
+            while left:
+                left = left[os.write(file, left) :]

@@ -45,6 +45,7 @@ from latfix.runners.engine.engine import Engine
 from latfix.runners.gpu.copy_costs import copy_costs
 from latfix.runners.gpu_memory.caching_allocator import allocator_conf
 from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.replay.batch_watchdog import BatchWatchdog
 from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
 from latfix.runners.replay.pipe_protocol import STALL_S, LineWriter
 from latfix.runners.replay.run_facts import RunFacts
@@ -82,7 +83,7 @@ class RecordedReplay:
     def run(self) -> dict[str, Any]:
         """Replay, record, and return what ``run.json`` says of it.
 
-        :raises RunnerError: a thread of the service died, or nothing moved any more.
+        :raises RunnerError: a thread of the service died.
         """
         import torch
 
@@ -128,7 +129,7 @@ class RecordedReplay:
                 )
             deaths.check()
         return {
-            "state": "interrupted" if self._stop.is_set() else "complete",
+            **_ended(cost["stalled"], interrupted=self._stop.is_set()),
             "calibration": calibration,
             "overhead": self._overhead(cost, pauses, samplers, lock, engine),
             "probes": self._probe_lines,
@@ -222,7 +223,8 @@ class RecordedReplay:
         recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
         began = time.thread_time_ns()
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
-            with _StatusLines(self._parent, engine, recorder, self._stop, writer) as status:
+            watchdog = BatchWatchdog(engine, recorder, self._service.settings.hang_limit_ms / 1e3)
+            with _StatusLines(self._parent, engine, recorder, self._stop, writer, watchdog) as status:
                 self._probe_lines["replayer"] = take_priority()
                 sent = replay(recorder.scheduled_ns[warmup:], lambda k: engine.submit(warmup + k), self._stop)
                 give_priority_back()
@@ -230,15 +232,21 @@ class RecordedReplay:
                 replayer_ns = time.thread_time_ns() - began
                 engine.drain(self._stop)
             facts.end()
-            interrupted = self._stop.is_set()
-            if not interrupted:
+            if self._stop.is_set():
+                watchdog.log()
+                recorder.cut(time.perf_counter_ns())
+            else:
                 engine.shutdown()
             writer.check()
-            if status.stalled:
-                raise RunnerError(f"no request ended for {STALL_S:.0f} s with {engine.in_flight} in flight; gave up")
             wall = time.perf_counter_ns() - start
         writer.check()
-        return {"sent": sent, "replayer_ns": replayer_ns, "writer_ns": writer.cpu_ns, "wall_ns": max(wall, 1)}
+        return {
+            "sent": sent,
+            "replayer_ns": replayer_ns,
+            "writer_ns": writer.cpu_ns,
+            "wall_ns": max(wall, 1),
+            "stalled": status.stalled,
+        }
 
     def _overhead(
         self,
@@ -321,7 +329,9 @@ class _StatusLines:
         recorder: StageRecorder,
         stop: threading.Event,
         writer: SegmentWriter,
+        watchdog: BatchWatchdog,
     ) -> None:
+        self._watchdog = watchdog
         self._parent = parent
         self._engine = engine
         self._recorder = recorder
@@ -330,7 +340,8 @@ class _StatusLines:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="latfix-status", daemon=True)
         self.sent_all = False
-        self.stalled = False
+        #: Why the replay was ended; empty where it was not.
+        self.stalled = ""
 
     def __enter__(self) -> _StatusLines:
         self._thread.start()
@@ -347,8 +358,11 @@ class _StatusLines:
             if completed != done or not self._engine.in_flight:
                 done, since = completed, time.monotonic()
             elif time.monotonic() - since > STALL_S:
-                self.stalled = True
+                self.stalled = (
+                    f"no request ended for {STALL_S:.0f} s with {self._engine.in_flight} in flight; gave up"
+                )
                 self._stop.set()
+            self._watch()
             if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
                 self._stop.set()
             elapsed = time.perf_counter_ns() - self._recorder.t0_ns
@@ -362,6 +376,22 @@ class _StatusLines:
                     "draining": self.sent_all,
                 }
             )
+
+    def _watch(self) -> None:
+        """Say what hangs, and end the replay where something is beyond its limit."""
+        fresh, beyond = self._watchdog.look()
+        if fresh is not None:
+            self._parent.send({"event": "hang", "message": fresh.words})
+        worst = self._watchdog.worst
+        if beyond and worst is not None and not self.stalled:
+            self.stalled = f"{worst.words} with {self._engine.in_flight} requests in flight; gave up"
+            self._stop.set()
+
+
+def _ended(stalled: str, *, interrupted: bool) -> dict[str, str]:
+    if stalled:
+        return {"state": "failed", "failure": stalled}
+    return {"state": "interrupted" if interrupted else "complete"}
 
 
 def _stamp_cost_ns() -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import latfix
 from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
-from latfix.errors import InputError, LatfixError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
@@ -70,6 +70,14 @@ class Interrupted(Exception):
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__("interrupted")
+        self.record = record
+
+
+class Hung(RunnerError):
+    """A service stopped answering, and its replay was ended; what was recorded is kept in ``record``."""
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__(f"{record.meta.failure} (output of the runner: {record.folder / 'runner.log'})")
         self.record = record
 
 
@@ -159,6 +167,7 @@ def replay_into(
 
     :param profile: where the model is on a device, profile a few batches after the replay.
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
+    :raises Hung: the service stopped answering; the record is kept and comes with it.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
     """
     folder.update(**{key: process.ready[key] for key in ("machine", "load_s", "device")})
@@ -180,6 +189,8 @@ def replay_into(
     record = _close(folder)
     if interrupted:
         raise Interrupted(record)
+    if folder.meta.state == "failed":
+        raise Hung(record)
     if profile and folder.meta.device != "cpu":
         folder.update(**device_profile(process, record))
         write_meta(folder.path, folder.meta)

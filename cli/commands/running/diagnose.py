@@ -78,7 +78,7 @@ def diagnose(
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.http_target.address import is_address
-    from latfix.runners.replay.run_session import Interrupted, default_folder, open_folder
+    from latfix.runners.replay.run_session import Hung, Interrupted, default_folder, open_folder
 
     replayed = options.TrafficOptions(
         mapping=tuple(mapping or ()),
@@ -142,12 +142,14 @@ def diagnose(
     replay = ready(schedule)
     outputs = Outputs.open("diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
     folder = open_folder(out or default_folder(spec.name, "diagnose"))
-    interrupted = False
+    interrupted, failure = False, ""
     with outputs.in_any_case(spec.name, gates.texts):
         try:
             record = replay(folder)
         except Interrupted as stopped:
             record, interrupted = stopped.record, True
+        except Hung as stopped:
+            record, failure = stopped.record, stopped.message
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
         return conclude(
             record,
@@ -157,6 +159,7 @@ def diagnose(
             seed=seed,
             workload=workload,
             interrupted=interrupted,
+            failure=failure,
             drill_down=drill_down,
             verbose=verbose,
         )

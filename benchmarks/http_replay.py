@@ -1,0 +1,166 @@
+"""How late requests are sent over HTTP, and what one costs the client: latfix beside client libraries, same stub.
+
+    python -m benchmarks.http_replay [--rates 200,500,1000] [--seconds 10] [--json FILE]
+
+The stub answers at once. All clients get the same Poisson schedule and are open-loop; httpx and aiohttp, where they
+are installed, as a user would write it: a task a request, one session. Lateness is from the scheduled time to the
+moment at which the client begins to send; CPU is the client process's (latfix: the replaying thread's), all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.runners.http_target.address import Trust, parse_address
+from latfix.runners.http_target.http_session import HttpReplay, reach, run
+from latfix.runners.replay.runner_main import machine
+from latfix.traffic.schedule import Traffic
+
+_BODY = {"inputs": [1, 2, 3], "k": 5}
+Send = Callable[[], Awaitable[Any]]
+
+
+class _Stub(asyncio.Protocol):
+    """Answers every request that has arrived whole; bodies of requests are small and come with their head."""
+
+    _answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"ok":1}'
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._held = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        while (end := self._held.find(b"\r\n\r\n")) >= 0:
+            head = self._held[:end].lower()
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+            if len(self._held) < end + 4 + length:
+                return
+            self._held = self._held[end + 4 + length :]
+            self._transport.write(self._answer)
+
+
+async def _serve() -> None:
+    server = await asyncio.get_running_loop().create_server(_Stub, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+def _latfix(port: int, arrival_ns: np.ndarray) -> dict[str, float]:
+    address = parse_address(f"http://127.0.0.1:{port}/predict")
+    traffic = Traffic.plain(arrival_ns, payloads=[_BODY] * len(arrival_ns))
+    spec = WorkloadSpec(name="stub", folder=Path(), entry="", traffic=Path("stub.jsonl"))
+    with tempfile.TemporaryDirectory() as folder:
+        replay = HttpReplay(address=address, endpoint=reach(address, Trust()), spec=spec, traffic=traffic)
+        record = run(Path(folder) / "run", replay)
+    return _row(record.requests["dispatch_ns"] / 1e6, record.meta.overhead["replayer_us_per_request"])
+
+
+def _row(late_ms: np.ndarray, cpu_us: float) -> dict[str, float]:
+    p50, p99 = np.percentile(late_ms, [50, 99])
+    return {"p50_ms": float(p50), "p99_ms": float(p99), "max_ms": float(late_ms.max()), "cpu_us": float(cpu_us)}
+
+
+async def _open_loop(arrival_ns: np.ndarray, send: Send) -> list[float]:
+    late: list[float] = []
+    start = time.perf_counter_ns() + 300_000_000
+
+    async def one(due: int) -> None:
+        late.append((time.perf_counter_ns() - due) / 1e6)
+        await send()
+
+    tasks = []
+    for due in (start + arrival_ns).tolist():
+        while (left := due - time.perf_counter_ns()) > 0:
+            await asyncio.sleep(left / 1e9)
+        tasks.append(asyncio.create_task(one(due)))
+    await asyncio.gather(*tasks)
+    return late
+
+
+async def _httpx(port: int, arrival_ns: np.ndarray) -> list[float]:
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+        return await _open_loop(arrival_ns, lambda: client.post(f"http://127.0.0.1:{port}/predict", json=_BODY))
+
+
+async def _aiohttp(port: int, arrival_ns: np.ndarray) -> list[float]:
+    import aiohttp
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def send() -> None:
+            async with session.post(f"http://127.0.0.1:{port}/predict", json=_BODY) as answer:
+                await answer.read()
+
+        return await _open_loop(arrival_ns, send)
+
+
+_CLIENTS = {"httpx": _httpx, "aiohttp": _aiohttp}
+
+
+def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
+    """In a process of its own, as latfix's replay is."""
+    script = f"from benchmarks.http_replay import _child; _child({name!r}, {port}, {arrival_ns.tolist()!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return _row(np.array(found["late"]), found["cpu_us"])
+
+
+def _child(name: str, port: int, arrival_ns: list[int]) -> None:
+    began = time.process_time_ns()
+    late = asyncio.run(_CLIENTS[name](port, np.array(arrival_ns)))
+    cpu_us = (time.process_time_ns() - began) / len(arrival_ns) / 1e3
+    print(json.dumps({"late": late, "cpu_us": cpu_us}))
+
+
+def main() -> None:
+    """Measure and print; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rates", default="200,500,1000")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    code = "import asyncio; from benchmarks.http_replay import _serve; asyncio.run(_serve())"
+    stub = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert stub.stdout is not None
+    port = int(stub.stdout.readline())
+    clients = {"latfix": _latfix} | {
+        name: lambda port, arrival_ns, name=name: _library(name, port, arrival_ns)
+        for name in _CLIENTS
+        if find_spec(name) is not None
+    }
+    rows = []
+    try:
+        for rate in (float(word) for word in options.rates.split(",")):
+            gaps = np.random.default_rng(0).exponential(1e9 / rate, int(rate * options.seconds))
+            for name, client in clients.items():
+                row = {"rate": rate, "client": name, **client(port, np.cumsum(gaps).astype(np.int64))}
+                rows.append(row)
+                print("{rate:6.0f}/s {client:8} late p50 {p50_ms:7.3f} p99 {p99_ms:8.3f} max {max_ms:8.3f} ms, "
+                      "CPU {cpu_us:6.0f} µs a request".format(**row), flush=True)  # fmt: skip
+    finally:
+        stub.kill()
+        stub.wait()
+    if options.json is not None:
+        document = {"seconds": options.seconds, "machine": machine(), "rows": rows}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

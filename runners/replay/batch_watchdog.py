@@ -1,0 +1,148 @@
+"""Batches and prepares that do not end: which thread has been at what for how long, with its stack."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from types import FrameType
+
+from latfix.profilers.probes.stage_recorder import StageRecorder
+from latfix.runners.engine.engine import Engine
+from latfix.runners.replay.pipe_protocol import STALL_S
+
+#: What takes this share of the limit is noted before it ends the run.
+_NOTED = 1 / 6
+_FRAMES = 12
+#: Frames of this file stand on the stack of a thread for which torch is compiling, and of no other.
+_COMPILING = "torch/_dynamo/convert_frame.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Work that has not ended.
+
+    :param what: ``batch 40 of 8 requests`` or ``prepare of request 12``.
+    :param thread: ``worker 0``; ``native_id`` its id.
+    :param since_ns: when it began, on the clock of the stamps.
+    :param first: it may be slow because it is the first of its shape, or because its code is being compiled.
+    :param stack: innermost frame last, a line each.
+    """
+
+    what: str
+    thread: str
+    native_id: int
+    batch_id: int
+    since_ns: int
+    first: bool
+    stack: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """``worker 0 has been in batch 40 of 8 requests for 12 s (model.py:31 in forward)``."""
+        seconds = (time.perf_counter_ns() - self.since_ns) / 1e9
+        where = f" ({self.stack[-1]})" if self.stack else ""
+        return f"{self.thread} has been in {self.what} for {seconds:.3g} s{where}"
+
+
+class BatchWatchdog:
+    """Looks after the threads of a service while it is replayed.
+
+    :param limit_s: what a batch, or a ``prepare``, may take; one that may have to compile, or is the first of its
+        shape or of its worker, :data:`STALL_S` at least. 0: no limit, and nothing is noted.
+    """
+
+    def __init__(self, engine: Engine, recorder: StageRecorder, limit_s: float) -> None:
+        self._engine, self._recorder, self._limit_s = engine, recorder, limit_s
+        self._noted: dict[tuple[str, int], Stuck] = {}
+
+    def look(self) -> tuple[Stuck | None, bool]:
+        """What was found stuck just now, if it had not been before; and whether something is beyond its limit."""
+        if not self._limit_s:
+            return None, False
+        fresh, beyond = None, False
+        for stuck in self._candidates(time.perf_counter_ns() - int(_NOTED * self._limit_s * 1e9)):
+            limit = max(self._limit_s, STALL_S) if stuck.first else self._limit_s
+            took = (time.perf_counter_ns() - stuck.since_ns) / 1e9
+            beyond = beyond or took > limit
+            key = (stuck.thread, stuck.since_ns)
+            if key not in self._noted and took > _NOTED * limit:
+                fresh = stuck
+                self._noted[key] = stuck
+            elif key in self._noted:
+                self._noted[key] = stuck
+        return fresh, beyond
+
+    @property
+    def worst(self) -> Stuck | None:
+        """What has taken longest and was noted; ``None`` where nothing was."""
+        return min(self._noted.values(), key=lambda stuck: stuck.since_ns, default=None)
+
+    def log(self) -> None:
+        """Write what was noted and has not ended into the run's events, with how long it has taken by now."""
+        now = time.perf_counter_ns()
+        going = {(stuck.thread, stuck.since_ns) for stuck in self._candidates(now)}
+        for key, stuck in self._noted.items():
+            if key in going:
+                detail = {"message": stuck.words, "what": stuck.what, "stack": list(stuck.stack)}
+                self._engine.events.add(
+                    "hang",
+                    stuck.since_ns,
+                    now - stuck.since_ns,
+                    thread=stuck.native_id,
+                    batch_id=stuck.batch_id,
+                    detail=detail,
+                )
+
+    def _candidates(self, begun_before_ns: int) -> list[Stuck]:
+        """Work that began before a time and has not ended."""
+        found = []
+        threads = self._engine.thread_ids()
+        frames = sys._current_frames()
+        names = {thread.native_id: thread.ident for thread in threading.enumerate()}
+
+        def stack_of(native_id: int) -> tuple[tuple[str, ...], bool]:
+            return _stack(frames.get(names.get(native_id) or 0))
+
+        for open_ in self._recorder.open_batches(begun_before_ns):
+            native_id = threads["worker"][open_.worker % len(threads["worker"])]
+            stack, compiling = stack_of(native_id)
+            found.append(
+                Stuck(
+                    what=f"batch {open_.batch_id} of {open_.size} request{'' if open_.size == 1 else 's'}",
+                    thread=f"worker {open_.worker}",
+                    native_id=native_id,
+                    batch_id=open_.batch_id,
+                    since_ns=open_.since_ns,
+                    first=compiling or open_.first or self._engine.settings.batching == "continuous",
+                    stack=stack,
+                )
+            )
+        for index, thread, since_ns in self._recorder.open_prepares(begun_before_ns):
+            native_id = threads["prepare"][thread]
+            stack, compiling = stack_of(native_id)
+            found.append(
+                Stuck(
+                    what=f"prepare of request {index}",
+                    thread=f"prepare thread {thread}",
+                    native_id=native_id,
+                    batch_id=-1,
+                    since_ns=since_ns,
+                    first=compiling,
+                    stack=stack,
+                )
+            )
+        return found
+
+
+def _stack(frame: FrameType | None) -> tuple[tuple[str, ...], bool]:
+    """The innermost frames, one line each, and whether torch is compiling below them."""
+    if frame is None:
+        return (), False
+    frames = traceback.extract_stack(frame)
+    compiling = any(each.filename.replace("\\", "/").endswith(_COMPILING) for each in frames)
+    own = [each for each in frames if "/latfix/runners/" not in each.filename.replace("\\", "/")] or frames
+    lines = tuple(f"{each.filename.rpartition('/')[2]}:{each.lineno} in {each.name}" for each in own[-_FRAMES:])
+    return lines, compiling

@@ -1,0 +1,102 @@
+"""What hangs is told with its thread, its batch and its stack, and what was in flight is in the record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
+from latfix.run_record.schema import REQUEST_DTYPE
+from latfix.runners.replay.batch_watchdog import BatchWatchdog
+from latfix.settings import RunnerSettings
+from latfix.stages import STAGES, Status
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Thread]:
+    """A thread that waits in a function of this file."""
+    release = threading.Event()
+
+    def forward_that_hangs() -> None:
+        release.wait()
+
+    thread = threading.Thread(target=forward_that_hangs)
+    thread.start()
+    yield thread
+    release.set()
+    thread.join()
+
+
+def _open_batch(recorder: StageRecorder, since_ns: int, *, first_shape: int = 0, size: int = 3) -> int:
+    batch = recorder.new_batch()
+    recorder.batch_values(batch, {"worker": 0, "size": size, "close_ns": since_ns, "first_shape": first_shape})
+    return batch
+
+
+def _watchdog(recorder: StageRecorder, thread: threading.Thread, limit_s: float) -> tuple[BatchWatchdog, EventLog]:
+    events = EventLog()
+    ids = {"worker": [thread.native_id], "prepare": [thread.native_id]}
+    engine: Any = SimpleNamespace(thread_ids=lambda: ids, settings=RunnerSettings(), events=events)
+    return BatchWatchdog(engine, recorder, limit_s), events
+
+
+def _ago(seconds: float) -> int:
+    return time.perf_counter_ns() - int(seconds * 1e9)
+
+
+def test_a_batch_that_hangs_is_told_once_and_then_beyond_its_limit(hanging: threading.Thread) -> None:
+    recorder = StageRecorder(8)
+    recorder.batch_done(_open_batch(recorder, _ago(400)), _ago(390))
+    stuck = _open_batch(recorder, _ago(20))
+    watchdog, events = _watchdog(recorder, hanging, 60.0)
+    fresh, beyond = watchdog.look()
+    assert fresh is not None and not beyond
+    assert f"worker 0 has been in batch {stuck} of 3 requests for 20" in fresh.words
+    assert any("forward_that_hangs" in line for line in fresh.stack)
+    assert watchdog.look() == (None, False)
+    assert _watchdog(recorder, hanging, 10.0)[0].look()[1]
+    watchdog.log()
+    assert '"hang"' in events.drain(0)
+    recorder.batch_done(stuck, _ago(0))
+    assert _watchdog(recorder, hanging, 10.0)[0].look() == (None, False)
+
+
+@pytest.mark.parametrize("case", ["first of its shape", "first of its worker", "no limit"])
+def test_a_slow_first_batch_is_no_hang(hanging: threading.Thread, case: str) -> None:
+    recorder = StageRecorder(8)
+    if case != "first of its worker":
+        recorder.batch_done(_open_batch(recorder, _ago(400)), _ago(390))
+    _open_batch(recorder, _ago(100), first_shape=int(case == "first of its shape"))
+    assert not _watchdog(recorder, hanging, 0.0 if case == "no limit" else 60.0)[0].look()[1]
+
+
+def test_a_prepare_that_hangs(hanging: threading.Thread) -> None:
+    recorder = StageRecorder(8)
+    recorder.handed[5] = recorder.prepare_start[5] = _ago(90)
+    recorder.prepare_thread[5] = 0
+    watchdog, _ = _watchdog(recorder, hanging, 60.0)
+    fresh, beyond = watchdog.look()
+    assert beyond and fresh is not None and "prepare thread 0 has been in prepare of request 5" in fresh.words
+
+
+def test_what_is_in_flight_at_the_end_is_recorded_once() -> None:
+    recorder = StageRecorder(4)
+    recorder.scheduled_ns[:] = [100, 200, 300, 400]
+    for slot in range(3):
+        recorder.handed[slot] = int(recorder.scheduled_ns[slot]) + 1
+    recorder.enqueued[1] = 250
+    recorder.request_done(0, Status.OK, 180)
+    assert recorder.cut(1000) == 2
+    recorder.request_done(1, Status.OK, 2000)  # its worker woke up too late
+    rows = recorder.drain_requests()
+    assert rows.dtype == REQUEST_DTYPE and sorted(rows["index"].tolist()) == [0, 1, 2]
+    cut = rows[rows["status"] == Status.UNFINISHED]
+    assert dict(zip(cut["index"].tolist(), cut["latency_ns"].tolist(), strict=True)) == {1: 800, 2: 700}
+    assert np.array_equal(sum(rows[f"{stage}_ns"] for stage in STAGES), rows["latency_ns"])
+    assert cut["queue_ns"][cut["index"] == 1] == 750 and recorder.completed == 1
