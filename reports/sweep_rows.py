@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from latfix.capacity.max_load import LargestLoad
+from latfix.capacity.max_load import LargestLoad, PredictedLoad
 from latfix.formatting import NONE, interval, milliseconds, percentile_label, rate, significant
 from latfix.reports.comparison_rows import GateRow, outcome_of
 from latfix.reports.vocabulary import Severity
@@ -75,7 +75,12 @@ def point_state(point: SweepPoint, *, judged: bool) -> tuple[str, Severity]:
     """Whether the objective is met, or that the load is past saturation."""
     if point.saturated:
         return "saturated", "bad"
-    return MEETS_WORDS[point.objective.meets] if judged else ("", "calm")
+    return meets_words(point.objective.meets, judged=judged)
+
+
+def meets_words(meets: bool | None, *, judged: bool) -> tuple[str, Severity]:
+    """Whether a load meets the objective; nothing without one."""
+    return MEETS_WORDS[meets] if judged else ("", "calm")
 
 
 def largest_words(largest: LargestLoad | BestSetting | None) -> str:
@@ -107,6 +112,11 @@ class SettingRow:
     def severity(self) -> Severity:
         """How alarming its answer is."""
         return _STATUS_SEVERITY.get(self.status, "warn")
+
+    def unreplayed(self) -> list[PredictedLoad]:
+        """Loads that were predicted only."""
+        replayed = {point.load for point in self.points}
+        return [each for each in self.found.predicted if each.load not in replayed]
 
     @property
     def has_reasons(self) -> bool:

@@ -82,9 +82,10 @@ SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Largest load",
-        "The interval runs from the largest load that surely meets the objective to the smallest that surely misses "
-        "it (95 %). Lost requests (errors, timeouts, shed) count as slower than any. It is found where these are "
-        "within a factor of 1.25, otherwise undecided.",
+        "Where the percentile of these requests crosses the limit, with 95 % of where it may do so: loads below the "
+        "interval meet the objective, loads above miss it. Some loads are replayed; the others are simulated from "
+        "these replays, with the errors that the simulation was seen to make. Lost requests (errors, timeouts, shed) "
+        "count as slower than any. It is found where the interval lies within 15 % of it, otherwise undecided.",
     ),
     ("Knee", ""),
     (

@@ -1,34 +1,35 @@
 """How much load a service bears: the largest load that meets an objective, the knee, and the front over settings.
 
-All of it is computed from *cells* (:mod:`latfix.capacity.measured_load`). Nothing here knows of clocks or processes.
+Computed from *cells* (:mod:`latfix.capacity.measured_load`), and between and beyond them from a simulation whose
+errors were seen (:mod:`latfix.capacity.load_crossing`). Nothing here knows of clocks or processes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.capacity.load_crossing import LoadErrors, quantiles
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.files.json_documents import Document
-from latfix.statistics.change_points import rising_level
-from latfix.statistics.distributions import normal_quantile
 
 Floats = npt.NDArray[np.float64]
 Status = Literal["found", "above", "below", "undecided"]
 #: An interval; an end that was not measured is ``None``.
 OpenInterval = tuple[float | None, float | None]
 
-#: The largest load is found where its interval's ends are within this factor.
-FOUND_RATIO = 1.25
-#: A load is far beyond the objective where its percentile surely exceeds the limit this many times.
-FAR = 4.0
-_REPLICATES = 2000
+#: The largest load is found where its interval's ends are within such a share of it.
+WITHIN = 0.15
+#: The knee, where its interval's ends are within this factor.
+_KNEE_RATIO = 1.5
+#: Predictions are shown at such shares of the largest load, beside the loads that were replayed.
+_SHOWN = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +37,9 @@ class LargestLoad(Document):
     """The largest load that meets the objective, in requests a second.
 
     :param status: which side of the loads it lies on.
-    :param rps: where the percentile crosses the limit, interpolated; ``None`` where it does not.
-    :param ci95_rps: the largest load that surely meets it, with none below that surely misses it, and the smallest
-        that surely misses it; ``None``: none does.
-    :param reason: one sentence.
+    :param rps: where the percentile crosses the limit; ``None`` where it does not.
+    :param ci95_rps: 95 % of where it may do so; ``None`` for an end beyond the loads looked at.
+    :param reason: what it rests on, and why its interval is not narrower where it is undecided.
     """
 
     status: Status
@@ -49,12 +49,12 @@ class LargestLoad(Document):
 
     @property
     def lo(self) -> float | None:
-        """The largest load that surely meets the objective."""
+        """Loads up to here meet the objective."""
         return self.ci95_rps[0]
 
     @property
     def hi(self) -> float | None:
-        """The smallest load that surely misses it."""
+        """Loads from here on miss it."""
         return self.ci95_rps[1]
 
 
@@ -62,7 +62,7 @@ class LargestLoad(Document):
 class Knee(Document):
     """The load beyond which the percentile grows faster than the load, in requests a second.
 
-    :param bracketed: ``True`` where lower and higher loads were measured; otherwise it may lie beyond them.
+    :param bracketed: ``True`` where lower and higher loads were replayed.
     """
 
     rps: float
@@ -70,123 +70,135 @@ class Knee(Document):
     bracketed: bool
 
 
-def largest_load(cells: Sequence[Cell], target: Target) -> LargestLoad | None:
-    """The largest load that meets the objective; ``None`` where there is no objective.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedLoad(Document):
+    """What simulations, put right by the errors seen, say of a load that need not have been replayed.
 
-    The interval runs from the largest load that surely meets it to the smallest that surely misses it: what lies
-    between was not measured, or is undecided. It is *found* where these are within a factor of 1.25.
-
-    :param cells: of one setting.
+    :param load: multiple of the recorded rate.
+    :param meets: ``None`` where it lies within the largest load's interval, or there is no objective.
     """
-    if target.limit is None or not cells:
-        return None
-    ordered = sorted(cells, key=lambda cell: cell.load)
-    meets = [cell.decision.meets if cell.decision is not None else None for cell in ordered]
-    missed = next((k for k, answer in enumerate(meets) if answer is False), None)
-    before = meets if missed is None else meets[:missed]
-    sure = next((k for k in reversed(range(len(before))) if before[k]), None)
-    lo = ordered[sure].offered if sure is not None else None
-    hi = ordered[missed].offered if missed is not None else None
-    crossing = _crossing(ordered, target.limit, lo, hi)
-    status, reason = _told(ordered, meets, sure, missed)
-    rps = crossing if lo is not None else None
-    return LargestLoad(status=status, rps=rps, ci95_rps=(lo, hi), reason=reason)
+
+    load: float
+    offered_rps: float
+    percentile_ms: float
+    ci95_ms: tuple[float, float]
+    meets: bool | None
 
 
-def _told(
-    cells: Sequence[Cell], meets: Sequence[bool | None], sure: int | None, missed: int | None
-) -> tuple[Status, str]:
-    above = missed is not None and any(meets[missed + 1 :])
-    if above:
-        assert missed is not None
-        return "undecided", (
-            f"{_rate(cells[missed])} misses it, though a higher load meets it: the replays contradict each other"
-        )
-    if missed is None and sure == len(cells) - 1:
-        return "above", f"the highest load that was replayed, {_rate(cells[-1])}, meets it; the limit lies above"
-    if sure is None and missed == 0:
-        return "below", f"the lowest load that was replayed, {_rate(cells[0])}, misses it"
-    first = 0 if sure is None else sure + 1
-    between = list(range(first, len(cells) if missed is None else missed))
-    unsure = [cells[k] for k in between if meets[k] is None]
-    if sure is None:
-        return "undecided", f"no load surely meets it; {_unsure(cells[first])}"
-    if missed is None:
-        return "undecided", f"{_rate(cells[sure])} meets it, none misses it; {_unsure(unsure[0])}"
-    if cells[missed].offered <= FOUND_RATIO * cells[sure].offered:
-        return "found", f"{_rate(cells[sure])} meets it and {_rate(cells[missed])} misses it"
-    why = _unsure(unsure[0]) if unsure else "nothing was replayed between them"
-    return "undecided", f"{_rate(cells[sure])} meets it and {_rate(cells[missed])} misses it; {why}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAnswer:
+    """What the replays of one setting say of all loads.
 
-
-def _unsure(cell: Cell) -> str:
-    if cell.saturated:
-        return f"at {_rate(cell)} the backlog grew to the end of the replay, and the limit was not reached yet"
-    return f"at {_rate(cell)} the data cannot tell"
-
-
-def _rate(cell: Cell) -> str:
-    return f"{cell.offered:.3g}/s"
-
-
-def _crossing(cells: Sequence[Cell], limit: float, lo: float | None, hi: float | None) -> float | None:
-    """Where the percentile, made to grow with load, crosses the limit: straight between cells, on logarithms."""
-    value = np.array([min(cell.percentile.value, 1e6 * limit) for cell in cells])
-    rate = np.log([cell.offered for cell in cells])
-    level = rising_level(np.log(np.maximum(value, 1e-12)))
-    goal = math.log(limit)
-    if level[0] > goal:
-        crossing = float(rate[0])
-    elif level[-1] <= goal:
-        crossing = float(rate[-1])
-    else:
-        k = int(np.argmax(level > goal))
-        open_end = cells[k].saturated or not math.isfinite(cells[k].percentile.value)
-        share = 0.5 if open_end else (goal - level[k - 1]) / (level[k] - level[k - 1])
-        crossing = float(rate[k - 1] + share * (rate[k] - rate[k - 1]))
-    found = math.exp(crossing)
-    return min(max(found, lo if lo is not None else found), hi if hi is not None else found)
-
-
-def knee(cells: Sequence[Cell], *, seed: int) -> Knee | None:
-    """The load at which throughput over the percentile is largest: from there on the percentile grows faster.
-
-    Kleinrock's power (1979), with the objective's percentile as the latency. Where power is largest, one percent
-    more load brings one percent more latency; beyond, more than that. The interval is by resampling: every cell's
-    percentile is drawn from its own interval, and the knee taken anew; it reaches to the middle (on a logarithm)
-    between the outermost of these cells and their neighbors, because a knee can lie between two measured loads.
-
-    :param cells: of one setting; ``None`` comes back for fewer than three, or where no latency is finite.
+    :param largest: ``None`` without an objective.
+    :param predicted: by rising load.
     """
-    ordered = sorted(cells, key=lambda cell: cell.load)
-    usable = [cell for cell in ordered if cell.power > 0]
-    if len(usable) < 3:
+
+    largest: LargestLoad | None
+    knee: Knee | None
+    predicted: tuple[PredictedLoad, ...] = ()
+
+    def meets(self, rps: float) -> bool | None:
+        """Whether a load meets the objective; ``None`` within the interval."""
+        return None if self.largest is None else at_least([self.largest], rps)
+
+    def below(self, rps: float) -> bool:
+        """True if it surely bears less."""
+        return self.largest is not None and self.largest.hi is not None and self.largest.hi < rps
+
+    def decided(self, gate_rps: float | None) -> bool:
+        """True if no further replay is needed, a gate's included."""
+        if self.largest is None:
+            return self.knee is not None and self.knee.ci95_rps[1] <= _KNEE_RATIO * self.knee.ci95_rps[0]
+        if self.largest.status == "below" and self.largest.lo is None and self.largest.rps is None:
+            return len(self.predicted) > 0
+        return self.largest.status == "found" and (gate_rps is None or self.meets(gate_rps) is not None)
+
+
+def load_answer(
+    errors: LoadErrors | None, cells: Sequence[Cell], target: Target, recorded: float, *, why_wide: str
+) -> LoadAnswer:
+    """The answer that a simulation, with what is known of its errors, and the replays beside it give.
+
+    :param errors: ``None`` where there is nothing to simulate from.
+    :param cells: what was replayed, at least one.
+    :param recorded: requests a second.
+    :param why_wide: what keeps the interval from being narrower, after "where".
+    """
+    loads = sorted(cell.load for cell in cells)
+    if errors is None or not any(
+        math.isfinite(cell.percentile.value) for cell in cells
+    ):  # no pace explains lost ones
+        return LoadAnswer(largest=_unsimulated(cells, target), knee=None)
+    largest = None
+    if target.limit is not None:
+        largest = _largest(errors.wanted(target.limit), loads, recorded, errors.typical_error, why_wide)
+    knee = _knee(errors.knees(), loads, recorded)
+    middle = knee.rps if largest is None or largest.rps is None else largest.rps
+    answer = LoadAnswer(largest=largest, knee=knee)
+    wanted = sorted({*loads, *(middle / recorded * factor for factor in _SHOWN)})
+    return replace(answer, predicted=tuple(_predicted(errors, load, recorded, answer) for load in wanted))
+
+
+def _largest(draws: Floats, loads: Sequence[float], recorded: float, error: float, why_wide: str) -> LargestLoad:
+    middle, lo, hi = (_rps(each, recorded) for each in quantiles(draws))
+    status: Status = "undecided"
+    if lo is not None and middle is not None and hi is not None:
+        within = hi <= middle * (1 + WITHIN) and lo >= middle * (1 - WITHIN)
+        status = "found" if within and len(loads) > 1 else status
+    elif hi is None and lo is not None and lo >= loads[-1] * recorded * (1 - 1e-3):
+        status = "above"
+    elif lo is None and hi is not None and hi <= loads[0] * recorded * (1 + 1e-3):
+        status = "below"
+    if middle is None and hi is None and lo is None:
+        status, hi = "below", loads[0] * recorded
+    shown = [f"{load * recorded:.3g}" for load in loads]
+    listed = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    reason = f"replayed at {listed}/s; other loads are simulated, which was off by {100 * error:.0f} % of the pace"
+    if status == "undecided":
+        reason += f"; closer than +-{100 * WITHIN:.0f} % it cannot be told where {why_wide}"
+    return LargestLoad(status=status, rps=middle, ci95_rps=(lo, hi), reason=reason)
+
+
+def _unsimulated(cells: Sequence[Cell], target: Target) -> LargestLoad | None:
+    """Nothing but that every replay was ended early, or failed."""
+    if target.limit is None:
         return None
-    rng = np.random.default_rng(seed)
-    power = np.log([cell.power for cell in usable])
-    best = int(np.argmax(power))
-    drawn = np.stack([_drawn(cell, rng) for cell in usable], axis=1)
-    picks = np.argmax(np.log([cell.achieved for cell in usable]) - drawn, axis=1)
-    low, high = (int(pick) for pick in np.quantile(picks, [0.025, 0.975], method="nearest"))
-    low, high = min(low, best), max(high, best)
-    rate = [cell.offered for cell in usable]
-    return Knee(
-        rps=rate[best],
-        ci95_rps=(
-            math.sqrt(rate[low] * rate[low - 1]) if low > 0 else rate[0],
-            math.sqrt(rate[high] * rate[high + 1]) if high + 1 < len(rate) else rate[-1],
-        ),
-        bracketed=0 < best < len(usable) - 1,
+    lowest = min(cells, key=lambda cell: cell.load)
+    missed = lowest.saturated or not lowest.percentile.value <= target.limit
+    reason = f"the lowest load that was replayed, {lowest.offered:.3g}/s, misses it"
+    if missed:
+        return LargestLoad(status="below", rps=None, ci95_rps=(None, lowest.offered), reason=reason)
+    return LargestLoad(
+        status="undecided",
+        rps=None,
+        ci95_rps=(None, None),
+        reason="too few requests ended ok to simulate other loads",
     )
 
 
-def _drawn(cell: Cell, rng: np.random.Generator) -> Floats:
-    """Logarithms of the percentile, drawn from its interval: normal on either side of the value."""
-    value, lo, hi = cell.percentile.value, cell.percentile.lo, cell.percentile.hi
-    z = rng.standard_normal(_REPLICATES) / normal_quantile(0.95)
-    down = math.log(value / lo) if lo > 0 else math.log(2.0)
-    up = math.log(hi / value) if math.isfinite(hi) else max(2 * down, math.log(1.5))
-    return np.asarray(math.log(value) + np.where(z < 0, z * down, z * up), dtype=np.float64)
+def _knee(draws: Floats, loads: Sequence[float], recorded: float) -> Knee:
+    """Kleinrock's power (1979) is largest there, with the objective's percentile as the latency.
+
+    Up to there one percent more load costs less than one percent of latency.
+    """
+    middle, lo, hi = (recorded * math.exp(each) for each in quantiles(draws))
+    bracketed = loads[0] * recorded <= middle <= loads[-1] * recorded
+    return Knee(rps=middle, ci95_rps=(lo, hi), bracketed=bracketed)
+
+
+def _predicted(errors: LoadErrors, load: float, recorded: float, answer: LoadAnswer) -> PredictedLoad:
+    value, lo, hi = (1e3 * math.exp(each) for each in quantiles(errors.percentiles(math.log(load))))
+    return PredictedLoad(
+        load=load,
+        offered_rps=load * recorded,
+        percentile_ms=value,
+        ci95_ms=(lo, hi),
+        meets=answer.meets(load * recorded),
+    )
+
+
+def _rps(log_load: float, recorded: float) -> float | None:
+    return recorded * math.exp(log_load) if math.isfinite(log_load) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

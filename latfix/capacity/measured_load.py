@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from latfix.capacity.objective import Decision, Percentile, Target, decide, percentile_of
+from latfix.capacity.objective import Percentile, SlowShare, Target, percentile_of, slow_share
 from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.stages import Status
 from latfix.statistics.censored import Outcomes
-from latfix.statistics.distributions import normal_quantile, student_t
+from latfix.statistics.distributions import normal_quantile
 
 if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
@@ -68,6 +68,7 @@ class LoadPoint:
     :param in_flight: requests inside at the last arrival.
     :param grew: the backlog grew for good: see :func:`backlog_grew`.
     :param cut: the replay was ended early.
+    :param until: seconds of the schedule until which it was followed.
     :param lag_p99: the replay's own lag; ``trustworthy`` as :mod:`latfix.run_record.dispatch_lag` says.
     """
 
@@ -88,6 +89,7 @@ class LoadPoint:
     in_flight: int
     grew: bool
     cut: bool
+    until: float
     lag_p99: float
     trustworthy: bool
     error: str = ""
@@ -159,10 +161,10 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
     latency[served[served < sent]] = rows["latency_ns"][ok][served < sent] / 1e9
     over = latency_ns >= 0
     last_end = int(end[over].max()) if over.any() else 0
-    followed = max(last_end, round((cut_s or 0.0) * 1e9))
-    age = np.where(over, np.where(np.isfinite(latency), latency, -1.0), np.maximum(followed - arrival, 0) / 1e9)
+    until = max(last_end, round((cut_s or 0.0) * 1e9))
+    age = np.where(over, np.where(np.isfinite(latency), latency, -1.0), np.maximum(until - arrival, 0) / 1e9)
     span = max(float(arrival[-1] - arrival[0]) / 1e9, 1e-9) if sent else 1e-9
-    took = max((followed - int(arrival[0])) / 1e9, 1e-9) if sent else 1e-9
+    took = max((until - int(arrival[0])) / 1e9, 1e-9) if sent else 1e-9
     counts = record.counts()
     lag = dispatch_lag(record)
     return LoadPoint(
@@ -171,7 +173,7 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
         achieved=counts["ok"] / took,
         latency=latency,
         age=age,
-        outcomes=Outcomes.of(np.where(over, latency_ns, np.maximum(followed - arrival, 0)), status),
+        outcomes=Outcomes.of(np.where(over, latency_ns, np.maximum(until - arrival, 0)), status),
         requests=counts,
         wait=_waits(record, ok),
         prepare=(rows["prepare_ns"] - rows["prepare_wait_ns"])[ok] / 1e9,
@@ -183,6 +185,7 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
         in_flight=int(np.count_nonzero(end > arrival[-1])) if sent else 0,
         grew=(cut_s is not None and sent < len(record.traffic)) or backlog_grew(arrival, end, at_once=at_once),
         cut=cut_s is not None,
+        until=until / 1e9,
         lag_p99=lag.p99_ms / 1e3,
         trustworthy=lag.trustworthy,
         error=next(iter(record.errors.values()), ""),
@@ -242,7 +245,7 @@ class Cell:
     :param offered: arrivals a second, and ``achieved`` requests that ended ``ok`` a second; means over the replays.
     :param percentile: the objective's, in seconds, over all replays together, lost requests slower than any.
     :param runs: the same of each replay alone.
-    :param decision: whether the objective is met; ``None`` where there is none.
+    :param slow: requests beyond the objective's limit; ``None`` where there is none.
     :param saturated: the backlog grew for good in at least half of the replays.
     :param enough: the replays together hold enough slow requests for the percentile.
     """
@@ -252,7 +255,7 @@ class Cell:
     achieved: float
     percentile: Percentile
     runs: tuple[float, ...]
-    decision: Decision | None
+    slow: SlowShare | None
     saturated: bool
     enough: bool
 
@@ -277,11 +280,6 @@ class Spread(Document):
     freedom: int = field(metadata=json_key("repeats"))
     largest: float | None = field(metadata=json_key("largest_ratio"))
 
-    def factor(self, repeats: int) -> float:
-        """By how much the mean of so many replays may be off, at 95 %."""
-        quantile = student_t(0.95, self.freedom + _USUAL_FREEDOM)
-        return math.exp(quantile * math.log(self.ratio) / math.sqrt(max(repeats, 1)))
-
 
 def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
     """All replays of one setting at one load; at least one."""
@@ -293,34 +291,22 @@ def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
         achieved=float(np.mean([point.achieved for point in points])),
         percentile=_followed(points, target),
         runs=tuple(_followed([point], target).value for point in points),
-        decision=_decision(points, target, saturated=saturated),
+        slow=None if target.limit is None else slow_share(series, [point.age for point in points], target),
         saturated=saturated,
         enough=target.enough(sum(len(part) for part in series)),
     )
 
 
-def _decision(points: Sequence[LoadPoint], target: Target, *, saturated: bool) -> Decision | None:
-    """A backlog that grows for good only gets further past the limit, and gets there if it is not yet.
-
-    Where the limit is not yet passed, the load is missed if more work came than could be done; if not, the growth
-    is the recording's own (it ends with a burst), and nothing is decided. A saturated load never meets.
-    """
-    if target.limit is None:
-        return None
-    decision = decide([point.latency for point in points], [point.age for point in points], target)
-    if not saturated:
-        return decision
-    hopeless = decision.share > target.allowed or min(point.demand for point in points) > 1
-    return replace(decision, meets=False if hopeless else None)
-
-
 def _followed(points: Sequence[LoadPoint], target: Target) -> Percentile:
     """The percentile; of a replay that was ended early, at least, from the ages of what was in flight."""
-    if not any(point.cut for point in points):
-        return percentile_of([point.latency for point in points], target.percentile)
-    parts = [np.where(np.isfinite(p.latency), p.latency, np.where(p.age >= 0, p.age, math.inf)) for p in points]
-    least = percentile_of(parts, target.percentile)
-    return replace(least, hi=math.inf)
+    found = percentile_of([followed(point) for point in points], target.percentile)
+    return replace(found, hi=math.inf) if any(point.cut for point in points) else found
+
+
+def followed(point: LoadPoint) -> Floats:
+    """Latencies in seconds, or the ages of what was in flight at an early end; infinite for what was lost."""
+    seen = np.where(point.age >= 0, point.age, math.inf) if point.cut else math.inf
+    return np.where(np.isfinite(point.latency), point.latency, seen)
 
 
 def run_spread(cells: Sequence[Cell]) -> Spread:
@@ -344,27 +330,3 @@ def run_spread(cells: Sequence[Cell]) -> Spread:
     beyond = max(0.0, total - explained) + _USUAL_FREEDOM * math.log(USUAL_SPREAD) ** 2
     ratio = math.exp(math.sqrt(beyond / (freedom + _USUAL_FREEDOM)))
     return Spread(ratio=ratio, freedom=freedom, largest=largest)
-
-
-def with_spread(cells: Sequence[Cell], spread: Spread, target: Target) -> list[Cell]:
-    """Cells whose intervals and decisions allow for the spread between replays as well."""
-    return [_with_spread(cell, spread, target) for cell in cells]
-
-
-def _with_spread(cell: Cell, spread: Spread, target: Target) -> Cell:
-    factor = math.log(spread.factor(len(cell.runs)))
-    value, lo, hi = cell.percentile.value, cell.percentile.lo, cell.percentile.hi
-    if factor <= 0 or not (math.isfinite(value) and value > 0 and lo > 0):
-        return cell
-    wider = Percentile(
-        value=value,
-        lo=value * math.exp(-math.hypot(math.log(value / lo), factor)),
-        hi=value * math.exp(math.hypot(math.log(hi / value), factor)) if math.isfinite(hi) else hi,
-    )
-    decision = cell.decision
-    if decision is not None and target.limit is not None:
-        unsure = (decision.meets is True and math.isfinite(wider.hi) and wider.hi > target.limit) or (
-            decision.meets is False and not cell.saturated and wider.lo <= target.limit
-        )
-        decision = replace(decision, meets=None) if unsure else decision
-    return replace(cell, percentile=wider, decision=decision)

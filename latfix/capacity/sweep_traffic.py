@@ -16,10 +16,14 @@ from latfix.traffic.summary import fano_factor
 from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
 from latfix.traffic.value_parsers import MAX_SECONDS
 
+Floats = npt.NDArray[np.float64]
+
 #: The share of the budget that the first round over the loads asked for may take.
 _GRID_SHARE = 0.5
 #: A point lasts at least so long, unless that were more than a twentieth of the budget: queues need time to settle.
 _SHORTEST_S, _SHORTEST_SHARE = 4.0, 0.05
+#: A point at a low load takes at most such a share of a setting's budget, with fewer requests than others.
+_LONGEST_SHARE = 0.2
 #: Most requests that a point is repeated to for that.
 _MOST_REPEATED = 20_000
 #: Beyond so many times the requests that a percentile needs, more points are worth more than longer ones.
@@ -62,6 +66,7 @@ class Part:
     :param bursts: how arrivals vary in all of the recorded traffic, which has longer windows.
     :param dispersion: index of dispersion of counts over a thirtieth of the part's length, ``whole`` over windows
         of as long in all of the recorded traffic.
+    :param shortest_s: a replay is repeated until it lasts so long, and ends after ``longest_s``.
     """
 
     traffic: Traffic
@@ -72,9 +77,14 @@ class Part:
     whole: float
     repeated: int = 1
     shortest_s: float = 0.0
+    longest_s: float = math.inf
 
     def at(self, load: float) -> Traffic:
         """The schedule at a multiple of the recorded rate, with the same burstiness."""
+        sent = self.sent(load)
+        if sent < len(self.traffic):
+            until = float(self.traffic.arrival_ns[sent]) / 1e9
+            return scale_time(slice_time(self.traffic, 0.0, until), load * self.recorded / self.rate)
         times = self._times(load)
         if times == 1:
             return scale_time(self.traffic, load * self.recorded / self.rate)
@@ -83,7 +93,24 @@ class Part:
 
     def seconds(self, load: float) -> float:
         """How long the schedule lasts at a load."""
-        return (self._times(load) * len(self.traffic) - 1) / (load * self.recorded)
+        return (self.sent(load) - 1) / (load * self.recorded)
+
+    def requests(self, load: float) -> int:
+        """How many requests the whole schedule has at a load."""
+        return self._times(load) * len(self.traffic)
+
+    def arrivals(self, load: float) -> Floats:
+        """When they come, in nanoseconds."""
+        recorded, times = self.traffic.arrival_ns, self._times(load)
+        span = float(recorded[-1] - recorded[0]) * len(recorded) / max(len(recorded) - 1, 1)
+        copies = np.repeat(np.arange(times), len(recorded)) * span
+        slower = self.rate / (load * self.recorded)
+        return np.asarray((np.tile(recorded - recorded[0], times) + copies) * slower, dtype=np.float64)
+
+    def sent(self, load: float) -> int:
+        """How many of them are replayed: the first ones only, where all would take too long."""
+        fitting = max(self.longest_s * load * self.recorded, float(_FEWEST))
+        return math.ceil(min(float(self.requests(load)), fitting))
 
     def _times(self, load: float) -> int:
         wanted = math.ceil(self.shortest_s * load * self.recorded / len(self.traffic))
@@ -138,15 +165,15 @@ def budget_for(requests: int, rate: float) -> float:
     return requests / (_POINT_SHARE * rate)
 
 
-def shortest_point_s(budget_s: float) -> float:
-    """How long a point lasts at least."""
-    return min(_SHORTEST_S, _SHORTEST_SHARE * budget_s)
+def point_seconds(budget_s: float, settings: int) -> tuple[float, float]:
+    """How long a point lasts at least, and at most."""
+    return min(_SHORTEST_S, _SHORTEST_SHARE * budget_s), _LONGEST_SHARE * budget_s / settings
 
 
-def part_of(traffic: Traffic, requests: int, *, shortest_s: float = 0.0) -> Part:
+def part_of(traffic: Traffic, requests: int, *, shortest_s: float = 0.0, longest_s: float = math.inf) -> Part:
     """The stretch of so many requests that is most like the whole in rate and burstiness; repeated if it is short.
 
-    :param shortest_s: see :class:`Part`.
+    :param shortest_s: see :class:`Part`, as ``longest_s``.
     :raises InputError: there is nothing to scale, or it cannot be repeated so often.
     """
     rate = recorded_rate(traffic)
@@ -172,6 +199,7 @@ def part_of(traffic: Traffic, requests: int, *, shortest_s: float = 0.0) -> Part
         whole=index_of_dispersion(traffic.arrival_ns, window),
         repeated=times,
         shortest_s=shortest_s,
+        longest_s=longest_s,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from latfix.capacity.max_load import Knee, LargestLoad, OpenInterval, ParetoPoint
-from latfix.capacity.measured_load import Cell, LoadPoint, Spread, cell_of, run_spread, with_spread
+from latfix.capacity.max_load import Knee, LargestLoad, LoadAnswer, OpenInterval, ParetoPoint, PredictedLoad
+from latfix.capacity.measured_load import Cell, LoadPoint, Spread, cell_of
 from latfix.capacity.model_discrepancies import Reason
 from latfix.capacity.next_load import Kind
 from latfix.capacity.objective import Target
@@ -79,6 +79,7 @@ class SweptSetting(Document):
     :param failure: why it could not be replayed.
     :param most_achieved_rps: the most that it served.
     :param capacity_rps: what it bears by the queueing models.
+    :param predicted: loads as simulations have them, put right by the errors seen; those replayed are among them.
     """
 
     id: int
@@ -90,6 +91,7 @@ class SweptSetting(Document):
     most_achieved_rps: float | None
     capacity_rps: float | None
     service: ServiceMoments | None
+    predicted: tuple[PredictedLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,10 @@ class LoadPrediction(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointRun(Document):
-    """One replay of a point; ``folder`` is relative to the sweep's."""
+    """One replay of a point; ``folder`` is relative to the sweep's.
+
+    :param foretold_ms: the percentile that was predicted before it, with its 95 % interval.
+    """
 
     folder: str
     kind: str
@@ -134,6 +139,8 @@ class PointRun(Document):
     percentile_ms: float | None
     ended_early: bool
     fresh_process: bool
+    foretold_ms: float | None = None
+    foretold_ci95_ms: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +247,16 @@ class Sweep(Document):
 class Options:
     """What to sweep.
 
-    :param loads: multiples of the recorded rate, ascending.
+    :param loads: multiples of the recorded rate to replay first, ascending; one is chosen where there are none.
     :param budget_s: seconds for all replays.
+    :param gate_rps: a load that is to be decided, too.
     """
 
     loads: tuple[float, ...]
     budget_s: float
     target: Target
     seed: int = 0
+    gate_rps: float | None = None
 
 
 @dataclass(slots=True)
@@ -277,6 +286,7 @@ class Measured:
     :param kind: why it was replayed.
     :param began_s: seconds after the sweep began.
     :param fresh: it was the first replay of its process, after the warm-up.
+    :param foretold: the percentile in seconds that was predicted before, and its 95 % interval.
     """
 
     setting: int
@@ -286,12 +296,14 @@ class Measured:
     kind: Kind
     began_s: float
     fresh: bool
+    foretold: tuple[float, float, float] | None = None
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a sweep measured.
 
+    :param answers: by setting.
     :param meta: of the last replay: machine, versions, device.
     """
 
@@ -299,6 +311,7 @@ class Outcome:
     part: Part
     target: Target
     measured: list[Measured] = field(default_factory=list)
+    answers: dict[int, LoadAnswer] = field(default_factory=dict)
     skipped: list[SkippedLoad] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     meta: RunMeta = field(default_factory=RunMeta)
@@ -319,24 +332,14 @@ class Outcome:
             self._known[key] = cell_of(load, [one.point for one in ones], self.target)
         return self._known[key]
 
-    def plain_cells(self) -> list[Cell]:
-        """Cells of all settings, with the intervals of their own requests alone."""
-        return [
-            self._cell(setting.number, load, ones)
-            for setting in self.settings
-            for load, ones in self.points(setting.number).items()
-        ]
-
     def cells(self) -> dict[int, list[Cell]]:
-        """Cells of each setting, by rising load, their intervals widened by the spread between replays."""
-        plain = {
+        """Cells of each setting, by rising load."""
+        return {
             setting.number: [
                 self._cell(setting.number, load, ones) for load, ones in self.points(setting.number).items()
             ]
             for setting in self.settings
         }
-        spread = run_spread([cell for cells in plain.values() for cell in cells])
-        return {number: with_spread(cells, spread, self.target) for number, cells in plain.items()}
 
 
 def _plain(value: Any) -> str:

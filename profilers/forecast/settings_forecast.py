@@ -129,9 +129,23 @@ class Forecast:
         """
         work = self._work
         if not within:
-            return self._serve(serving, np.arange(len(work.index)))
+            return self._serve(serving, np.arange(len(work.index)), work.arrival)
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
-        return np.concatenate([self._serve(serving, part) for part in parts]) if parts else np.zeros(0)
+        return np.concatenate([self._serve(serving, part, work.arrival[part]) for part in parts])
+
+    def at_times(self, arrival: Floats, rotated: int = 0) -> Floats:
+        """Latencies in nanoseconds where requests come at other times, under what ran.
+
+        :param arrival: of each position of the schedule, which begins again where there are more; those that have no
+            latency in the record are taken for others of it.
+        :param rotated: what disturbed batches comes so many requests later: as likely a run as it was.
+        """
+        index, n = self._work.index, len(self._work.index)
+        if not n:
+            return np.zeros(0)
+        row = np.arange(max(len(self._schedule), int(index.max()) + 1)) % n
+        row[index] = np.arange(n)
+        return self._serve(self.serving, row[np.arange(len(arrival)) % len(row)], arrival, rotated)
 
     def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
         """Of :meth:`latencies`, in milliseconds."""
@@ -223,10 +237,13 @@ class Forecast:
             for key in then
         }
 
-    def _serve(self, serving: Serving, some: Ints) -> Floats:
+    def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> Floats:
+        """Latencies of some requests that come at these times, each as long after them as it was handed over."""
         work = self._work
-        prepare, pauses, slowed = (each[some] for each in work.met(serving.without))
-        ready = begun_in_order(work.handed[some], prepare, serving.prepare_threads) + prepare
+        prepare, pauses, slowed = work.met(serving.without)
+        prepare, pauses, slowed = prepare[some], np.roll(pauses, rotated)[some], np.roll(slowed, rotated)[some]
+        handed = arrival + work.handed[some] - work.arrival[some]
+        ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
         ended = _batched(
             serving,
             self._model,
@@ -238,7 +255,7 @@ class Forecast:
             work.priority[some],
             work.length[some],
         )
-        return ended - work.arrival[some]
+        return ended - arrival
 
 
 def removable(causes: Collection[str]) -> frozenset[str]:

@@ -48,7 +48,7 @@ def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> N
 
 
 def latency_over_load(name: str, rows: SweepRows) -> Markup:
-    """The objective's percentile by offered load, one line a setting, with intervals, the limit and the knees."""
+    """The objective's percentile by offered load: replays with intervals, what is predicted, and the limit."""
 
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
@@ -58,10 +58,11 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
             y = [_percentile(point) for point in some]
             values += y
             label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
-            axes.plot(x, y, color=_color(place), linewidth=1.8, label=label)
+            axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8, label=label)
             for point in some:
                 _interval(axes, point, _color(place))
-            _marks(axes, setting, some, _color(place))
+            _foretold(axes, setting, _color(place))
+            _marks(axes, some, _color(place))
         _limit(axes, rows)
         _milliseconds(axes, values, rows.found.objective.slo_ms)
         axes.set_ylabel(f"{rows.percentile}, ms")
@@ -93,7 +94,18 @@ def _interval(axes: Axes, point: SweepPoint, color: str) -> None:
         axes.plot([x], [value * 1.12], color=color, marker="^", markersize=4, linestyle="none")
 
 
-def _marks(axes: Axes, setting: SettingRow, points: Sequence[SweepPoint], color: str) -> None:
+def _foretold(axes: Axes, setting: SettingRow, color: str) -> None:
+    """The line of predictions, as far as it stays near what was replayed, and its interval."""
+    shown = setting.found.predicted
+    most = 4 * max((_percentile(point) for point in setting.points if not point.saturated), default=np.inf)
+    some = [each for each in shown if each.percentile_ms <= most]
+    x = [each.offered_rps for each in some]
+    axes.plot(x, [each.percentile_ms for each in some], color=color, linewidth=1.5, linestyle="--")
+    low, high = ([each.ci95_ms[k] for each in some] for k in (0, 1))
+    axes.fill_between(x, low, [min(value, 2 * most) for value in high], color=color, alpha=0.15, linewidth=0)
+
+
+def _marks(axes: Axes, points: Sequence[SweepPoint], color: str) -> None:
     for point in points:
         face = "none" if point.saturated else color
         axes.plot(
@@ -105,9 +117,6 @@ def _marks(axes: Axes, setting: SettingRow, points: Sequence[SweepPoint], color:
             markerfacecolor=face,
             linestyle="none",
         )
-        if setting.found.knee is not None and point.offered_rps == setting.found.knee.rps:
-            x, y = point.offered_rps, _percentile(point)
-            axes.plot([x], [y], color=INK["ink"], marker="x", markersize=9, linestyle="none")
 
 
 def throughput_over_load(name: str, rows: SweepRows) -> Markup:

@@ -10,13 +10,15 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, rate, ratio, significant, visible
+from latfix.capacity.max_load import PredictedLoad
+from latfix.formatting import NONE, interval, rate, ratio, significant, visible
 from latfix.reports.sweep_rows import (
     SettingRow,
     SweepRows,
     departure,
     interval_words,
     largest_words,
+    meets_words,
     percentile_words,
     point_state,
     predicted_ms,
@@ -112,18 +114,22 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
     add_figures(table, "load", "offered/s", "served/s", "busy", f"{rows.percentile} ms", "95 %")
     table.add_column("", no_wrap=True)
     table.add_column(rows.percentile, min_width=4)
-    for point in setting.points:
-        words, severity = point_state(point, judged=rows.judged)
-        repeated = f" x{len(point.runs)}" if len(point.runs) > 1 else ""
+    loads: list[SweepPoint | PredictedLoad] = [*setting.points, *setting.unreplayed()]
+    for each in sorted(loads, key=lambda one: one.load):
+        if isinstance(each, PredictedLoad):
+            table.add_row(*_predicted(each, full, rows))
+            continue
+        words, severity = point_state(each, judged=rows.judged)
+        repeated = f" x{len(each.runs)}" if len(each.runs) > 1 else ""
         table.add_row(
-            significant(point.load),
-            significant(point.offered_rps),
-            significant(point.achieved_rps),
-            _percent(point.utilization.get("workers")),
-            percentile_words(point),
-            interval_words(point),
+            significant(each.load),
+            significant(each.offered_rps),
+            significant(each.achieved_rps),
+            _percent(each.utilization.get("workers")),
+            percentile_words(each),
+            interval_words(each),
             Text(f"{words}{repeated}", style=SEVERITY_STYLE[severity]),
-            _bar(point, full, severity),
+            _bar(each, full, severity),
         )
     yield table
     if rows.judged:
@@ -137,6 +143,21 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
             safe("" if setting.found.largest is None else setting.found.largest.reason, limit=300),
         )
     yield Text.assemble("knee ", (setting.knee_words(), "bold"))
+
+
+def _predicted(each: PredictedLoad, full: float, rows: SweepRows) -> list[RenderableType]:
+    """The row of a load that was not replayed."""
+    words, severity = meets_words(each.meets, judged=rows.judged)
+    return [
+        significant(each.load),
+        significant(each.offered_rps),
+        NONE,
+        NONE,
+        significant(each.percentile_ms),
+        interval(each.ci95_ms),
+        Text(f"predicted {words}".rstrip(), style="dim"),
+        Bar([(min(each.percentile_ms / full, 1.0), "█", SEVERITY_STYLE[severity])]),
+    ]
 
 
 def _percent(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """HTTP/1.1 as a client of one request at a time needs it (RFC 9112): requests as bytes, answers read piece by piece.
 
-By hand, because a library's share of a request is ten times its whole cost here (``benchmarks/http_replay.py``).
+By hand, because a library costs the client several times as much a request (``benchmarks/http_replay.py``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
+from latfix.capacity.max_load import LargestLoad, LoadAnswer, at_least, pareto
 from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
 from latfix.capacity.model_predictions import Prediction, ServiceModel
 from latfix.capacity.objective import TAIL_REQUESTS
@@ -20,7 +20,6 @@ from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
     LoadPrediction,
-    Measured,
     Outcome,
     PointObjective,
     PointRun,
@@ -62,10 +61,9 @@ def sweep_document(
     cells = outcome.cells()
     answers = predict(outcome, seed=seed)
     predicted = {number: of_loads for number, (_, of_loads) in answers.items()}
-    largest = {number: largest_load(own, outcome.target) for number, own in cells.items()}
-    known = {number: one for number, one in largest.items() if one is not None}
+    known = {number: one.largest for number, one in outcome.answers.items() if one.largest is not None}
     best = _best(outcome, known)
-    spread = run_spread(outcome.plain_cells())
+    spread = run_spread([cell for own in cells.values() for cell in own])
     return Sweep(
         **_head(spec, outcome),
         state="interrupted" if outcome.interrupted else "complete",
@@ -73,7 +71,7 @@ def sweep_document(
         budget_s=budget_s,
         seconds=outcome.seconds,
         settings=tuple(
-            _setting(setting, cells[setting.number], largest[setting.number], answers, seed)
+            _setting(setting, cells[setting.number], outcome.answers.get(setting.number), answers)
             for setting in outcome.settings
         ),
         points=_points(outcome, cells, predicted),
@@ -113,22 +111,22 @@ def _head(spec: WorkloadSpec, outcome: Outcome) -> dict[str, Any]:
 def _setting(
     setting: Setting,
     cells: Sequence[Cell],
-    largest: LargestLoad | None,
-    answers: Mapping[int, tuple[ServiceModel | None, Mapping[float, Predicted]]],
-    seed: int,
+    answer: LoadAnswer | None,
+    theory: Mapping[int, tuple[ServiceModel | None, Mapping[float, Predicted]]],
 ) -> SweptSetting:
-    service, predicted = answers.get(setting.number, (None, {}))
+    service, predicted = theory.get(setting.number, (None, {}))
     capacity = next((entry.modelled.capacity for entry in predicted.values()), None)
     return SweptSetting(
         id=setting.number,
         label=setting.label,
         values=setting.values,
         failure=setting.failure or None,
-        largest=largest,
-        knee=knee(cells, seed=seed),
+        largest=None if answer is None else answer.largest,
+        knee=None if answer is None else answer.knee,
         most_achieved_rps=max((cell.achieved for cell in cells), default=None),
         capacity_rps=finite(capacity),
         service=None if service is None else _moments(service),
+        predicted=() if answer is None else answer.predicted,
     )
 
 
@@ -148,7 +146,7 @@ def _points(
     outcome: Outcome, cells: Mapping[int, Sequence[Cell]], predicted: Mapping[int, Mapping[float, Predicted]]
 ) -> tuple[SweepPoint, ...]:
     return tuple(
-        _point(number, cell, outcome.points(number)[cell.load], predicted.get(number, {}).get(cell.load))
+        _point(outcome, number, cell, predicted.get(number, {}).get(cell.load))
         for number, own in cells.items()
         for cell in own
     )
@@ -158,11 +156,12 @@ def _statuses(points: Sequence[LoadPoint]) -> list[str]:
     return list(dict.fromkeys(name for point in points for name in point.requests))
 
 
-def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predicted | None) -> SweepPoint:
+def _point(outcome: Outcome, number: int, cell: Cell, predicted: Predicted | None) -> SweepPoint:
+    ones, answer = outcome.points(number)[cell.load], outcome.answers.get(number)
     points = [one.point for one in ones]
     outcomes = Outcomes.joined([point.outcomes for point in points])
     waits = np.concatenate([point.wait for point in points])
-    decision = cell.decision
+    slow = cell.slow
     return SweepPoint(
         setting=number,
         load=cell.load,
@@ -176,9 +175,9 @@ def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predict
             percentile_ms=_ms(cell.percentile.value),
             ci95_ms=(_ms(cell.percentile.lo), _ms(cell.percentile.hi)),
             at_least=any(point.cut for point in points),
-            meets=None if decision is None else decision.meets,
-            slow_share=None if decision is None else finite(decision.share),
-            slow_share_ci95=None if decision is None else (decision.lo, decision.hi),
+            meets=None if answer is None else answer.meets(cell.offered),
+            slow_share=None if slow is None else finite(slow.share),
+            slow_share_ci95=None if slow is None else (slow.lo, slow.hi),
         ),
         enough_requests=cell.enough,
         saturated=cell.saturated,
@@ -207,6 +206,8 @@ def _point(number: int, cell: Cell, ones: Sequence[Measured], predicted: Predict
                 percentile_ms=_ms(value),
                 ended_early=one.point.cut,
                 fresh_process=one.fresh,
+                foretold_ms=None if one.foretold is None else one.foretold[0] * 1e3,
+                foretold_ci95_ms=None if one.foretold is None else (one.foretold[1] * 1e3, one.foretold[2] * 1e3),
             )
             for one, value in zip(ones, cell.runs, strict=True)
         ),
@@ -265,24 +266,23 @@ def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
 def _unsettled(
     outcome: Outcome, best: BestSetting | None, predicted: Mapping[int, Mapping[float, Predicted]]
 ) -> list[str]:
-    """That the largest load was not watched for long enough to tell of one that lasts."""
-    if best is None or best.ci95_rps[0] is None:
+    """That the load nearest to the largest was not watched for long enough to tell of one that lasts."""
+    if best is None or best.rps is None:
         return []
-    number, lo = best.setting, best.ci95_rps[0]
-    for load, ones in outcome.points(number).items():
-        entry = predicted.get(number, {}).get(load)
-        if entry is None or not math.isclose(float(np.mean([one.point.offered for one in ones])), lo):
-            continue
-        span, settling = min(one.point.span for one in ones), entry.modelled.relaxation
-        if span < LEAST_SETTLED * settling:
-            takes = (
-                f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
-            )
-            return [
-                f"{lo:.3g}/s was watched for {span:.2g} s at a time, and such a queue takes {takes}: where this load "
-                "lasts, waits are longer, and the largest load may be lower; --requests makes points longer."
-            ]
-    return []
+    rps, entries = best.rps, predicted.get(best.setting, {})
+    points = outcome.points(best.setting)
+    load = min(points, key=lambda each: abs(math.log(points[each][0].point.offered / rps)))
+    if load not in entries:
+        return []
+    span, settling = min(one.point.span for one in points[load]), entries[load].modelled.relaxation
+    if span >= LEAST_SETTLED * settling:
+        return []
+    takes = f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
+    return [
+        f"{points[load][0].point.offered:.3g}/s was watched for {span:.2g} s at a time, and such a queue takes "
+        f"{takes}: where this load lasts, waits are longer, and the largest load may be lower; --requests "
+        "makes points longer."
+    ]
 
 
 def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from latfix.capacity.max_load import FAR
-
+#: A request that waits this many times the limit is far beyond it.
+FAR = 4.0
 #: Before so many seconds, and so large a share of the schedule, nothing is concluded.
 _LEAST_S, _LEAST_SHARE = 2.0, 0.3
 #: Least backlog, as a share of all requests: with and without a limit on latency.

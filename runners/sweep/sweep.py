@@ -1,4 +1,4 @@
-"""``latfix sweep``: replays the recorded traffic at several loads under several settings, and decides which next."""
+"""``latfix sweep``: replays recorded traffic at a few loads, simulates the others, and decides which load is next."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latfix.capacity.max_load import largest_load
-from latfix.capacity.measured_load import Cell, load_point
-from latfix.capacity.next_load import Kind, Proposal, ceiling, propose
+import numpy as np
+
+from latfix.capacity.load_crossing import LoadErrors, quantiles
+from latfix.capacity.max_load import load_answer
+from latfix.capacity.measured_load import load_point
+from latfix.capacity.next_load import Kind, next_load
+from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
@@ -22,16 +27,21 @@ from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.sweep.early_stop import BacklogWatch
+from latfix.runners.sweep.load_forecast import Simulated, load_errors_of
+from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
 #: Processes that are kept alive at once: each holds a model, or several.
 _MOST_ALIVE = 6
-#: Points that are decided on together in the search, and replayed in random order.
-_TOGETHER = 3
-_RANK: Mapping[Kind, int] = {"grid": 0, "largest": 1, "knee": 2, "repeat": 3}
-#: A setting that is surely below the best one is looked at last.
-_BEHIND = 10
+#: The first load takes at most such a share of the budget; a higher one than the recorded rate takes less.
+_FIRST_SHARE = 0.25
+#: A process is started anew for each replay where that takes at most such a share of it: what a restart changes then
+#: belongs to the errors seen.
+_RESTART_SHARE = 0.25
+#: Errors so many times as large as usual, waits for a core of such a share of the service, and percentiles that rise
+#: by so little with load, are named where they keep the answer from being narrow.
+_NOISY, _WAITING, _FLAT = 1.3, 0.1, 0.7
 
 
 class Sweep:
@@ -41,7 +51,7 @@ class Sweep:
     :param watch: shows replays.
     :param say: shows a line.
     :param keep: called after each replay, to write down what there is.
-    :param clock: seconds, for tests on simulated time.
+    :param new_arm: starts a service, and ``clock`` tells seconds: for simulated time.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class Sweep:
         say: Callable[[str], None],
         keep: Callable[[Outcome], None],
         fixes: tuple[str, ...] = (),
+        new_arm: Callable[[str, WorkloadSpec, RunnerSettings, tuple[str, ...], Path], Arm] = Arm,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -65,6 +76,7 @@ class Sweep:
         self._say = say
         self._keep = keep
         self._fixes = fixes
+        self._new_arm = new_arm
         self._random = random.Random(options.seed)
         self._arms: dict[int, Arm] = {}
         self._used: dict[int, bool] = {}
@@ -73,9 +85,8 @@ class Sweep:
         self._began = clock()
         self._outcome = Outcome(settings=list(settings), part=part, target=options.target)
         self._first_error: LatfixError | None = None
-        self._best = 0.0
-        self._tight = False
-        self._behind: set[int] = set()
+        self._replays: dict[int, list[Simulated]] = {setting.number: [] for setting in settings}
+        self._errors: dict[int, LoadErrors | None] = {}
 
     def run(self) -> Outcome:
         """All of it; what was measured is returned on Ctrl-C, too.
@@ -88,9 +99,7 @@ class Sweep:
         schedule.mkdir(parents=True, exist_ok=True)
         save_schedule(outcome.part.traffic, schedule / SCHEDULE)
         try:
-            self._grid()
-            for arm in self._arms.values():  # what a restart changes belongs to the spread between replays
-                arm.restart()
+            self._calibrate()
             self._search()
         except (Interrupted, KeyboardInterrupt):
             outcome.interrupted = True
@@ -113,113 +122,126 @@ class Sweep:
         started = setting in self._arms and self._arms[setting].primed
         return self._outcome.part.seconds(load) + POINT_OVERHEAD_S + (0.0 if started else self._load_s)
 
-    def _grid(self) -> None:
-        """The loads asked for: settings in turns, each with its loads in an order of its own."""
+    def _calibrate(self) -> None:
+        """The loads asked for, or one to begin with: settings in turns, each with its loads in its own order."""
         pending = {setting.number: self._ordered() for setting in self._active()}
-        round_s = sum(self._cost_s(number, load) for number, loads in pending.items() for load in loads)
-        self._tight = round_s > self._left_s()
         while any(pending.values()):
             turn = [setting for setting in self._active() if pending[setting.number]]
             self._random.shuffle(turn)
             for setting in turn:
                 load = self._next_of(setting.number, pending[setting.number])
-                if load is not None and not self._measure(setting, load, "grid"):
-                    pending[setting.number].clear()
-            for setting in self._outcome.settings:
+                if load is not None:
+                    self._measure(setting, load, "grid")
                 if setting.failure:
-                    pending[setting.number] = []
+                    pending[setting.number].clear()
 
     def _ordered(self) -> list[float]:
         """The middle load first, because what it shows spares others; the rest in random order."""
-        loads = list(self._options.loads)
+        loads = list(self._loads())
         middle = loads.pop(len(loads) // 2)
         self._random.shuffle(loads)
         return [middle, *loads]
 
+    def _loads(self) -> tuple[float, ...]:
+        """Those asked for; else the recorded rate, or what is replayed in a fair share of the budget."""
+        part, most = self._outcome.part, _FIRST_SHARE * self._options.budget_s / len(self._outcome.settings)
+        return self._options.loads or (max(1.0, part.seconds(1.0) / most),)
+
     def _next_of(self, setting: int, pending: list[float]) -> float | None:
         """Takes the next load that is worth it and fits; the others are noted as skipped."""
+        measured = self._outcome.measured
         while pending:
-            if self._tight:
-                pending.sort(key=lambda load: self._distance(setting, load))
             load = pending.pop(0)
-            if not self._outcome.measured and self._cost_s(setting, load) > self._left_s():
+            if not measured and self._cost_s(setting, load) > self._left_s():
                 pending.append(load)
                 load = pending.pop(pending.index(max(pending)))  # one point there is, and this one is the shortest
-            past = ceiling(self._outcome.cells()[setting], self._options.target)
+            past = min((one.load for one in measured if one.setting == setting and one.point.cut), default=math.inf)
+            cost, left = self._cost_s(setting, load), max(self._left_s(), 0.0)
             if load > past:
-                self._skip(setting, load, f"past saturation: load {past:.3g} is saturated, or far beyond the limit")
-            elif self._outcome.measured and self._cost_s(setting, load) > self._left_s():
-                left = max(self._left_s(), 0.0)
-                self._skip(
-                    setting, load, f"budget: it takes {self._cost_s(setting, load):.0f} s, {left:.0f} s are left"
-                )
+                reason = f"past saturation: the replay of load {past:.3g} was ended early"
+            elif measured and cost > left:
+                reason = f"budget: it takes {cost:.0f} s, {left:.0f} s are left"
             else:
                 return load
+            self._outcome.skipped.append(SkippedLoad(setting=setting, load=load, reason=reason))
         return None
 
-    def _distance(self, setting: int, load: float) -> tuple[bool, float]:
-        """How far a load is from where the objective seems to be crossed, on the side that has to be looked at first.
-
-        Where not all loads fit, those near the crossing answer more than the rest.
-        """
-        limit, cells = self._options.target.limit, self._outcome.cells()[setting]
-        if limit is None or not cells:
-            return (False, 0.0)
-        under = [cell.load for cell in cells if cell.percentile.value <= limit]
-        over = [cell.load for cell in cells if cell.percentile.value > limit]
-        if not over:
-            return (load < max(under), abs(math.log(load / max(under))))
-        return (load > min(over), abs(math.log(load / min(over))))
-
-    def _skip(self, setting: int, load: float, reason: str) -> None:
-        self._outcome.skipped.append(SkippedLoad(setting=setting, load=load, reason=reason))
-
     def _search(self) -> None:
-        """Loads that the measured ones ask for, the most telling first, a few at a time in random order."""
-        while True:
-            wanted = self._proposals()
-            fitting = [pair for pair in wanted if self._cost_s(pair[0].number, pair[1].load) <= self._left_s()]
+        """One load after the other, until every setting is decided, surely not the best, or has no load left."""
+        while wanted := self._wanted():
+            fitting = [pair for pair in wanted if self._cost_s(pair[0].number, pair[1]) <= self._left_s()]
             if not fitting:
-                if wanted:
-                    self._outcome.notes.append(
-                        f"The budget of {self._options.budget_s:.0f} s ended the search: more time narrows the "
-                        "intervals (--budget)."
-                    )
+                self._outcome.notes.append(
+                    f"The budget of {self._options.budget_s:.0f} s ended the search: more time narrows the "
+                    "intervals (--budget)."
+                )
                 return
-            first = self._rank(fitting[0])
-            together = [pair for pair in fitting if self._rank(pair) == first][:_TOGETHER]
-            self._random.shuffle(together)
-            for setting, proposal in together:
-                if not setting.failure and self._cost_s(setting.number, proposal.load) <= self._left_s():
-                    self._measure(setting, proposal.load, proposal.kind)
+            setting, load = fitting[0]
+            self._measure(setting, load, "knee" if self._options.target.limit is None else "largest")
 
-    def _proposals(self) -> list[tuple[Setting, Proposal]]:
-        """What each setting would have replayed next, most urgent first."""
-        cells = self._outcome.cells()
-        self._best = self._surely_best(cells)
+    def _wanted(self) -> list[tuple[Setting, float]]:
+        """The load that each setting would have replayed next, of the setting replayed least first."""
+        answers = self._outcome.answers
+        found = [one.largest for one in answers.values() if one.largest is not None]
+        best = max((one.lo for one in found if one.lo is not None), default=0.0)
         wanted = []
         for setting in self._active():
-            if cells[setting.number]:
-                proposal = propose(cells[setting.number], self._options.target, grid=self._options.loads)
-                if proposal is not None:
-                    wanted.append((setting, proposal))
-        self._behind = {setting.number for setting, _ in wanted if self._is_behind(cells[setting.number])}
-        return sorted(wanted, key=lambda pair: (self._rank(pair), pair[1].urgency))
+            number = setting.number
+            answer = answers.get(number)
+            if answer is None or answer.decided(self._options.gate_rps) or answer.below(best):
+                continue
+            load = next_load(
+                self._errors[number],
+                [one.load for one in self._replays[number]],
+                self._options.target.limit,
+                partial(self._cost_s, number),
+                first=min(self._loads()),
+            )
+            if load is not None:
+                wanted.append((setting, load))
+        return sorted(wanted, key=lambda pair: len(self._replays[pair[0].number]))
 
-    def _rank(self, pair: tuple[Setting, Proposal]) -> int:
-        return _RANK[pair[1].kind] + (_BEHIND if pair[0].number in self._behind else 0)
+    def _learn(self, setting: Setting, record: RunRecord, measured: Measured) -> None:
+        """The setting's answer after a replay."""
+        outcome, number = self._outcome, setting.number
+        replays = self._replays[number]
+        replays.append(Simulated.of(record, measured.load, measured.point))
+        part, target = outcome.part, outcome.target
+        errors = self._errors[number] = load_errors_of(replays, part, target, seed=self._options.seed)
+        outcome.answers[number] = load_answer(
+            errors, outcome.cells()[number], target, part.recorded, why_wide=self._why_wide(number, errors)
+        )
 
-    def _surely_best(self, cells: Mapping[int, Sequence[Cell]]) -> float:
-        """The largest load that some setting surely bears."""
-        found = [largest_load(own, self._options.target) for own in cells.values()]
-        return max((one.lo for one in found if one is not None and one.lo is not None), default=0.0)
+    def _why_wide(self, number: int, errors: LoadErrors | None) -> str:
+        """What keeps an answer from being narrower: the first of its likely reasons."""
+        replays, target = self._replays[number], self._options.target
+        points = [one.point for one in replays]
+        waited = sum(float(point.batches.run_delay.sum()) for point in points)
+        served = max(sum(float(point.batches.service.sum()) for point in points), 1e-9)
+        requests = min(len(point.latency) for point in points)
+        middle = math.nan if errors is None else quantiles(errors.wanted(target.limit))[0]
+        if errors is not None and errors.scale > _NOISY:
+            cores = f" (batches wait for a core {100 * waited / served:.0f} % of their time)"
+            return "replays of this machine differ so much" + (cores if waited > _WAITING * served else "")
+        if errors is not None and math.isfinite(middle) and errors.curve.slope(middle) < _FLAT:
+            return f"p{target.percentile:g} hardly grows with load"
+        if not target.enough(requests):
+            return (
+                f"a replay holds {requests} requests, and fewer than {TAIL_REQUESTS} of them are beyond "
+                f"p{target.percentile:g}"
+            )
+        return f"only {len(replays)} replays fitted into the budget"
 
-    def _is_behind(self, cells: Sequence[Cell]) -> bool:
-        found = largest_load(cells, self._options.target)
-        return found is not None and found.hi is not None and found.hi < self._best
+    def _foretold(self, setting: int, load: float) -> tuple[float, float, float] | None:
+        """The percentile that a load is predicted to have, in seconds, with its 95 % interval."""
+        errors = self._errors.get(setting)
+        if errors is None:
+            return None
+        value, lo, hi = np.exp(quantiles(errors.percentiles(math.log(load)))).tolist()
+        return value, lo, hi
 
-    def _measure(self, setting: Setting, load: float, kind: Kind) -> bool:
-        """Replay one point; ``False`` where the setting failed."""
+    def _measure(self, setting: Setting, load: float, kind: Kind) -> None:
+        """Replay one point; a setting that fails is left out."""
         outcome = self._outcome
         schedule = outcome.part.at(load)
         folder = self._out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}"
@@ -236,9 +258,9 @@ class Sweep:
             setting.failure = error.message
             self._first_error = self._first_error or error
             self._say(f"{setting.label}: failed, and is left out: {error.message}")
-            return False
-        if cut_s is not None:
-            arm.restart()  # its workers still have the backlog
+            return
+        if cut_s is not None or self._load_s < _RESTART_SHARE * outcome.part.seconds(load):
+            arm.restart()  # after an early end its workers still have the backlog
         outcome.meta = record.meta
         point = load_point(record, cut_s=cut_s)
         measured = Measured(
@@ -249,19 +271,20 @@ class Sweep:
             kind=kind,
             began_s=began,
             fresh=not self._used[setting.number],
+            foretold=self._foretold(setting.number, load),
         )
         self._used[setting.number] = True
         outcome.measured.append(measured)
+        self._learn(setting, record, measured)
         outcome.seconds = self._clock() - self._began
         self._keep(outcome)
-        return True
 
     def _arm(self, setting: Setting) -> Arm:
         """The setting's process, the one used longest ago ended where there are too many."""
         arm = self._arms.pop(setting.number, None)
         if arm is None:
             log = self._out / f"runner-s{setting.number}.log"
-            arm = Arm(setting.label, self._spec, setting.settings, self._fixes, log)
+            arm = self._new_arm(setting.label, self._spec, setting.settings, self._fixes, log)
         self._arms[setting.number] = arm
         alive = [number for number, other in self._arms.items() if other.primed and number != setting.number]
         for number in alive[: max(0, len(alive) - _MOST_ALIVE + 1)]:

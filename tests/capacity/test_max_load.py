@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from latfix.capacity.max_load import LargestLoad, at_least, knee, largest_load, pareto
-from latfix.capacity.measured_load import Cell, Spread, run_spread, with_spread
-from latfix.capacity.objective import Decision, Percentile, Target
+from latfix.capacity.latency_curve import LatencyCurve
+from latfix.capacity.load_crossing import Seen, load_errors, pace_noise
+from latfix.capacity.max_load import LargestLoad, LoadAnswer, at_least, load_answer, pareto
+from latfix.capacity.measured_load import Cell, run_spread
+from latfix.capacity.objective import Percentile, SlowShare, Target
 
 LIMIT = Target(percentile=99.0, limit=0.1)
-LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def cell(
     load: float,
     value: float,
-    meets: bool | None = None,
     *,
     rate: float = 100.0,
     width: float = 1.1,
@@ -32,79 +32,103 @@ def cell(
         achieved=load * rate if achieved is None else achieved,
         percentile=Percentile(value=value, lo=value / width, hi=value * width),
         runs=runs or (value,),
-        decision=Decision(meets=meets, share=0.01, lo=0.0, hi=0.02),
+        slow=SlowShare(share=0.01, lo=0.0, hi=0.02),
         saturated=saturated,
         enough=True,
     )
 
 
-def found(cells: list[Cell]) -> LargestLoad:
-    answer = largest_load(cells, LIMIT)
-    assert answer is not None
-    return answer
+#: p99 of M/M/1 with a service rate of 100, at a hundredth of the load each.
+GRID = np.log(np.linspace(0.02, 0.99, 98))
+CURVE = LatencyCurve(
+    load=np.append(GRID, 1.0),
+    level=np.append(np.log(math.log(100) / (100 - 100 * np.exp(GRID))), 12.0),
+    noise=np.full(len(GRID) + 1, 0.05),
+)
 
 
-def test_found_between_what_meets_and_what_misses() -> None:
-    answer = found([cell(0.5, 0.05, True), cell(1.0, 0.08, True), cell(1.2, 0.125, False), cell(2.0, 1.0, False)])
-    assert (answer.status, answer.lo, answer.hi) == ("found", 100.0, 120.0)
-    # log-log: from 0.08 to 0.125 the limit lies halfway
-    assert answer.rps == pytest.approx(math.sqrt(100 * 120), rel=1e-3)
+def answer(paces: dict[float, float], limit: float | None = 0.1) -> LoadAnswer:
+    """Of replays of M/M/1 that were so much slower than simulated."""
+    target = Target(percentile=99.0, limit=limit)
+    seen = [
+        Seen(load=math.log(load), pace=pace, noise=pace_noise(CURVE, math.log(load), 0.05))
+        for load, pace in paces.items()
+    ]
+    errors = load_errors(CURVE, math.log(next(iter(paces))), 0.0, seen, seed=0)
+    return load_answer(errors, [cell(load, 0.05) for load in paces], target, 100.0, why_wide="it is so")
 
 
-def test_undecided_where_noise_decides_or_nothing_was_replayed_between() -> None:
-    answer = found([cell(0.5, 0.05, True), cell(1.0, 0.1, None), cell(1.5, 0.2, False)])
-    assert (answer.status, answer.lo, answer.hi) == ("undecided", 50.0, 150.0)
-    assert "at 100/s the data cannot tell" in answer.reason
-    answer = found([cell(0.5, 0.05, True), cell(1.5, 0.2, False)])
-    assert answer.status == "undecided" and "nothing was replayed between" in answer.reason
-    answer = found([cell(0.5, 0.09, None), cell(1.0, 0.11, None)])
-    assert (answer.status, answer.lo, answer.hi) == ("undecided", None, None)
+def largest(paces: dict[float, float]) -> LargestLoad:
+    found = answer(paces).largest
+    assert found is not None
+    return found
 
 
-def test_above_and_below_what_was_replayed() -> None:
-    above = found([cell(0.5, 0.01, True), cell(1.0, 0.02, True)])
-    assert (above.status, above.lo, above.hi) == ("above", 100.0, None)
-    below = found([cell(0.5, 0.2, False), cell(1.0, 0.5, False)])
-    assert (below.status, below.lo, below.hi, below.rps) == ("below", None, 50.0, None)
-    assert largest_load([cell(1.0, 0.1)], Target(percentile=99.0)) is None, "no objective, no answer"
+def test_the_crossing_of_a_simulation_that_met_its_replays() -> None:
+    truth = 100 - math.log(100) / 0.1  # 53.9 a second
+    found = largest({0.5: 0.0, 0.55: 0.01, 0.6: -0.01})
+    assert found.status == "found" and found.rps == pytest.approx(truth, rel=0.03)
+    assert truth * 0.85 < (found.lo or 0.0) < truth < (found.hi or 0.0) < truth * 1.15
+    assert "replayed at 50, 55 and 60/s" in found.reason and "of the pace" in found.reason
 
 
-def test_replays_that_contradict_each_other_are_undecided() -> None:
-    answer = found([cell(0.5, 0.2, False), cell(1.0, 0.05, True)])
-    assert answer.status == "undecided" and "contradict" in answer.reason
-    assert answer.lo is None, "a load above one that surely misses is not borne"
+def test_errors_seen_move_and_widen_the_answer() -> None:
+    at, slower = largest({0.5: 0.0, 0.55: 0.0, 0.6: 0.0}), largest({0.5: 0.1, 0.55: 0.1, 0.6: 0.1})
+    assert (slower.rps or 0.0) < 0.93 * (at.rps or 0.0)
+    apart = largest({0.4: 0.3, 0.55: -0.3, 0.6: 0.3})
+    widths = [(one.hi or math.inf) / (one.lo or 1e-9) for one in (at, apart)]
+    assert widths[1] > 1.5 * widths[0]
+    assert apart.status == "undecided" and "cannot be told where it is so" in apart.reason
+
+
+def test_one_replay_far_away_decides_nothing() -> None:
+    far, near = largest({0.1: 0.0}), largest({0.5: 0.0, 0.55: 0.0, 0.6: 0.0})
+    assert far.status == "undecided"
+    assert (far.hi or math.inf) / (far.lo or 1e-9) > 1.5 * (near.hi or math.inf) / (near.lo or 1e-9)
+
+
+def test_a_limit_that_no_load_meets_and_one_that_all_do() -> None:
+    below = answer({0.5: 0.0, 0.2: 0.0}, limit=0.02).largest
+    assert below is not None and (below.status, below.lo, below.rps) == ("below", None, None)
+    assert answer({0.5: 0.0}, limit=None).largest is None, "no objective, no answer"
+    nothing = load_answer(None, [cell(0.5, 9.0, saturated=True)], LIMIT, 100.0, why_wide="").largest
+    assert nothing is not None and (nothing.status, nothing.ci95_rps) == ("below", (None, 50.0))
+
+
+def test_predictions_are_of_all_loads_and_say_which_meet() -> None:
+    found = answer({0.5: 0.0, 0.55: 0.01, 0.6: -0.01})
+    low, *_, high = found.predicted
+    assert low.meets is True and high.meets is False
+    assert [one.load for one in found.predicted] == sorted(one.load for one in found.predicted)
+    assert {0.5, 0.55, 0.6} <= {one.load for one in found.predicted}
+    (half,) = [one for one in found.predicted if one.load == 0.5]
+    assert half.percentile_ms == pytest.approx(1e3 * math.log(100) / 50, rel=0.05)
+    assert half.ci95_ms[0] < half.percentile_ms < half.ci95_ms[1]
 
 
 def test_the_gate() -> None:
-    borne = found([cell(0.5, 0.05, True), cell(1.0, 0.2, False)])
+    borne = LargestLoad(status="found", rps=60.0, ci95_rps=(50.0, 100.0))
     assert at_least([borne], 50.0) is True
     assert at_least([borne], 75.0) is None
     assert at_least([borne], 100.0) is False
-    unsure = found([cell(0.5, 0.05, True), cell(1.0, 0.1, None)])
+    unsure = LargestLoad(status="undecided", rps=60.0, ci95_rps=(50.0, None))
     assert at_least([borne, unsure], 100.0) is None, "the other setting may bear it"
-    assert at_least([borne, found([cell(1.1, 0.01, True)])], 110.0) is True
+    assert at_least([borne, LargestLoad(status="above", rps=None, ci95_rps=(110.0, None))], 110.0) is True
     assert at_least([], 1.0) is None
 
 
-def mm1(load: float, width: float = 1.05) -> Cell:
-    """p99 of M/M/1 with a service rate of 100."""
-    return cell(load, math.log(100) / (100 - 100 * load), width=width)
+def test_an_answer_is_decided_when_its_gate_is() -> None:
+    found = answer({0.5: 0.0, 0.55: 0.01, 0.6: -0.01})
+    assert found.decided(None) and found.decided(20.0) and not found.decided(53.9)
 
 
-def test_the_knee_of_mm1_is_at_half_load_and_its_interval_grows_with_the_noise() -> None:
+def test_the_knee_of_mm1_is_at_half_load() -> None:
     # Throughput over p99 is x (1 - x): largest at one half.
-    at, sharp, blunt = (knee([mm1(load, width) for load in LOADS], seed=0) for width in (1.05, 1.005, 1.5))
-    assert at is not None and sharp is not None and blunt is not None
-    assert at.rps == 50.0 and at.bracketed
-    assert 30.0 <= at.ci95_rps[0] < 50.0 < at.ci95_rps[1] <= 75.0
-    widths = [found.ci95_rps[1] / found.ci95_rps[0] for found in (sharp, blunt)]
-    assert widths[1] > 1.3 * widths[0]
-
-
-def test_a_knee_beyond_the_loads_is_not_bracketed() -> None:
-    at = knee([mm1(load) for load in (0.1, 0.2, 0.3)], seed=0)
-    assert at is not None and at.rps == 30.0 and not at.bracketed
-    assert knee([mm1(0.1), mm1(0.2)], seed=0) is None
+    knee = answer({0.4: 0.0, 0.5: 0.0, 0.6: 0.0}, limit=None).knee
+    assert knee is not None and knee.rps == pytest.approx(50.0, rel=0.1) and knee.bracketed
+    assert knee.ci95_rps[0] < 50.0 < knee.ci95_rps[1]
+    outside = answer({0.1: 0.0, 0.2: 0.0}, limit=None).knee
+    assert outside is not None and not outside.bracketed
 
 
 def test_the_front() -> None:
@@ -130,25 +154,13 @@ def test_the_spread_between_replays_is_what_requests_do_not_explain() -> None:
     cells = []
     for load in np.linspace(0.1, 1.0, 30):
         runs = tuple(0.05 * math.exp(0.2 * z) for z in rng.standard_normal(4))
-        cells.append(cell(float(load), float(np.mean(runs)), True, width=1.02, runs=runs))
+        cells.append(cell(float(load), float(np.mean(runs)), width=1.02, runs=runs))
     spread = run_spread(cells)
     assert spread.ratio == pytest.approx(math.exp(0.2), rel=0.05)
     assert spread.largest is not None and spread.largest > 1.5
     assert spread.freedom == 90
-    explained = [cell(one.load, one.percentile.value, True, width=1.6, runs=one.runs) for one in cells]
+    explained = [cell(one.load, one.percentile.value, width=1.6, runs=one.runs) for one in cells]
     assert run_spread(explained).ratio < 1.05
     never = run_spread([cell(1.0, 0.1)])
     assert never.ratio == pytest.approx(1.1), "assumed, not measured"
     assert never.freedom == 0 and never.largest is None
-    wild = run_spread([cell(1.0, 0.1, width=1.01, runs=(0.05, 0.2))])
-    assert never.factor(1) < wild.factor(1) < 4, "one wild pair does not undo everything"
-
-
-def test_what_the_spread_could_turn_around_is_not_decided() -> None:
-    spread = Spread(ratio=1.3, freedom=5, largest=1.5)
-    near, far = cell(1.0, 0.08, True), cell(0.5, 0.02, True)
-    missed = cell(1.5, 0.12, False)
-    wider = with_spread([near, far, missed], spread, LIMIT)
-    assert [one.decision.meets for one in wider if one.decision is not None] == [None, True, None]
-    assert wider[0].percentile.hi > 0.1 > near.percentile.hi
-    assert with_spread([near], Spread(ratio=1.0, freedom=9, largest=None), LIMIT) == [near]

@@ -6,118 +6,74 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from benchmarks.sweep_world import SimulatedArm, SweepWorld
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
 from latfix.results.sweep import Options, Outcome, Setting
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.replay.arm import Watch
+from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
-from latfix.runners.sweep import sweep as module
 from latfix.runners.sweep.document import points_document, sweep_document
 from latfix.runners.sweep.sweep import Sweep
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
 MakeTraffic = Callable[..., Traffic]
-Simulate = Callable[..., RunRecord]
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
-class World:
-    """Time that passes while simulated services replay, and what was asked of them."""
+class World(SweepWorld):
+    """A simulated world whose services may fail to start, or be interrupted; slower one by one than in batches."""
 
-    def __init__(self, simulate: Simulate) -> None:
-        self.simulate = simulate
-        self.now = 0.0
-        self.replays: list[tuple[str, float]] = []
-        self.starts: list[str] = []
-        self.alive: set[str] = set()
-        self.most_alive = 0
-        self.fail: set[str] = set()
-        self.interrupt_at: int | None = None
-        self.each: Callable[[RunnerSettings], float] = lambda settings: (
-            0.012 if settings.max_batch_size > 1 else 0.016
-        )
-        self.records: dict[str, RunRecord] = {}
+    fail: set[str]
+    interrupt_at: int | None = None
+    slower: float = 1.0
+    records: dict[str, RunRecord]
+
+    def service(self, settings: RunnerSettings) -> float:
+        """Seconds of a request."""
+        return self.slower * (0.012 if settings.max_batch_size > 1 else 0.016)
+
+    def replay(
+        self, traffic: Traffic, settings: RunnerSettings, pace: float, seed: int, cut_s: float | None = None
+    ) -> RunRecord:
+        self.each = self.service(settings)
+        return super().replay(traffic, settings, pace, seed, cut_s)
+
+    def arm(self, label: str, spec: WorkloadSpec, settings: RunnerSettings, fixes: tuple[str, ...], log: Path) -> Arm:
+        return FailingArm(self, label, spec, settings, fixes, log)
 
 
-class FakeArm:
-    """As :class:`latfix.runners.replay.arm.Arm`, without a process."""
+class FailingArm(SimulatedArm):
+    """A process that does what its world has in mind for it."""
 
     world: World
 
-    def __init__(
-        self, label: str, spec: WorkloadSpec, settings: RunnerSettings, fixes: tuple[str, ...], log: Path
-    ) -> None:
-        del spec, fixes, log
-        self.label = label
-        self.settings = settings
-        self.primed = False
-        self.cut = False
-
-    def running(self) -> FakeArm:
-        return self
-
-    def interrupt(self) -> None:
-        self.cut = True
-
     def prime(self, folder: Path) -> None:
         assert (folder / "traffic.parquet").exists()
-        world = self.world
-        if self.label in world.fail:
+        if self.label in self.world.fail:
             raise RunnerError("the model does not fit")
-        world.now += 2.0
-        world.starts.append(self.label)
-        world.alive.add(self.label)
-        world.most_alive = max(world.most_alive, len(world.alive))
-        self.primed = True
-
-    def restart(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.primed = False
-        self.world.alive.discard(self.label)
+        super().prime(folder)
 
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
-        world = self.world
-        assert self.primed
-        self.cut, count = False, len(world.replays)
-        world.replays.append((self.label, (len(traffic) - 1) / traffic.duration_s))
-        if world.interrupt_at == count:
-            raise Interrupted(world.simulate(traffic))
-        more: dict[str, Any] = {"each": world.each(self.settings), "settings": self.settings, "noise": 0.3}
-        whole = world.simulate(traffic, seed=seed + count, **more)
-        end = np.sort((whole.requests["arrival_ns"] + whole.requests["latency_ns"]) / 1e9)
-        with watch(self.label, traffic, folder) as on_event:
-            for at in np.arange(0.25, float(end[-1]), 0.25).tolist():
-                came = int(np.searchsorted(traffic.arrival_ns / 1e9, at, side="right"))
-                done = int(np.searchsorted(end, at, side="right"))
-                draining = at > traffic.duration_s
-                state = {"at_ns": at * 1e9, "done": done, "in_flight": came - done, "draining": draining}
-                on_event({"event": "status", **state})
-                if self.cut:
-                    break
-        world.now += at if self.cut else float(end[-1])
-        if self.cut:
-            whole = world.simulate(traffic, seed=seed + count, cut_s=at, **more)
-        world.records[str(folder)] = record = replace(whole, folder=folder)
+        if self.world.interrupt_at == len(self.world.replays):
+            raise Interrupted(self.world.replay(traffic, self.settings, 1.0, seed))
+        record = super().replay(folder, traffic, watch, seed=seed)
+        self.world.records[str(folder)] = record
         return record
 
 
 @pytest.fixture
-def world(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(simulate)
-    monkeypatch.setattr(module, "Arm", type("Arm", (FakeArm,), {"world": made}))
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    made.fail, made.records = set(), {}
     loaded = type("Loaded", (), {"load": staticmethod(lambda folder: made.records[str(folder)])})
     monkeypatch.setattr("latfix.runners.sweep.predictions.RunRecord", loaded)
     return made
@@ -142,6 +98,8 @@ def run(
     target: Target | None = None,
     requests: int = 1000,
     seed: int = 0,
+    loads: tuple[float, ...] = (),
+    gate_rps: float | None = None,
 ) -> Outcome:
     settings = [
         Setting(number=k, values=values, settings=RunnerSettings().with_overrides(values))
@@ -154,10 +112,17 @@ def run(
         part_of(traffic, requests),
         settings,
         out,
-        Options(loads=GRID, budget_s=budget_s, target=target or Target(percentile=90.0, limit=0.1), seed=seed),
+        Options(
+            loads=loads,
+            budget_s=budget_s,
+            target=target or Target(percentile=90.0, limit=0.1),
+            seed=seed,
+            gate_rps=gate_rps,
+        ),
         watch=silent,
         say=said.append,
         keep=lambda outcome: kept.append(len(points_document(SPEC, outcome).points)),
+        new_arm=world.arm,
         clock=lambda: world.now,
     )
     outcome = sweep.run()
@@ -183,15 +148,18 @@ def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraff
     for model in ("mg1", "kingman", "replay"):
         assert (document.models[model].percentile or 9.0) < 1.6, (model, document.models)
     assert {point.setting for point in document.points} == {0}
-    assert any(len(point.runs) > 1 for point in document.points), "repeats show the spread"
-    assert document.spread is not None and document.spread.freedom > 0 and document.spread.ratio > 1
+    assert len(outcome.measured) < 12, "it stops by itself"
+    assert outcome.measured[0].foretold is None and all(one.foretold for one in outcome.measured[1:])
+    replayed = {point.load for point in document.points}
+    assert replayed < {one.load for one in setting.predicted}, "and others, which were not"
+    assert "of the pace" in setting.largest.reason
 
 
 def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     orders = []
     for seed in (1, 2):
         world.replays.clear()
-        run(world, make_traffic(600, 20.0), tmp_path / str(seed), requests=600, seed=seed)
+        run(world, make_traffic(600, 20.0), tmp_path / str(seed), requests=600, seed=seed, loads=GRID)
         orders.append([round(rate, 3) for _, rate in world.replays[:6]])
     rising = sorted(set(orders[0]))
     assert len(rising) == 6 and orders[0] != orders[1]
@@ -200,7 +168,13 @@ def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic:
 
 def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     outcome = run(
-        world, make_traffic(800, 30.0), tmp_path, {"max_batch_size": 1}, {"max_batch_size": 4}, requests=800
+        world,
+        make_traffic(800, 30.0),
+        tmp_path,
+        {"max_batch_size": 1},
+        {"max_batch_size": 4},
+        requests=800,
+        loads=GRID,
     )
     first = [label for label, _ in world.replays[:8]]
     assert all(set(first[k : k + 2]) == {"max_batch_size=1", "max_batch_size=4"} for k in range(0, 8, 2))
@@ -212,8 +186,8 @@ def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: 
 def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
     world: World, make_traffic: MakeTraffic, tmp_path: Path
 ) -> None:
-    world.each = lambda _: 0.05  # 20 a second where 50 were recorded
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path)
+    world.slower = 4.0  # 16 a second where 50 were recorded
+    outcome = run(world, make_traffic(1000, 50.0), tmp_path, loads=GRID)
     cut = [one for one in outcome.measured if one.point.cut]
     assert cut and all(one.point.grew for one in cut)
     assert world.starts.count("as it is") > len(cut), "a process with a backlog is not used again"
@@ -227,24 +201,49 @@ def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
 
 def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in (1, 2, 4)]
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path, *variants, budget_s=200.0)
+    outcome = run(world, make_traffic(1000, 50.0), tmp_path, *variants, budget_s=200.0, loads=GRID)
     assert outcome.measured and world.now <= 200.0 * 1.1
     assert any(one.reason.startswith("budget") for one in outcome.skipped)
 
 
-def test_where_not_all_loads_fit_those_near_the_crossing_come_first(
+def test_a_gate_is_decided_too(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+    gates = {}
+    for rps in (20.0, 80.0):
+        outcome = run(world, make_traffic(1000, 50.0), tmp_path / str(rps), gate_rps=rps, loads=(rps / 50,))
+        gates[rps] = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=rps).gate
+        assert outcome.measured[0].load == rps / 50
+    assert [gate is not None and gate.passed for gate in gates.values()] == [True, False]
+
+
+def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
     world: World, make_traffic: MakeTraffic, tmp_path: Path
 ) -> None:
-    for each, expected in ((0.05, [1.0, 0.75, 0.5]), (0.002, [1.0, 1.25, 1.5])):
-        world.each = lambda _, each=each: each  # type: ignore[misc]
-        target = Target(percentile=90.0, limit=0.1)
-        outcome = run(world, make_traffic(1000, 30.0), tmp_path / str(each), budget_s=150.0, target=target)
-        grid = [one.load for one in outcome.measured if one.kind == "grid"]
-        assert grid[:3] == expected, (each, grid)
+    world.slower = 8.0  # 8 a second, where 50 were recorded
+    part = part_of(make_traffic(1000, 50.0), 1000, longest_s=15.0)
+    assert part.requests(0.1) == 1000 and 60 < part.sent(0.1) < 90
+    assert part.seconds(0.1) <= 15.1 and len(part.at(0.1)) == part.sent(0.1)
+    settings = [Setting(number=0, values={}, settings=RunnerSettings())]
+    options = Options(loads=(), budget_s=120.0, target=Target(percentile=90.0, limit=1.0))
+    sweep = Sweep(
+        SPEC,
+        part,
+        settings,
+        tmp_path,
+        options,
+        watch=silent,
+        say=lambda _: None,
+        keep=lambda _: None,
+        new_arm=world.arm,
+        clock=lambda: world.now,
+    )
+    largest = sweep.run().answers[0].largest
+    assert largest is not None and largest.rps is not None
+    # 7.8 a second at most; p90 of M/M/1 reaches a second at 5.5.
+    assert 3.0 < largest.rps < 7.8
 
 
 def test_a_drain_is_cut_where_it_tells_nothing_more(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
-    world.each = lambda _: 0.5  # all of the schedule is over before half a second of its work is done
+    world.slower = 31.0  # all of the schedule is over before half a second of its work is done
     world.now = 0.0
     outcome = run(world, make_traffic(60, 100.0), tmp_path, requests=60, budget_s=30.0)
     assert world.now < 30.0
@@ -281,16 +280,15 @@ def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
         document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
         assert document.best is not None
         notes[requests] = " ".join(document.notes)
-    assert "to settle: where this load lasts, waits are longer" in notes[60]
+    assert "to settle" in notes[60] and "where this load lasts, waits are longer" in notes[60]
     assert "to settle" not in notes[2000]
 
 
 def test_one_point_is_measured_whatever_the_budget(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     outcome = run(world, make_traffic(500, 50.0), tmp_path, budget_s=1.0, requests=500)
-    assert [one.load for one in outcome.measured] == [max(GRID)], "the shortest of them"
+    assert len(outcome.measured) == 1
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
     assert any("twice" in note for note in document.notes)
-    assert document.settings[0].knee is None
 
 
 def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
@@ -315,7 +313,7 @@ def test_what_was_measured_is_kept_on_an_interrupt(
     at: int, world: World, make_traffic: MakeTraffic, tmp_path: Path
 ) -> None:
     world.interrupt_at = at
-    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500)
+    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, loads=GRID)
     assert outcome.interrupted and len(outcome.measured) == at
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
     assert document.state == "interrupted" and len(document.points) == at
@@ -328,8 +326,7 @@ def test_few_processes_are_alive_at_once(world: World, make_traffic: MakeTraffic
 
 
 def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
-    usual = world.simulate
-    world.simulate = lambda *args, **more: usual(*args, **{**more, "lost": 0.3})
+    world.lost = 0.3
     outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, budget_s=600.0)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
     assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"

@@ -123,3 +123,10 @@ def test_requests_by_budget() -> None:
     assert rough / 40 * sum(1 / load for load in LOADS) <= 150
     assert many == 2000
     assert plan_requests(40.0, LOADS, 1, 36_000.0, Target(percentile=90.0)) == 200
+
+
+def test_arrivals_are_those_of_the_schedule(make_traffic: MakeTraffic) -> None:
+    part = part_of(make_traffic(300, 50.0), 300, shortest_s=4.0)
+    for load in (0.5, 1.0, 3.7):
+        assert part.arrivals(load) == pytest.approx(part.at(load).arrival_ns, abs=2e3)
+        assert len(part.arrivals(load)) == part.requests(load)

@@ -64,6 +64,16 @@ def document() -> dict[str, Any]:
                 "knee": {"rps": 40.0, "ci95_rps": [30.0, 45.0], "bracketed": True},
                 "most_achieved_rps": 58.5,
                 "capacity_rps": 62.0,
+                "predicted": [
+                    {
+                        "load": load,
+                        "offered_rps": 40 * load,
+                        "percentile_ms": ms,
+                        "ci95_ms": [ms / 2, 2 * ms],
+                        "meets": meets,
+                    }
+                    for load, ms, meets in ((0.5, 20.0, True), (0.85, 64.5, True), (1.4, 321.0, False))
+                ],
             }
             for k, label in enumerate(["max_batch_size=1", "max_batch_size=8"])
         ],
@@ -122,6 +132,7 @@ def test_the_terminal_has_the_answers() -> None:
     assert "[18.0]" in text, "a model that was given the load's own figures"
     assert "arrivals are burstier" in text
     assert "not replayed: 1 past saturation" in text
+    assert "64.5" in text and text.count("predicted meets") == 2, "the loads that were replayed are not told twice"
     assert "6 of 7 points are short" in text
 
 
@@ -129,6 +140,7 @@ def test_the_page_has_the_answers(tmp_path: Path) -> None:
     parsed = page(document(), tmp_path)
     for words in ("max_batch_size=8 bears", "saturated", "×3.10", "arrivals are burstier", "M/M/1", "run"):
         assert words in parsed.text
+    assert "predicted" in parsed.text and "321" in parsed.text
     # latency, throughput, front, and theory for each of two settings
     assert sum(name.endswith("-title") for name in parsed.ids) == 5
     anchors = ("settings", "loads", "front", "theory", "method", "definitions")

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from latfix.results.sweep import Sweep as Swept
     from latfix.settings import RunnerSettings
 
-DEFAULT_LOADS = "0.25,0.5,0.75,1,1.25,1.5"
 _MOST_LOADS, _MOST_SETTINGS = 40, 64
+#: Replays are made as long as if these loads were asked for, where none are.
+_USUAL_LOADS = (1.0, 1.0, 1.0)
 #: Settings that are no single value, and so cannot be listed.
 _NOT_SWEPT = ("env", "keep_precision")
 
@@ -37,7 +38,8 @@ _NOT_SWEPT = ("env", "keep_precision")
 def sweep(
     workload: options.WorkloadArgument,
     loads: Annotated[
-        str | None, typer.Option("--loads", help=f"Multiples of the recorded rate; {DEFAULT_LOADS} if left out.")
+        str | None,
+        typer.Option("--loads", help="Multiples of the recorded rate to replay first; chosen if left out."),
     ] = None,
     rates: Annotated[str | None, typer.Option("--rates", help="The same in requests a second: 20,40,80.")] = None,
     variants: Annotated[
@@ -75,7 +77,7 @@ def sweep(
     Replays recorded traffic at several loads and settings: the knee, the largest load, and why theory is off.
     """
     from latfix.capacity.objective import Target
-    from latfix.capacity.sweep_traffic import part_of, plan_requests, recorded_rate, shortest_point_s
+    from latfix.capacity.sweep_traffic import part_of, plan_requests, point_seconds, recorded_rate
     from latfix.cli.commands.running.optimize import parse_budget
     from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.config.workload_toml import check_runs, load_spec
@@ -111,9 +113,11 @@ def sweep(
     rate = recorded_rate(schedule)
     grid = _grid(wanted, rate, in_rates=rates is not None, at_least=at_least)
     json_target = options.Target.open("--json", json_file)
-    count = requests or plan_requests(rate, grid, len(settings), budget_s, target)
-    part = part_of(schedule, count, shortest_s=0.0 if requests else shortest_point_s(budget_s))
-    _check_that_a_point_fits(part, grid[-1], budget_s)
+    count = requests or plan_requests(rate, grid or _USUAL_LOADS, len(settings), budget_s, target)
+    shortest_s, longest_s = (0.0, math.inf) if requests else point_seconds(budget_s, len(settings))
+    part = part_of(schedule, count, shortest_s=shortest_s, longest_s=longest_s)
+    if grid:
+        _check_that_a_point_fits(part, grid[-1], budget_s)
     folder = open_folder(out or default_folder(spec.name, "sweep"))
     shown = ReplayLines()
     shown.say(_plan_line(part, grid, settings, budget_s))
@@ -122,7 +126,7 @@ def sweep(
         part,
         settings,
         folder,
-        Options(loads=grid, budget_s=budget_s, target=target, seed=seed),
+        Options(loads=grid, budget_s=budget_s, target=target, seed=seed, gate_rps=at_least),
         watch=shown.replay,
         say=shown.say,
         keep=lambda so_far: _write(folder, points_document(spec, so_far)),
@@ -218,7 +222,7 @@ def _wanted(loads: str | None, rates: str | None) -> tuple[float, ...]:
         raise InputError("--rates: found --loads as well; expected one of them")
     if rates is not None:
         return parse_numbers("--rates", rates)
-    return parse_numbers("--loads", loads if loads is not None else DEFAULT_LOADS)
+    return () if loads is None else parse_numbers("--loads", loads)
 
 
 def _grid(wanted: Sequence[float], rate: float, *, in_rates: bool, at_least: float | None) -> tuple[float, ...]:
@@ -245,12 +249,13 @@ def _check_positive(option: str, value: float | None, unit: str) -> None:
 
 def _plan_line(part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> str:
     """What is ahead, for standard error."""
-    points = len(grid) * len(settings)
-    seconds = len(settings) * sum(part.seconds(load) for load in grid)
+    many = "1 setting" if len(settings) == 1 else f"{len(settings)} settings"
+    first = f"{len(grid)} loads, then those" if grid else "the recorded rate, then loads"
     line = (
-        f"sweep: {len(grid)} loads x {len(settings)} settings, {len(part.traffic):,} requests a point, about "
-        f"{seconds:.0f} s of replays of {budget_s:.0f} s"
+        f"sweep: {many}, {len(part.traffic):,} requests a replay, {part.seconds(1.0):.0f} s at the recorded rate; "
+        f"first {first} that narrow the answer, {budget_s:.0f} s at most"
     )
+    seconds = len(settings) * sum(part.seconds(load) for load in grid)
     if seconds > budget_s:
-        line += f"; not all of the {points} points will fit: those past saturation are left out"
+        line += f"; not all of the {len(grid) * len(settings)} first points will fit"
     return line

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from latfix.cause_catalogue import UNEXPLAINED, KnownCause
-from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label
+from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.profilers.recordings.requests.accounts import Accounts
 from latfix.profilers.recordings.requests.request_table import Floats, Ints
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.block_bootstrap import block_length
+from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
 from latfix.statistics.quantile_sketch import Distribution
 
@@ -35,6 +36,8 @@ _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
 _MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
 #: A tail this close to the median is no jitter.
 _HARDLY_ABOVE = 0.15
+#: ... unless the median itself is this many times the reference.
+_MOSTLY_WAITING = 2.0
 _FEW = 100
 _SLOWEST = 10
 
@@ -45,12 +48,14 @@ class Recorded:
 
     :param statuses: how many requests ended in each; ``None`` where it is not recorded.
     :param offered_ns: ``(m,)`` arrivals of all requests, whatever became of them.
+    :param outcomes: of all that arrived, where some did not end ok.
     """
 
     source: Source
     statuses: Mapping[str, int | None]
     offered_ns: Ints
     workload: str
+    outcomes: Outcomes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +91,16 @@ def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float 
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
     unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
     verdict, sentence = _verdict(accounts, causes, q, threshold / 1e6, excess_ms, latency_ms["p50"], unexplained)
+    if recorded.outcomes is not None and (lost := _losing(recorded.outcomes, q)):
+        verdict, sentence = "losing", f"{lost} {sentence}"
     listed = {each.cause for each in causes}
     shown = {cause.id: k for k, cause in enumerate(accounts.causes) if cause.id in listed}
     return Diagnosis(
         workload=recorded.workload,
         device="",
         requests=recorded.statuses,
-        latency_ms=latency_ms,
+        latency_ms=latency_ms if recorded.outcomes is None else recorded.outcomes.summary_ms(),
+        latency_ms_ok=latency_ms,
         latency_ci95_ms=summary_intervals_ms(latency, seed=seed) if 0 < n <= _KEPT else {},
         stages_ms=_stages_ms(accounts, latency >= threshold),
         verdict=verdict,
@@ -113,6 +121,14 @@ def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float 
         slowest=tuple(_slowest(accounts)),
         ledger=_ledger(accounts),
     )
+
+
+def _losing(outcomes: Outcomes, q: float) -> str:
+    """What is lost, where that is more than a percentile allows; empty where it is not."""
+    lost = 1 - float(outcomes.answered.mean())
+    if lost <= 1 - q / 100:
+        return ""
+    return f"{share(lost)} of the requests that arrived did not end ok: {percentile_label(q)} is lost among them."
 
 
 def _stretches(n: int) -> Iterator[slice]:
@@ -208,8 +224,11 @@ def _verdict(
         return "inconclusive", "No request ended ok, so there is no latency to explain."
     opening = f"{percentile_label(q)} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
     top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
-    if at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1) and top is None:
-        return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones."
+    close = at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1)
+    # All requests alike may still be all late: a queue that never empties.
+    if close and (top is None or p50_ms <= _MOSTLY_WAITING * accounts.reference_ns / 1e6):
+        carried = f"; all carry {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
+        return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
         known = f" Of what is known, {_share(words, top, excess_ms)}." if top else ""
         return "inconclusive", (

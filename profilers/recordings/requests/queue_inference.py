@@ -26,6 +26,8 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 #: Of a typical latency, the share that arrivals must be known to.
 _FINE = 0.5
 _AT_ONCE = 500_000
+#: First tokens that close come at one moment; half of all batches of prompts differ by at most this factor.
+_SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
 #: Stretches of the log that services are compared within.
 _PARTS = 12
 
@@ -38,12 +40,14 @@ class Queue:
     :param wait_ns: ``(n,)`` before service.
     :param waited: share of requests that waited.
     :param misfit: by what factor the two services differ most.
+    :param slot_ns: what one request keeps a server for; ``None`` for its whole service.
     """
 
     servers: int
     wait_ns: Ints
     waited: float
     misfit: float
+    slot_ns: float | None = None
 
 
 def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | None:
@@ -69,6 +73,44 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     wait -= arrival
     np.clip(wait, 0, latency, out=wait)
     return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=misfit)
+
+
+def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
+    """The queue before the first token of streams; ``None`` where nobody waited, or the recording does not show one.
+
+    An engine computes the prompts of some requests together, a batch after the other: their first tokens come at one
+    moment. Whoever had come before the batch ahead was done waited for it, and was then served as long as a batch
+    takes, which must be about the same for all.
+
+    :param arrival: ``(n,)`` ascending; ``first_ns`` ``(n,)`` from the arrival to the first token.
+    """
+    came = arrival + first_ns
+    order = np.argsort(came, kind="stable")
+    ends = came[order]
+    batch = np.concatenate([[0], np.cumsum(np.diff(ends) > _SAME_MOMENT_NS)]) if len(ends) else np.zeros(0, np.int64)
+    last = np.append(np.flatnonzero(np.diff(batch)), len(ends) - 1)
+    ahead = np.concatenate([[arrival[0] if len(arrival) else 0], ends[last]])[batch]
+    begin = np.empty(len(ends), np.int64)
+    begin[order] = np.maximum(ahead, arrival[order])
+    wait = begin - arrival
+    service, waited = came - begin, wait > 0
+    if np.count_nonzero(waited) < _LEAST_WAITED:
+        return None
+    low, middle, high = np.quantile(service[waited], (0.25, 0.5, 0.75))
+    if low <= 0 or high > _ONE_LENGTH * low or float(np.median(wait[waited])) < middle:
+        return None
+    earliest, latest = np.quantile(first_ns[waited], (0.1, 0.9))
+    if latest - earliest < middle:  # first tokens that all take the same came in no queue, however close they are
+        return None
+    if (
+        np.count_nonzero(~waited) >= _LEAST_IDLE
+        and not 1 / _ALIKE < float(np.median(service[~waited])) / middle < _ALIKE
+    ):
+        return None
+    each = float(np.mean(np.bincount(batch)))
+    return Queue(
+        servers=1, wait_ns=wait, waited=float(np.mean(waited)), misfit=float(high / low), slot_ns=float(middle) / each
+    )
 
 
 def in_flight(arrival: Ints, latency: Ints) -> Ints:

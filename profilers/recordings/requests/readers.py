@@ -32,9 +32,12 @@ from latfix.profilers.recordings.requests.request_table import CANCELLED, Engine
 from latfix.profilers.recordings.requests.span_table import SpanTable
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.stages import STATUS_NAMES, Status
+from latfix.statistics.censored import Outcomes
 
 #: From this share of requests that did not end ok on, a reader is told so.
 _MANY_LOST = 0.01
+#: Requests that are ranked with those that were lost among them.
+_MOST_RANKED = 2_000_000
 
 
 def diagnose_table(table: RequestTable, path: Path, options: ReadOptions, *, unit: str = "request") -> Diagnosis:
@@ -52,6 +55,7 @@ def diagnose_table(table: RequestTable, path: Path, options: ReadOptions, *, uni
         statuses=_statuses(table, ok),
         offered_ns=table.arrival_ns,
         workload=_name(path),
+        outcomes=_outcomes(table, ok),
     )
     return findings.diagnose_accounts(accounts, recorded, options.percentile, options.seed)
 
@@ -63,9 +67,19 @@ def _name(path: Path) -> str:
 def _statuses(table: RequestTable, ok: int) -> Mapping[str, int | None]:
     if not table.has_status:
         return {"ok": ok, "error": None, "timeout": None, "shed": None}
-    counts = {name: int(np.count_nonzero(table.status == code)) for code, name in enumerate(STATUS_NAMES)}
+    ends = {name: int(np.count_nonzero(table.status == code)) for code, name in enumerate(STATUS_NAMES)}
+    counts = {**ends, "unfinished": None}  # what was in flight at its end, a log does not hold
     cancelled = int(np.count_nonzero(table.status == CANCELLED))
     return {**counts, "ok": ok, **({"cancelled": cancelled} if cancelled else {})}
+
+
+def _outcomes(table: RequestTable, ok: int) -> Outcomes | None:
+    """Of all that arrived and were not taken back; of a very large log some. ``None`` where all ended ok."""
+    arrived = np.flatnonzero(table.status != CANCELLED)
+    if len(arrived) == ok:
+        return None
+    rows = arrived[:: max(len(arrived) // _MOST_RANKED, 1)]
+    return Outcomes.of(np.maximum(table.latency_ns[rows], 0), table.status[rows])
 
 
 def _with_losses(table: RequestTable, ok: int) -> RequestTable:
@@ -75,9 +89,7 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     if cancelled:
         notes.append(f"{cancelled:,} requests were cancelled by their client: they are no latencies.")
     if lost > _MANY_LOST * len(table):
-        notes.append(
-            f"Percentiles are over the {ok:,} requests that ended ok; {lost:,} that did not are not in them."
-        )
+        notes.append(f"{lost:,} requests did not end ok; the causes are of the {ok:,} that did.")
     return replace(table, notes=tuple(notes))
 
 

@@ -30,6 +30,7 @@ from latfix.profilers.recordings.requests.queue_inference import (
     cycle_begins,
     grew_for_good,
     in_flight,
+    infer_prompt_queue,
     infer_queue,
     waits_at_reference,
 )
@@ -41,7 +42,8 @@ from latfix.statistics.change_points import rising_level
 _LEARNED, _ROUTES = 100_000, 24
 #: Windows of a drift, the rise from which on it counts as a share of a typical service, and how sure it must be.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
-_MINUTE_NS = 60e9
+#: How long a backlog must grow to be no burst's: a minute, or a quarter of a shorter log; so many services at least.
+_MINUTE_NS, _AT_LEAST = 60e9, 20
 #: Inputs differ in any traffic: named is what exceeds this share of p50.
 _USUAL_OF_P50 = 0.1
 #: By what a busy service stops being one in which requests wait by chance.
@@ -84,6 +86,7 @@ class _Columns:
     traffic: Ints | None = None
     overload: Bools | None = None
     servers: int = 1
+    slot_ns: float | None = None
     expected: Floats = field(default_factory=lambda: np.zeros(0))
     typical: float = 0.0
     drift: _Drift | None = None
@@ -204,6 +207,8 @@ def _find_queue(table: RequestTable, columns: _Columns, evidence: dict[str, str]
         sorted_ = bool((np.diff(came) >= 0).all())
         took = columns.latency - columns.parts.get("dispatch", 0)
         queue = infer_queue(came, took, table.resolution_ns) if sorted_ else None
+    elif (table.first_ns[table.ok] >= 0).all():
+        queue = infer_prompt_queue(columns.arrival, table.first_ns[table.ok])
     _take_queue(table, columns, queue, evidence, notes)
 
 
@@ -219,7 +224,13 @@ def _take_queue(
         notes.append(f"Waits in a queue are not told apart from service: {why}.")
         return
     columns.wait, columns.servers = queue.wait_ns, queue.servers
-    columns.base = columns.base - queue.wait_ns
+    columns.base, columns.slot_ns = columns.base - queue.wait_ns, queue.slot_ns
+    if queue.slot_ns is not None:
+        evidence["traffic.burst"] = (
+            f"inferred: prompts were computed a batch after the other, {share(queue.waited)} of requests waited for "
+            f"batches ahead; one request keeps the engine for {from_ns(queue.slot_ns)}."
+        )
+        return
     evidence["traffic.burst"] = (
         f"inferred: {queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
         f"and were then served as long as those who met an idle server (within {queue.misfit:.2f}x)"
@@ -337,10 +348,11 @@ class _Ledger:
         columns = self.columns
         if columns.wait is None:
             return
-        service = max(columns.typical, 1.0)
+        service = max(columns.slot_ns or columns.typical, 1.0)
         at_rest = waits_at_reference(columns.arrival, service, columns.servers)
-        columns.traffic = np.minimum(at_rest, columns.wait)
-        lasting = min(_MINUTE_NS, float(np.ptp(columns.arrival)) / 4)
+        # What waits for prompts waits for those of others: nothing else holds them up.
+        columns.traffic = np.minimum(at_rest, columns.wait) if columns.slot_ns is None else columns.wait
+        lasting = max(min(_MINUTE_NS, float(np.ptp(columns.arrival)) / 4), _AT_LEAST * service)
         columns.overload = grew_for_good(columns.arrival, at_rest, lasting)
 
     def _chance_ms(self) -> float:
@@ -348,10 +360,11 @@ class _Ledger:
         span = float(np.ptp(columns.arrival)) if n else 0.0
         if columns.wait is None or span <= 0:
             return 0.0
-        load = n / span * columns.typical / columns.servers
+        service = columns.slot_ns or columns.typical
+        load = n / span * service / columns.servers
         if not 0 < load < _BUSY:
             return 0.0
-        return float(chance_wait_ns(n, span, columns.typical, columns.servers, self.tail_share, self.seed)) / 1e6
+        return float(chance_wait_ns(n, span, service, columns.servers, self.tail_share, self.seed)) / 1e6
 
     def _known(self) -> tuple[KnownCause, ...]:
         columns = self.columns

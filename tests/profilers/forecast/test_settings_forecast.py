@@ -187,3 +187,14 @@ def test_alone_is_the_least_there_is(simulate: Simulate) -> None:
     alone, half = forecast.alone(None), forecast.alone(BatchCost(typical=0.5))
     assert half["mean"] < alone["mean"] < forecast.simulated["mean"] and alone["p99"] < forecast.simulated["p99"]
     assert forecast.alone(None, [(2e9, 4e9)])["mean"] == pytest.approx(alone["mean"], rel=0.2)
+
+
+def test_at_its_own_times_a_run_is_simulated_as_it_was(simulate: Simulate) -> None:
+    record = simulate(**{**BUSY, "lengths": lengths()})
+    forecast = Forecast(record)
+    times = record.traffic.arrival_ns.astype(np.float64)
+    assert forecast.at_times(times) == pytest.approx(forecast.latencies(forecast.serving))
+    assert forecast.at_times(times / 4).mean() > forecast.at_times(times).mean() > forecast.at_times(4 * times).mean()
+    twice = np.concatenate([times, times + 10 * times[-1]])
+    assert forecast.at_times(twice)[: len(times)] == pytest.approx(forecast.at_times(times))
+    assert len(forecast.at_times(twice, rotated=7)) == 2 * len(times)

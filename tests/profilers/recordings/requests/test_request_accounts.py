@@ -91,7 +91,12 @@ def test_lost_and_cancelled_requests_are_no_latencies() -> None:
     status = table.status.copy()
     status[:100], status[100:130] = Status.ERROR, CANCELLED
     found = diagnosed(replace(table, status=status))
-    assert found.requests == {"ok": 3870, "error": 100, "timeout": 0, "shed": 0, "cancelled": 30}
+    ends = {"error": 100, "timeout": 0, "shed": 0, "unfinished": None, "cancelled": 30}
+    assert found.requests == {"ok": 3870, **ends}
+    assert found.verdict == "losing"  # 2.5 % of those that arrived, and p99 allows 1 %
+    document = found.to_json()
+    assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
+    assert document["latency_ms_ok"]["p99"] > 0
     assert any("30 requests were cancelled" in note for note in found.notes)
 
 
@@ -157,4 +162,22 @@ def test_the_engines_log_says_what_ran() -> None:
         end_ns=ends, length_ns=np.full(3, 150_000_000), prefill_tokens=np.full(3, 4096), streams=np.full(3, 20)
     )
     found = diagnosed(replace(table, steps=steps), percentile=50.0)
-    assert found.verdict == "batching.prefill"
+    assert [cause.cause for cause in found.causes if cause.named] == ["batching.prefill"]
+
+
+def test_prompts_computed_in_batches_are_a_queue() -> None:
+    """Ninety prompts sent at once, four computed at a time in 130 ms; then each stream takes a second."""
+    rng = np.random.default_rng(3)
+    n, together, takes = 90, 4, 130_000_000
+    arrival = np.sort(rng.integers(0, 50_000_000, n))
+    first = (np.arange(n) // together + 1) * takes + rng.integers(0, 300_000, n)
+    table = RequestTable(
+        arrival_ns=arrival - arrival[0],
+        latency_ns=first + 1_000_000_000 - arrival,
+        status=np.zeros(n, np.int8),
+        first_ns=first - arrival,
+    )
+    found = diagnosed(table, percentile=90.0)
+    assert found.verdict == "traffic.burst"
+    assert "a batch after the other" in found.causes[0].evidence
+    assert found.stages_ms["queue"]["p99"] == pytest.approx(first.max() / 1e6 - 130, rel=0.05)
