@@ -1,7 +1,7 @@
 """Pretrained models: latfix's plan against each obvious change alone, on the models of ``benchmarks/models``.
 
     python benchmarks/models/install.py
-    python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--held-out | WORKLOAD …]
+    python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--plans-only] [--held-out | NAME …]
 
 For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
 the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
@@ -52,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", choices=[[], *DEVELOPMENT, *HELD_OUT], metavar="WORKLOAD")
     parser.add_argument("--held-out", action="store_true", help="those that are held out, in place of the others")
+    parser.add_argument("--plans-only", action="store_true", help="what latfix optimize says, without the other arms")
     parser.add_argument("--budget", default="5m", help="of latfix optimize")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of the traffic")
@@ -66,7 +67,7 @@ def main() -> None:
     document |= {"budget": options.budget, "rounds": options.rounds, "seconds": options.duration}
     for name in options.workloads or (HELD_OUT if options.held_out else DEVELOPMENT):
         found = optimized(name, options) | {"held_out": name in HELD_OUT}
-        found["arms"] = arms(name, options, found.get("settings"))
+        found["arms"] = {} if options.plans_only else arms(name, options, found.get("settings"))
         document["workloads"][name] = found
         show(name, found)
         options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

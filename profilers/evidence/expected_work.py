@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +178,19 @@ def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total:
     for k in range(2, top.shape[1]):
         columns += [size * top[:, k], top[:, k]]
     return np.column_stack([*columns, *_slower(total[:, 0], elements, top[:, 1], size * top[:, 1])])
+
+
+def padded_row(size: int, real: float, elements: float, top: Sequence[float]) -> list[float]:
+    """The columns of one batch as it is computed on, for who forms batches one by one.
+
+    :param real: elements that its members bring; ``elements`` those with padding.
+    :param top: the largest of each attribute of its members.
+    """
+    longest = top[1]
+    columns = [1.0, float(size), real, elements, size * longest, size * longest * longest, longest]
+    for value in top[2:]:
+        columns += [size * value, value]
+    return [*columns, math.sqrt(real), math.sqrt(elements), longest * math.sqrt(size)]
 
 
 def _slower(real: Floats, padded: Floats, longest: Floats, lengths: Floats) -> list[Floats]:

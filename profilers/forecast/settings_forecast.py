@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from latfix.profilers.attribution.ledger import Books, make_books
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
@@ -312,10 +313,7 @@ class _BatchTime:
             total, elements, top = self._held(rows, members)
             size, longest = len(members), top[1]
             if known:
-                parts = [1.0, size, total, elements, size * longest, size * longest * longest, longest]
-                for value in top[2:]:
-                    parts += [size * value, value]
-                took = self.bias + sum(map(float.__mul__, known, map(float, parts)))
+                took = self.bias + sum(map(float.__mul__, known, padded_row(size, total, elements, top)))
             else:
                 took = self.bias + self.typical[min(size, len(self.typical) - 1)]
             return took if cost is None else took * cost.ratio(columns(size, elements, longest, top[2:]))

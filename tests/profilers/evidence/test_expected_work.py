@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
+from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, padded_row, work_designs
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.telling_features import (
     error_of_work,
@@ -95,6 +96,18 @@ def test_the_largest_batches_are_not_said_to_need_more_than_they_took(name: str)
     work, took = expected(members, batches, COSTS[name][0])
     slowest = np.argsort(took)[-len(took) // 50 :]
     assert np.median(work.padded[slowest] / took[slowest]) == pytest.approx(1.0, abs=0.12)
+
+
+def test_one_batch_has_the_columns_that_all_have() -> None:
+    members, batches = batched(300, seed=4)
+    feature = np.random.default_rng(2).integers(1, 50, (300, 2)).astype(np.float64)
+    members = replace(members, attributes=np.column_stack([members.attributes, feature]))
+    designs, _ = work_designs(members, batches, Norms())
+    top = members.largest(members.attributes)
+    real = members.total(members.attributes)[:, 0]
+    for k, row in enumerate(designs["compute"]):
+        one = padded_row(int(batches["size"][k]), real[k], float(batches["padded_elements"][k]), top[k].tolist())
+        assert one == pytest.approx(row.tolist())
 
 
 def test_features_are_chosen_by_what_they_explain() -> None:
