@@ -30,6 +30,8 @@ WITHIN = 0.15
 _KNEE_RATIO = 1.5
 #: Predictions are shown at such shares of the largest load, beside the loads that were replayed.
 _SHOWN = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
+#: As long as none as near to them was replayed.
+_APART = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,9 @@ def load_answer(
     knee = _knee(errors.knees(), loads, recorded)
     middle = knee.rps if largest is None or largest.rps is None else largest.rps
     answer = LoadAnswer(largest=largest, knee=knee)
-    wanted = sorted({*loads, *(middle / recorded * factor for factor in _SHOWN)})
+    between = [middle / recorded * factor for factor in _SHOWN]
+    apart = [load for load in between if all(abs(load / other - 1) > _APART for other in loads)]
+    wanted = sorted({*loads, *apart})
     return replace(answer, predicted=tuple(_predicted(errors, load, recorded, answer) for load in wanted))
 
 
