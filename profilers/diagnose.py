@@ -33,11 +33,12 @@ from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_ms
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
+from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.service_figures import service_figures
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Source, WhatIf
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status, status_counts
@@ -195,6 +196,7 @@ class _Findings:
                 self.tail,
                 floors[CAUSES[k].id],
                 _percentiles_ms(totals.without[k], 50, 95, 99),
+                self.source.meta,
                 requests=int(totals.touched[k]),
                 largest_ns=float(totals.largest[k]),
             )
@@ -273,7 +275,14 @@ class _Findings:
             "learned_from": len(evidence.ok),
             "pieces": self.chunks,
             "workers": totals.workers.rows(self.source.notes()),
+            "incident": self._incident(),
         }
+
+    def _incident(self) -> Incident | None:
+        kept = self.totals.kept
+        if kept is None:
+            return None
+        return incident_of(kept.evidence, kept.ledger, self.totals.tail_ns, self.totals.span_s)
 
 
 def _percentiles_ms(values: Distribution, *percentiles: int) -> dict[str, float]:

@@ -79,6 +79,8 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
             words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
         lines += _reasons(found)
+        if found.incident is not None:
+            lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
     proposed = f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if finite(value) else ""
     lines += _merge(gate_rows(found.gates), proposed)
     if closing := closing_advice(found):
@@ -99,6 +101,9 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
+        if number and _is_replay(found):
+            yield Line(label="", words=words)
+            continue
         if cause.predicted:
             words += f"; without it {cause.focus} would be {cause.predicted} ms"
         fixes = f"; fixes: {', '.join(cause.fixes)}" if cause.fixes else "; latfix has no fix for it"

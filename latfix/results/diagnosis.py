@@ -46,7 +46,7 @@ class CauseSummary(Document):
     :param tail_ms: mean over tail requests of own + propagated.
     :param tail_share: ``tail_ms`` over the tail's excess.
     :param own_ms: of that, what the request's own path shows.
-    :param propagated_ms: of that, what reached it through the queue.
+    :param propagated_ms: of that, what reached it through the queue or the interpreter lock.
     :param ci95_ms: interval of ``tail_ms``.
     :param named: the interval's lower end clears the naming rule.
     :param evidence_class: how it is known.
@@ -191,6 +191,35 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Incident(Document):
+    """The one moment that all requests of the tail share.
+
+    :param start_s: from the run's start, when the first of them arrived; ``end_s`` when the last had ended.
+    :param requests: how many they are.
+    :param batch: the batch that held a worker for most of it; ``None`` where no single one did.
+    :param held_ms: for how long, where ``typical_ms`` is what one of its size takes.
+    """
+
+    start_s: float
+    end_s: float
+    requests: int
+    batch: int | None = None
+    worker: int | None = None
+    held_ms: float | None = None
+    typical_ms: float | None = None
+
+    def sentence(self, percentile: str) -> str:
+        """``All of p99 is one moment: 15.13–15.23 s, batch 302 held worker 0 for 176 ms where 3.80 is typical.``"""
+        digits = max(0, min(3, 2 - math.floor(math.log10(max(self.end_s - self.start_s, 1e-3)))))
+        when = f"{self.start_s:.{digits}f}–{self.end_s:.{digits}f} s"
+        told = f"All of {percentile} is one moment: {when}, {self.requests} requests"
+        if self.batch is None:
+            return f"{told} behind each other; no single batch held them up."
+        held, typical = significant(self.held_ms), significant(self.typical_ms)
+        return f"{told}; batch {self.batch} held worker {self.worker} for {held} ms where {typical} is typical."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Document):
     """Where the figures of a diagnosis come from.
 
@@ -326,6 +355,7 @@ class Diagnosis(Document):
     :param learned_from: requests that references and models were learned from.
     :param pieces: into how many chunks the run was cut; one where it fits into memory.
     :param gates: those that the run was held against.
+    :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
@@ -369,6 +399,7 @@ class Diagnosis(Document):
     learned_from: int | None = field(default=None, metadata=json_key(omit_empty=True))
     pieces: int | None = field(default=None, metadata=json_key(omit_empty=True))
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))

@@ -43,6 +43,8 @@ class RunMeta(Document):
     :param traffic_arguments: options of the command line that give the same traffic again.
     :param traffic_sha256: digest of the schedule: runs with the same one replayed the same requests.
     :param started: ISO 8601, with the time zone; ``ended`` likewise.
+    :param origin: ``host``, ``command`` as it was typed, ``commit`` and ``branch`` of the workload's folder, as far
+        as they are known; a commit with changes of its own ends in ``+``.
     :param accuracy: the workload's score, where it was measured.
     :param load_s: seconds until the model was loaded.
     :param calibration: costs of system calls on this machine, nanoseconds.
@@ -92,6 +94,7 @@ class RunMeta(Document):
     versions: Mapping[str, str] = field(default_factory=dict)
     started: str = ""
     ended: str | None = field(default=None, metadata=_WHEN_KNOWN)
+    origin: Mapping[str, str] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     accuracy: float | None = field(default=None, metadata=_WHEN_KNOWN)
     machine: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     load_s: float | None = field(default=None, metadata=_WHEN_KNOWN)

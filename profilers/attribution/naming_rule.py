@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from latfix.cause_catalogue import UNEXPLAINED
+from latfix.config.model_file_kind import KINDS
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import TailFigures
@@ -19,6 +21,18 @@ _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
 _ALWAYS_SOME = ("host.contention", "host.slowdown", "host.steal", "python.gil", "observer", "input.size")
 OF_THE_MACHINE = _ALWAYS_SOME[:-1]
 _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
+#: Beginnings of the fixes that need a GPU, and of those that change layers or have torch compile them, which a file
+#: that another runtime executes does not have.
+_NEEDS_GPU = (
+    "quantize.fp8_dynamic",
+    "fuse.tensorrt",
+    "fuse.cudagraph",
+    "fuse.compile_autotune",
+    "transfer.",
+    "memory.device_allocator",
+)
+_NEEDS_LAYERS = ("quantize.", "fuse.", "cache.embeddings", "dispatch.inference_mode")
+_GRAPHS = ("ONNX", "TensorRT")
 #: From this share of the tail on, a cause's course over the run is looked at though it is not named.
 _TOLD = 0.02
 
@@ -47,6 +61,7 @@ def summarize_cause(
     tail: Tail,
     floor_ms: float,
     whatif_ms: Mapping[str, float],
+    meta: RunMeta,
     *,
     requests: int,
     largest_ns: float,
@@ -74,8 +89,15 @@ def summarize_cause(
         requests=requests,
         evidence=cause.told(evidence, figures),
         whatif_ms=whatif_ms,
-        fixes=() if evidence.setup.outside else cause.fixes,
+        fixes=() if evidence.setup.outside else applicable(cause.fixes, meta),
     )
+
+
+def applicable(fixes: tuple[str, ...], meta: RunMeta) -> tuple[str, ...]:
+    """Those of a cause's fixes that can apply where the run was made: to this kind of device and of model."""
+    file = KINDS.get(Path(meta.entry).suffix)
+    barred = (_NEEDS_GPU if meta.device == "cpu" else ()) + (_NEEDS_LAYERS if file in _GRAPHS else ())
+    return tuple(fix for fix in fixes if not fix.startswith(barred)) if barred else fixes
 
 
 def worth_a_course(cause: CauseSummary) -> bool:

@@ -31,8 +31,8 @@ BUSY = 0.6
 _RUNS = 40
 _MOST_REQUESTS = 4_000
 _UPPER = 0.975
-#: Noise below this share of a cause's milliseconds is the smaller part of them.
-_MINOR = 0.5
+#: Noise below this share of a cause's milliseconds is a small part of them.
+_MINOR = 0.25
 #: Up to this share of a typical service, a disturbance is one that any shared machine has.
 SMALL = 0.6
 
@@ -89,7 +89,7 @@ def above_noise(floors: Mapping[str, float], tail: Tail, percentile: float, book
 
 
 def _raised(floor: float, noise: float, found: float) -> float:
-    """A floor above a machine's noise. Where that is the smaller part of what a cause owns, it shrinks with it.
+    """A floor above a machine's noise. Where that is a small part of what a cause owns, it shrinks with it.
 
     :param found: the cause's milliseconds, whose low end must exceed the floor; the noise is a part of them.
     """

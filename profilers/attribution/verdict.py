@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,9 @@ _MOSTLY = 0.5
 _CHANCE = "traffic.burst"
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
+#: Causes of first uses, and from which share of the tail on the missing warm-up is worth a warning.
+_FIRST_USE = "cold."
+_WORTH_A_NOTE = 0.05
 #: What a request of each status did, to follow its number.
 _DID = {
     "error": "failed",
@@ -252,7 +256,7 @@ def warnings(
     if not n:
         notes.append("No request ended ok: there is nothing to diagnose.")
     elif n < _FEW_REQUESTS or tail.inside < _FEW_IN_TAIL:
-        notes.append(f"p{percentile:g} rests on {tail.inside} of {n} requests: too few to be sure of.")
+        notes.append(_too_few(tail.inside, n, percentile))
     lost = counts["ok"] - n
     if lost > 0:
         notes.append(f"{lost} requests that ended ok have no record of their batch and are not in these figures.")
@@ -270,8 +274,12 @@ def warnings(
     notes += [f"{note}." for note in record.meta.setup_notes]
     if n and evidence.setup.outside:
         return notes + _not_seen(evidence)
-    if n and not np.any(evidence.rows["warmup"]):
-        notes.append("No warm-up requests were sent: first use is part of the measured run.")
+    first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
+    if n and not np.any(evidence.rows["warmup"]) and first_use >= _WORTH_A_NOTE:
+        notes.append(
+            f"No warm-up requests were sent, and first use is {100 * first_use:.0f} % of the tail: "
+            "warmup_requests = 10 in workload.toml leaves it out."
+        )
     if n and not evidence.expected.models["compute"].accepted:
         notes.append(_no_model(evidence))
     return notes
@@ -288,6 +296,14 @@ def _not_seen(evidence: Evidence) -> list[str]:
             "apart from being served."
         )
     return notes
+
+
+def _too_few(inside: int, n: int, percentile: float) -> str:
+    """How few, how many would do, and the option that makes them."""
+    enough = max(math.ceil(_FEW_IN_TAIL / max(1 - percentile / 100, 1e-9)), _FEW_REQUESTS)
+    times = math.ceil(enough / max(n, 1))
+    more = f"--repeat {times} or a longer --duration" if times > 1 else "a longer --duration"
+    return f"p{percentile:g} rests on {inside} of {n} requests; about {enough:,} would do ({more})."
 
 
 def _hangs(record: RunRecord) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from latfix.formatting import LATENCY_KEYS, interval_bounds
+from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Arm,
     Change,
@@ -36,6 +37,7 @@ class Summary:
     :param intervals_ms: 95 % intervals of the single run's latencies, by key.
     :param change: before and after; ``None`` for a single run.
     :param failure: why there is no result, or none to rely on; empty where there is.
+    :param answer: what a reader must know first; ``None`` for what has none.
     :param unjudged: gates that were asked for and could not be looked at.
     """
 
@@ -53,6 +55,7 @@ class Summary:
     notes: tuple[str, ...] = ()
     failure: str = ""
     unjudged: tuple[str, ...] = ()
+    answer: Answer | None = None
 
     def count(self, outcome: Outcome) -> int:
         """How many gates came out so."""
@@ -99,17 +102,20 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
             intervals_ms={key: pair for key, pair in bounds.items() if pair is not None},
             causes=run.causes,
             notes=run.notes,
+            answer=diagnosis_answer(run),
         )
     found: Comparison | Optimization
     steps: list[StepRow] = []
     if schema == Comparison.SCHEMA:
         found = Comparison.from_json(document)
         change = comparison_change(found)
+        common["answer"] = comparison_answer(found)
     else:
         found = Optimization.from_json(document)
         change, steps = optimization_change(found), step_rows(found.steps)
         workload = found.workload or workload
-        common["device"] = found.device
+        common |= {"device": found.device}
+        common["answer"] = optimization_answer(found, workload=found.workload, plan=found.plan)
     return Summary(
         **common,
         workload=workload,

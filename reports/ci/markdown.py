@@ -24,6 +24,7 @@ from latfix.formatting import (
     significant,
     visible,
 )
+from latfix.reports.answer import Answer
 from latfix.reports.ci.ci_summary import Summary
 from latfix.reports.comparison_rows import Change
 from latfix.reports.vocabulary import verdict_words
@@ -49,6 +50,7 @@ def markdown(summary: Summary) -> str:
     parts = [
         [f"## latfix {summary.command}: {_code(summary.workload)}{_on(summary.device)} {_headline(summary)}"],
         _paragraphs(summary),
+        _answer(summary.answer),
         _gates(summary),
         _change(summary.change) if summary.change is not None else _run(summary),
         _causes(summary),
@@ -109,6 +111,14 @@ def _paragraphs(summary: Summary) -> list[str]:
     if words:
         lines += [*([""] if lines else []), f"**{text(words[0].upper() + words[1:])}**"]
     return lines
+
+
+def _answer(answer: Answer | None) -> list[str]:
+    """The lines of the answer; why a gate did not pass is in the table of gates."""
+    lines = [] if answer is None else [line for line in answer.lines if line.label]
+    return [
+        f"- **{text(line.label)}** {_code(line.words) if line.is_command else text(line.words)}" for line in lines
+    ]
 
 
 def _stopped(said: str) -> str:

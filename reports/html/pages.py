@@ -104,6 +104,8 @@ _TITLES = {
     "method": "How it was measured",
     "definitions": "What the figures mean",
 }
+#: What the head of a page says of where a run was started from.
+_ORIGIN = ("host", "branch", "commit", "command")
 _CAUSES = 14
 _WINDOW_CAUSES = 5
 _LONGEST_NAME = 32
@@ -389,6 +391,7 @@ def _facts(device: str, record: RunRecord | None) -> str:
         parts.append(record.meta.started)
         parts.append(f"{count(sum(record.counts().values()))} requests")
         parts.append("partial run" if record.partial else "")
+        parts += [f"{name} {record.meta.origin[name]}" for name in _ORIGIN if name in record.meta.origin]
     return " · ".join(filter(None, parts))
 
 

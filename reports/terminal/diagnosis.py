@@ -251,7 +251,7 @@ def _over_time(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableTyp
     if len(windows) >= 2:
         yield _window_lines(windows, verbose=verbose)
     if active:
-        yield _active_causes(active)
+        yield _active_causes(active if verbose else active[:1])
 
 
 def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:

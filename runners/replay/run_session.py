@@ -19,6 +19,7 @@ from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.measure.compute_pace import typical_batches
 from latfix.runners.replay.folder_lock import claim
+from latfix.runners.replay.run_origin import run_origin
 from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
@@ -267,6 +268,7 @@ def _first_meta(replay: Replay) -> RunMeta:
         traffic_sha256=schedule_digest(traffic),
         versions=versions(),
         started=_now(),
+        origin=run_origin(spec.folder),
     )
 
 

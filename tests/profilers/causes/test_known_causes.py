@@ -13,6 +13,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.causes.test_memory_and_gil import MS, add_samples
 
 Simulate = Callable[..., RunRecord]
 
@@ -258,3 +259,41 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
     diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
     assert diagnosis.verdict == "python.gc"
     assert diagnosis.trustworthy
+
+
+def test_steal_of_all_cores_costs_a_thread_its_own_share(simulate: Simulate) -> None:
+    # GIVEN four cores that the hypervisor took for a third of the time in which a few units were under way
+    rng = np.random.default_rng(2)
+    struck = {int(k): ("cpu", 20.0) for k in rng.choice(np.arange(20, 600), 12, replace=False)}
+    record = simulate(compute_faults=struck)
+    rows = record.requests
+    times = np.arange(0, int(rows["arrival_ns"].max()) + 500 * MS, 20 * MS, dtype=np.int64)
+    stolen, busy = np.zeros(len(times)), np.full(len(times), 80.0 * MS)
+    for k in struck:
+        begun, end = rows["arrival_ns"][k], rows["arrival_ns"][k] + rows["latency_ns"][k]
+        stolen[(times > begun) & (times < end + 20 * MS)] = 80.0 * MS / 3
+    series = {"host.steal_ns": (times, np.cumsum(stolen)), "host.cpu_busy_ns": (times, np.cumsum(busy))}
+    ledger = diagnose(add_samples(record, series)).ledger
+    steal = ledger.own_ns[ledger.causes.index("host.steal")][np.isin(ledger.request, list(struck))]
+    # THEN it owns a third of their 30 ms on a core, not four times as much
+    assert np.median(steal) == pytest.approx(10.0 * MS, rel=0.25)
+
+
+def test_a_unit_that_was_never_switched_away_from_stood_still_with_the_machine(simulate: Simulate) -> None:
+    chosen = dict.fromkeys(range(30, 600, 50), ("blocked", 30.0))
+    record = simulate(prepare_faults=chosen)
+    record.requests["prepare_vcsw"][:] = 1
+    assert diagnose(record).verdict == "external.dependency"
+    record.requests["prepare_vcsw"][list(chosen)] = 0
+    assert diagnose(record).verdict == "host.steal"
+
+
+def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simulate: Simulate) -> None:
+    # GIVEN units that fault heavily and are slow for a reason of their own
+    chosen = dict.fromkeys(range(30, 600, 40), ("cpu", 30.0))
+    record = simulate(compute_faults=chosen)
+    record.batches["compute_minflt"][record.requests["batch_id"][list(chosen)]] = 2_000
+    diagnosis = diagnose(record)
+    faults = next(each for each in diagnosis.causes if each.cause == "memory.page_faults")
+    assert diagnosis.verdict == "host.slowdown" and "500 ns each" in faults.evidence
+    assert faults.tail_share < 0.1

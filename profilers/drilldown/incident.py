@@ -1,0 +1,54 @@
+"""Whether a run's whole tail is one moment, and which batch made it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from latfix.profilers.drilldown.service_costs import batch_costs
+from latfix.profilers.evidence.units import Evidence
+from latfix.results.diagnosis import Incident, Ledger
+
+#: Fewer requests are together by chance; a moment is at most this share of the run.
+_LEAST, _MOMENT = 3, 0.1
+#: The part of the tail's mean excess from which a batch that held a worker too long is what made it.
+_MADE_IT = 0.5
+
+
+def incident_of(evidence: Evidence, ledger: Ledger, tail_ns: float, span_s: tuple[float, float]) -> Incident | None:
+    """The moment that all requests of the tail share; ``None`` where they do not.
+
+    They share one if their lives, from arrival to end, leave no gap, and they all arrived within a tenth of the run.
+
+    :param ledger: of all requests that ``evidence`` has as ok, in its order.
+    :param tail_ns: the latency from which a request is in the tail.
+    :param span_s: begin and end of the run.
+    """
+    slow = ledger.latency_ns >= tail_ns
+    arrival = evidence.rows["arrival_ns"][evidence.ok][slow].astype(np.int64)
+    if len(arrival) < _LEAST:
+        return None
+    order = np.argsort(arrival, kind="stable")
+    arrival = arrival[order]
+    end = np.maximum.accumulate(arrival + ledger.latency_ns[slow][order])
+    together = bool((arrival[1:] <= end[:-1]).all())
+    if not together or arrival[-1] - arrival[0] > _MOMENT * 1e9 * (span_s[1] - span_s[0]):
+        return None
+    excess_ns = float(ledger.latency_ns[slow].mean() - ledger.reference_ns)
+    moment = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=len(arrival))
+    costs = batch_costs(evidence, ledger)
+    held = costs.end - costs.start
+    meets = (costs.start < end[-1]) & (costs.end > arrival[0])
+    if not meets.any():
+        return moment
+    worst = int(np.argmax(np.where(meets, held - costs.typical, np.iinfo(np.int64).min)))
+    if held[worst] - costs.typical[worst] < _MADE_IT * excess_ns:
+        return moment
+    return replace(
+        moment,
+        batch=int(evidence.batches["batch_id"][worst]),
+        worker=int(costs.thread[worst]),
+        held_ms=float(held[worst]) / 1e6,
+        typical_ms=float(costs.typical[worst]) / 1e6,
+    )

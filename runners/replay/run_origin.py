@@ -1,0 +1,50 @@
+"""Where a run was started from: host, command line, and the commit of the workload's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+_PATIENCE_S = 2.0
+_LONGEST = 500
+
+
+def run_origin(folder: Path) -> dict[str, str]:
+    """``host``, ``command``, ``commit`` and ``branch``; what is not known is left out.
+
+    :param folder: of the workload; where it is in no repository of git, there is no commit.
+    """
+    known = {"host": platform.node(), "command": _command(), **_revision(folder)}
+    return {name: value for name, value in known.items() if value}
+
+
+def _command() -> str:
+    """As it was typed, without where the program lies."""
+    name = Path(sys.argv[0]).name if sys.argv else ""
+    if not name.startswith("latfix"):  # from Python, or a test
+        return ""
+    return shlex.join([name, *sys.argv[1:]])[:_LONGEST]
+
+
+@cache
+def _revision(folder: Path) -> dict[str, str]:
+    """Commit and branch; a commit with changes of its own ends in ``+``."""
+    commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return {}
+    changed = "+" if _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".") else ""
+    return {"commit": f"{commit}{changed}", "branch": _git(folder, "branch", "--show-current")}
+
+
+def _git(folder: Path, *words: str) -> str:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=_PATIENCE_S, check=True
+        )
+        return done.stdout.strip()
+    return ""

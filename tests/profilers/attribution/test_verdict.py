@@ -1,0 +1,91 @@
+"""What a run amounts to: steady only near the median, inconclusive where figures do not make up the tail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from latfix.profilers.attribution.naming_rule import applicable
+from latfix.profilers.attribution.noise_floors import _raised
+from latfix.profilers.attribution.tail import Tail
+from latfix.profilers.attribution.verdict import judge
+from latfix.profilers.causes import CAUSES
+from latfix.results.diagnosis import CauseSummary
+from latfix.run_record.run_meta import RunMeta
+
+
+def cause(name: str, tail_ms: float, excess_ms: float, *, named: bool = False) -> CauseSummary:
+    return CauseSummary(
+        cause=name,
+        tail_ms=tail_ms,
+        tail_share=tail_ms / excess_ms,
+        own_ms=tail_ms,
+        propagated_ms=0.0,
+        ci95_ms=(0.8 * tail_ms, 1.2 * tail_ms),
+        named=named,
+        evidence_class="measured",
+        requests=10,
+        evidence="",
+        whatif_ms={},
+        fixes=(),
+    )
+
+
+def tail(excess_ms: float, mean_ms: float) -> Tail:
+    none = np.zeros(len(CAUSES))
+    return Tail(
+        requests=1000,
+        inside=10,
+        mean_ms=mean_ms,
+        excess_ms=excess_ms,
+        own_ms=none,
+        propagated_ms=none,
+        ci95_ms=np.zeros((len(CAUSES), 2)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("p99_ms", "word"),
+    [
+        pytest.param(11.0, "steady", id="hardly above"),
+        pytest.param(18.0, "steady", id="near"),
+        pytest.param(454.0, "inconclusive", id="45 times the median"),
+    ],
+)
+def test_steady_is_a_tail_near_the_median(p99_ms: float, word: str) -> None:
+    excess = p99_ms - 10.0
+    causes = (cause("host.contention", 0.9 * excess, excess), cause("unexplained", 0.1 * excess, excess))
+    verdict = judge(causes, tail(excess, p99_ms), {"p50": 10.0}, 99.0, p99_ms)
+    assert verdict.word == word
+    assert ("steady" in verdict.sentence) == (word == "steady")
+
+
+@pytest.mark.parametrize("share", [0.4, -0.4, -1.59])
+def test_a_quarter_unexplained_is_inconclusive_whatever_its_sign(share: float) -> None:
+    top = cause("batching.padding", (1 - share) * 50.0, 50.0, named=True)
+    verdict = judge((top, cause("unexplained", share * 50.0, 50.0)), tail(50.0, 60.0), {"p50": 10.0}, 99.0, 60.0)
+    assert verdict.word == "inconclusive"
+    assert ("the causes claim" in verdict.sentence) == (share < 0)
+
+
+def test_a_fifth_unexplained_names_the_cause() -> None:
+    causes = (cause("python.gc", 40.0, 50.0, named=True), cause("unexplained", 10.0, 50.0))
+    assert judge(causes, tail(50.0, 60.0), {"p50": 10.0}, 99.0, 60.0).word == "python.gc"
+
+
+def test_noise_is_a_part_of_what_a_cause_owns() -> None:
+    # 70 of 363 ms are a machine's noise: of a low end of 41 ms, 33 are left.
+    assert _raised(21.0, 70.0, 363.0) < 41.0 < 21.0 + 70.0
+    # Where most is noise, all of it must be exceeded.
+    assert _raised(1.0, 8.0, 10.0) == 9.0
+    assert _raised(1.0, 0.0, 0.0) == 1.0
+
+
+def test_advice_can_apply_where_the_run_was_made() -> None:
+    every = tuple(dict.fromkeys(fix for each in CAUSES for fix in each.fixes))
+    on_cpu = applicable(every, RunMeta(device="cpu", entry="adapter:Service"))
+    assert {"quantize.fp8_dynamic", "fuse.tensorrt", "transfer.pinned"}.isdisjoint(on_cpu)
+    assert {"quantize.int8_dynamic", "fuse.openvino", "batch.bucket"} <= set(on_cpu)
+    of_file = applicable(every, RunMeta(device="cpu", entry="model.onnx"))
+    assert not any(fix.startswith(("quantize.", "fuse.")) for fix in of_file) and "batch.bucket" in of_file
+    assert applicable(every, RunMeta(device="cuda:0", entry="adapter:Service")) == every
