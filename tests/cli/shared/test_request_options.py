@@ -37,11 +37,12 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_request_is_told_after_the_diagnosis(run: Path, cli: Cli) -> None:
+def test_a_request_is_told_before_the_diagnosis_which_ends_with_the_answer(run: Path, cli: Cli) -> None:
     code, out, err = cli("report", run, "--request", "r025")
     assert code == 0, err
-    diagnosis, _, story = out.partition("Request r025")
-    assert "w on cpu" in diagnosis
+    _, _, told = out.partition("Request r025")
+    story, _, diagnosis = told.partition("w on cpu")
+    assert "report" in diagnosis
     text = in_one_line(story)
     assert "batch 20 (1)" in text
     assert "= 0 ns" in text
