@@ -115,6 +115,8 @@ def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> npt.NDAr
 def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
     """By request of the baseline's schedule, its part of a worker's time in seconds, divided by the workers."""
     rows, batches = baseline.requests, baseline.batches
+    if not len(batches["batch_id"]):
+        return np.zeros(len(baseline.traffic))
     took = (batches["d2h_end_ns"] - batches["close_ns"]) / np.maximum(batches["size"], 1) / 1e9
     order = np.argsort(batches["batch_id"])
     place = np.searchsorted(batches["batch_id"], rows["batch_id"], sorter=order).clip(max=max(len(order) - 1, 0))

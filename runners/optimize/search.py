@@ -325,6 +325,7 @@ class Search:
         """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
         refused = {fix for trial in self.trials for fix in trial.configuration.fixes}
 
+        list(self._applicable())  # what stands against each is told in the end, also where time is up
         while True:
             left = self._left()
             groups = self._added(left, refused)

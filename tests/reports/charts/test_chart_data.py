@@ -53,7 +53,8 @@ def test_each_group_of_the_stage_profile_sums_to_its_mean_latency(ordinary: Sess
 def test_windows_find_the_pauses(ordinary: Session) -> None:
     windows = series.windows(ordinary[0])
     assert np.nanmax(windows.p99_ms) > 5 * np.nanmedian(windows.p99_ms)
-    assert np.all(windows.p50_ms <= windows.p99_ms)
+    known = np.isfinite(windows.p99_ms)  # of a window that lost requests it is not
+    assert np.all(windows.p50_ms[known] <= windows.p99_ms[known])
 
 
 def test_the_arrival_rate_integrates_to_the_requests(ordinary: Session) -> None:
