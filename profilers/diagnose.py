@@ -46,7 +46,6 @@ from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
 
-_DEFAULT_PERCENTILE = 99.0
 _NUMBER = {cause.id: k for k, cause in enumerate(CAUSES)}
 
 

@@ -21,7 +21,7 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
-from latfix.reports.vocabulary import STEP_STATUS, Severity, verdict_words
+from latfix.reports.vocabulary import STEP_STATUS, Severity
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix
@@ -162,10 +162,6 @@ class Change:
                 f"accuracy {significant(self.before.accuracy)} {arrow} {significant(self.after.accuracy)}{limit}"
             )
         return "; ".join(parts)
-
-    def verdict_sentence(self, verdict: str, *, arrow: str = "->", sign: str = "x") -> str:
-        """The verdict in words, and :meth:`sentence`."""
-        return f"{verdict_words(verdict)}: {self.sentence(arrow=arrow, sign=sign)}"
 
     def rows(self) -> list[ChangeRow]:
         """Latencies, throughput, requests by status and, where it is known, the accuracy."""

@@ -138,4 +138,4 @@ class ReplayProgress:
             self._print(f"{self._label}: {line}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -163,12 +163,6 @@ class Forecast:
         computed = np.array([time_of([row]) for row in some.tolist()], dtype=np.float64)
         return summarize_ms(work.prepare[some] + self._model.fixed + computed + work.finish[some])
 
-    @staticmethod
-    def ratios(before: Floats, after: Floats) -> dict[str, float]:
-        """Statistics of some simulated latencies over those of others; 1 where there are none."""
-        now, then = summarize_ms(before), summarize_ms(after)
-        return {key: then[key] / now[key] if now[key] > 0 else 1.0 for key in now}
-
     def cost(
         self, batches: Sequence[Sequence[int]], before: Sequence[float], after: Sequence[float]
     ) -> BatchCost | None:
@@ -229,14 +223,6 @@ class Forecast:
                 shown += held - float(pauses[some].sum())
                 told += (self._model.fixed + time_of(some)) * float(slowed[some].mean())
         return shown / told if told > 0 and shown > 0 else float("nan")
-
-    def predicted_ms(self, serving: Serving) -> dict[str, float]:
-        """Statistics under ``serving``: what was measured, times what the simulation says that it changes."""
-        then = summarize_ms(self.latencies(serving))
-        return {
-            key: self.measured[key] * then[key] / was if (was := self.simulated[key]) > 0 else then[key]
-            for key in then
-        }
 
     def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> Floats:
         """Latencies of some requests that come at these times, each as long after them as it was handed over."""
