@@ -10,7 +10,7 @@ replay by steps of :mod:`latfix.profilers.attribution.wait_attribution` is too s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -79,7 +79,8 @@ class _Columns:
     arrival: Ints
     latency: Ints
     parts: dict[str, Ints]
-    design_of: Any
+    telling: tuple[str, ...]
+    design_of: Callable[[Any], Floats]
     base: Ints
     stalled: dict[str, Ints] = field(default_factory=dict)
     wait: Ints | None = None
@@ -131,13 +132,19 @@ def _columns(table: RequestTable) -> _Columns:
     parts = {name: np.maximum(column[rows], 0) for name, column in table.parts.items()}
     latency = table.latency_ns[rows]
     base = latency - sum(parts.values()) if parts else latency.copy()
+    telling, design_of = _design(table, rows, base)
     return _Columns(
-        arrival=table.arrival_ns[rows], latency=latency, parts=parts, design_of=_design(table, rows, base), base=base
+        arrival=table.arrival_ns[rows],
+        latency=latency,
+        parts=parts,
+        telling=telling,
+        design_of=design_of,
+        base=base,
     )
 
 
-def _design(table: RequestTable, rows: Any, base: Ints) -> Any:
-    """A function from a stretch of the ok requests to the columns that tell how much work they are."""
+def _design(table: RequestTable, rows: Any, base: Ints) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
+    """Features that tell how much work a request is, and the columns of a stretch of the ok requests."""
     features = {name: column[rows] for name, column in table.features.items()}
     n = len(table.arrival_ns[rows])
     step = max(n // _LEARNED, 1)
@@ -159,8 +166,7 @@ def _design(table: RequestTable, rows: Any, base: Ints) -> Any:
             columns += [(route[part] == code).astype(np.float64) for code in common.tolist()]
         return np.stack(columns, axis=1)
 
-    design.names = names  # type: ignore[attr-defined]
-    return design
+    return names, design
 
 
 def _find_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str]) -> None:
@@ -451,7 +457,7 @@ class _Ledger:
     def _sentences(self, notes: list[str]) -> None:
         columns, evidence = self.columns, self.evidence
         evidence["traffic.overload"] = evidence.get("traffic.burst", "")
-        names = ", ".join((*columns.design_of.names, *(["route"] if self.table.route is not None else [])))
+        names = ", ".join((*columns.telling, *(["route"] if self.table.route is not None else [])))
         if self.model.accepted:
             evidence["input.size"] = (
                 f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(columns.typical)} in the median, "
