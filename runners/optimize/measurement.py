@@ -14,7 +14,7 @@ from latfix.errors import InputError, LatfixError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
-from latfix.runners.measure.compute_pace import LEAST_PASSES, blend, offered
+from latfix.runners.measure.compute_pace import blend, offered, passes_s
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
@@ -247,7 +247,7 @@ class Bench:
         :param batches: positions in the schedule, the same at every call.
         """
         load = offered(self.baseline)
-        taken_at, before = self._base_pace or (time.monotonic(), self._pace(base, batches))
+        taken_at, before = self._first_pace(base, batches)
         after = self._pace(other, batches)
         again = before
         if time.monotonic() - taken_at > _BASE_AGAIN_S:
@@ -259,6 +259,18 @@ class Bench:
             blend(alone, together, load, base.settings.workers),
             blend(after[0], after[1], load * min(float(quicker), 1.0), other.settings.workers),
         )
+
+    def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> list[float]:
+        """Nanoseconds of some batches on the first settings; NaN for one that failed. See :meth:`paces`."""
+        _, (alone, together) = self._first_pace(base, batches)
+        return blend(alone, together, offered(self.baseline), base.settings.workers)
+
+    def _first_pace(
+        self, base: Arm, batches: Sequence[Sequence[int]]
+    ) -> tuple[float, tuple[list[float], list[float]]]:
+        if self._base_pace is None:
+            self._base_pace = time.monotonic(), self._pace(base, batches)
+        return self._base_pace
 
     def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
         self.prime(arm)
@@ -357,8 +369,7 @@ class Bench:
         :param batches_s: seconds that the batches take once.
         """
         again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
-        asked = 2 * max(_PACE_S, (1 + LEAST_PASSES) * batches_s)
-        return self.load_s + self._making_of(fixes) + asked + again
+        return self.load_s + self._making_of(fixes) + 2 * passes_s(_PACE_S, batches_s) + again
 
     def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
         return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
@@ -385,7 +396,3 @@ class Bench:
         """
         wanted = seconds / (2 * WANTED_ROUNDS) - self._start_s - DRAIN_S
         return slowest_stretch(self.traffic, self.baseline, wanted)
-
-    def round_s(self, traffic: Traffic) -> float:
-        """About how long a round of the final replay takes: both arms, each on a fresh process."""
-        return 2 * (replay_s(self.traffic, self.baseline, traffic) + DRAIN_S + self._start_s)

@@ -20,7 +20,7 @@ from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Fix
+from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
@@ -360,17 +360,20 @@ class Optimizer:
                 f"The final replay is of the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
                 f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
             )
+        after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
+        unseen = [step for step in kept if not step.verified]
+        seen: list[Mapping[str, Any]] = []
         proof = prove(
             bench.arm("before", self._first_settings, ()),
-            bench.arm("after", outcome.settings, tuple(step.fix for step in kept)),
+            after,
             traffic,
             new_folder(self._out / "final"),
             watch=self._watch,
             seed=self._options.seed,
             left_s=bench.left_s,
-            round_s=bench.round_s(traffic),
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             at_once=not bench.room.on_device,
+            look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
         )
         outcome.notes += proof.notes
         if proof.interrupted:
@@ -378,11 +381,29 @@ class Optimizer:
             outcome.notes.append(f"Interrupted: {len(proof.rounds)} final rounds were complete.")
         if not proof.rounds:
             return
+        if unseen and seen:
+            outcome.steps = _verified(outcome.steps, unseen, seen[0], *proof.rounds[0])
         outcome.before, outcome.after = proof.rounds[-1]
         outcome.final = proof.compare(seed=self._options.seed, accuracy=(outcome.accuracy, outcome.final_accuracy))
         outcome.after_diagnosis = diagnose(
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
+
+
+def _verified(
+    steps: Sequence[Step], unseen: Sequence[Step], evidence: Mapping[str, Any], before: RunRecord, after: RunRecord
+) -> list[Step]:
+    """Steps, of which some were kept without a replay that could show their effect: the final replay tells."""
+    applied, known = Applied(evidence=evidence, record=after, without=before), {fix.id: fix for fix in FIXES}
+    found = {step.fix: known[step.fix].verify(applied) for step in unseen}
+    return [
+        step
+        if step.fix not in found
+        else replace(step, verified=found[step.fix].evidence)
+        if found[step.fix].effective
+        else replace(step, status="not_effective", reason=f"it did not take effect: {found[step.fix].evidence}")
+        for step in steps
+    ]
 
 
 def _key(percentile: float) -> str:
