@@ -60,7 +60,7 @@ class Round:
 
 def _send(due: npt.NDArray[np.int64], hand_over: Callable[[int], None]) -> None:
     """Replay on a thread of its own: it sharpens its timer, which threads that it starts would inherit."""
-    sender = threading.Thread(target=replay, args=(due, hand_over, threading.Event()), name="sender")
+    sender = threading.Thread(target=replay, args=(due.tolist(), hand_over, threading.Event()), name="sender")
     sender.start()
     sender.join()
 

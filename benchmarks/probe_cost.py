@@ -9,7 +9,7 @@ run does it and once with nothing but the stamps at the ends of a request: no co
 accounts, no callback of the garbage collector, no sampler, no probe of the interpreter lock, no segments on disk. On
 a GPU, also none of the allocator's counters, none of NVML, and of a batch's events only those that are waited for.
 Stretches are paired request by request. `core` is the CPU time of the whole process with probes less that without, by
-the stretch's length; it holds the replayer's own cost in both, which therefore is not in the difference.
+the stretch's length; it holds the cost of taking requests in in both, which therefore is not in the difference.
 """
 
 from __future__ import annotations

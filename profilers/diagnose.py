@@ -18,7 +18,7 @@ from latfix.profilers.attribution.lost_requests import lost_requests
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
 from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_ns
 from latfix.profilers.attribution.tail import Tail
-from latfix.profilers.attribution.verdict import Loss, dispatch_trust, judge, warnings
+from latfix.profilers.attribution.verdict import Loss, judge, late_words, warnings
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import (
     Baselines,
@@ -126,8 +126,7 @@ class _Findings:
         losses = lost_requests(self.source, known.evidence, known.books, known.sample)
         lost = Loss.of(losses, meta.state)
         verdict = judge(causes, tail, ok_ms, q, in_unit(self.seen.arrived_ns[q], 1e6), lost)
-        observer = by_id["observer"].tail_share if "observer" in by_id else 0.0
-        late = dispatch_trust(totals.observed.percentile(99) / 1e6, ok_ms["p50"], observer)
+        late = late_words(totals.lag.percentile(99) / 1e6, ok_ms["p50"])
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
         ledger = totals.ledger()

@@ -1,4 +1,8 @@
-"""How late the replay itself was, and whether its latencies mean anything."""
+"""How late the replay itself was, and whether its latencies mean anything.
+
+Late is what the replayer handed over late. What a service took to take up what had arrived is its own doing, and in
+its latency: a runner's interpreter that was held, a core that it did not get.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ _LATE_MS, _LATE_SHARE = 1.0, 0.1
 
 
 def is_late(lag_p99_ms: float, median_ms: float) -> bool:
-    """True if a replay's lag spoils its latencies: at p99 above 1 ms and above a tenth of the median latency."""
+    """True if a replay's lag spoils its latencies: at p99 above 1 ms and above a tenth of the median latency.
+
+    The one rule, for ``diagnose``, ``compare``, ``optimize``, sweeps and gates.
+    """
     return lag_p99_ms > max(_LATE_MS, _LATE_SHARE * median_ms)
 
 

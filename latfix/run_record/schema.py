@@ -53,6 +53,8 @@ REQUEST_DTYPE = np.dtype(
         # Parts of `prepare` and `finish` (both inside the stage):
         ("prepare_wait_ns", "<i8"),  # handed over -> a prepare thread picked it up
         ("prepare_wake_runq_ns", "<i8"),  # of that, run-queue delay of the prepare thread since its last request
+        ("intake_ns", "<i8"),  # of prepare_wait: handed over -> the service's interpreter took it in
+        ("intake_runq_ns", "<i8"),  # of that, run-queue delay of the thread that takes in, where it was late
         ("finish_wait_ns", "<i8"),  # the batch's other members were finished first
         ("prepare_span_ns", "<i8"),  # declared with latfix.span, outermost spans only
         ("finish_span_ns", "<i8"),

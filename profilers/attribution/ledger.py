@@ -22,6 +22,7 @@ from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
+from latfix.run_record.schema import Columns
 
 _COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
@@ -280,7 +281,7 @@ def _line(accounts: _Accounts) -> Line:
     known = evidence.head >= 0
     headed[:, evidence.head[known]] = batch[:, known]
     return Line(
-        handed=(rows["arrival_ns"] + rows["dispatch_ns"]).astype(np.float64),
+        handed=_taken_in(rows).astype(np.float64),
         prepared=prepared,
         queued=np.asarray((evidence.batch_of >= 0) & (setup.servers != 0)),
         priority=evidence.priority,
@@ -304,6 +305,11 @@ def _line(accounts: _Accounts) -> Line:
         lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
         recorded=_recorded(evidence) if setup.recorded else None,
     )
+
+
+def _taken_in(rows: Columns) -> Ints:
+    """``(n,)`` when each request got into the line for a prepare thread."""
+    return np.asarray(rows["arrival_ns"] + rows["dispatch_ns"] + rows["intake_ns"], dtype=np.int64)
 
 
 def _recorded(evidence: Evidence) -> Recorded:
@@ -353,7 +359,8 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     evidence = accounts.evidence
     rows, ok = evidence.rows, evidence.ok
     own = accounts.own
-    waited = rows["prepare_wait_ns"] + rows["queue_ns"]
+    in_line = rows["prepare_wait_ns"] - rows["intake_ns"]
+    waited = in_line + rows["queue_ns"]
     held = _held_to(waited, blame)
     waits = np.rint(held * blame.propagated.T).astype(np.int64)
     finished = _finished_before(accounts)
@@ -372,15 +379,17 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     late = late_wakings(evidence, np.maximum(closure, 0))
     own[_index("host.contention")] += late
     closure = closure - late
-    handed = rows["arrival_ns"] + rows["dispatch_ns"]
-    locked = one_wakeup_ns(evidence, handed, handed + rows["prepare_wait_ns"])
-    locked = np.where(rows["prepare_wait_ns"] > waking, np.minimum(np.maximum(closure, 0), locked), 0)
+    entered = _taken_in(rows)
+    locked = one_wakeup_ns(evidence, entered, entered + in_line)
+    locked = np.where(in_line > waking, np.minimum(np.maximum(closure, 0), locked), 0)
     own[_index("python.gil")] += locked
     closure = closure - locked
     latency, total = rows["latency_ns"][ok].astype(np.int64), accounts.reference.total_ns
     own, propagated = own[:, ok], propagated[:, ok]
     last = len(CAUSES) - 1
     own[last] = latency - total - own[:last].sum(axis=0) - propagated.sum(axis=0)
+    stages = dict(accounts.reference.stages)
+    stages["prepare"] += stages.pop("intake", 0)  # until here apart: it holds no prepare thread
     ledger = Ledger(
         request=rows["index"][ok].astype(np.int64),
         latency_ns=latency,
@@ -392,7 +401,7 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     )
     return Books(
         ledger=ledger,
-        stages=dict(accounts.reference.stages),
+        stages=stages,
         closure_ns=closure[ok],
         lock_closure_ns=accounts.lock_closure[ok],
         line=line,

@@ -18,7 +18,8 @@ from latfix.run_record.schema import Columns
 from latfix.stages import LOST_NAMES, STAGES, STATUS_NAMES, Status, stage_label
 
 _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
-_COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", "prepare_thread", "prepare_wait_ns")
+_WAITS = ("prepare_thread", "prepare_wait_ns", "intake_ns")
+_COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", *_WAITS)
 _MESSAGES = 3
 
 
@@ -76,7 +77,9 @@ def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mappi
 
 def _stages_of(rows: Columns) -> list[str]:
     """The stage that each was in: the last that took time, for stages never reached have no length."""
-    took = np.stack([rows[name] for name in _STAGE_NS]) > 0
+    lengths = np.stack([rows[name] for name in _STAGE_NS])
+    lengths[STAGES.index("prepare")] -= rows["intake_ns"]  # until then it was at the door
+    took = lengths > 0
     last = len(STAGES) - 1 - np.argmax(took[::-1], axis=0)
     names = [STAGES[k] for k in last.tolist()]
     refused = set(np.flatnonzero(~took[1:].any(axis=0)).tolist())

@@ -217,23 +217,17 @@ def _share(cause: CauseSummary, tail: Tail) -> str:
     return f"{part:.0f} % of the excess ({figures}) is {what}"
 
 
-def dispatch_trust(lag_ms: float, median_ms: float, observer_share: float) -> str | None:
+def late_words(lag_ms: float, median_ms: float) -> str | None:
     """Why the replay was too late for the percentiles to mean anything; ``None`` where it was not.
 
-    :param lag_ms: p99 of the lag that is the replayer's own. A lag that the service made, by a collection that
-        held the interpreter lock, would have met the request in any server of that process.
+    :param lag_ms: p99 of the replayer's lag.
     """
-    if is_late(lag_ms, median_ms):
-        return (
-            f"Requests were handed over up to {milliseconds(lag_ms)} late (p99; the median latency is "
-            f"{milliseconds(median_ms)}): the replay itself was too slow for these percentiles to mean anything."
-        )
-    if observer_share > 0.2:
-        return (
-            f"{100 * observer_share:.0f} % of the tail's excess is latfix's own lag: the replay itself was too slow "
-            "for these percentiles to mean anything."
-        )
-    return None
+    if not is_late(lag_ms, median_ms):
+        return None
+    return (
+        f"Requests were handed over up to {milliseconds(lag_ms)} late (p99; the median latency is "
+        f"{milliseconds(median_ms)}): the replay itself was too slow for these percentiles to mean anything."
+    )
 
 
 def warnings(

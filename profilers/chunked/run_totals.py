@@ -31,7 +31,6 @@ from latfix.statistics.quantile_sketch import Distribution, LogHistogram
 #: A cause touched a request where its own part exceeds this.
 OWN_FLOOR_NS = 1_000
 _ENTRIES = len(CAUSES)
-_OBSERVER = [cause.id for cause in CAUSES].index("observer")
 _BLOCKS = 2_000
 _MOMENTS = 4_096
 #: Shares of requests above the bounds of bands, as parts of the tail's own share.
@@ -145,7 +144,7 @@ class RunTotals:
             edges = window_edges(seen.requests, seen.first_ns, seen.last_ns)
             self.windows, self.span_s = WindowTally(edges, _ENTRIES, exact=exact), (float(edges[0]), float(edges[-1]))
         self.workers = WorkerTally(baselines.sample.meta, self.tail_ns, exact=exact)
-        self.latency, self.lag, self.observed = (Distribution(exact=exact) for _ in range(3))
+        self.latency, self.lag = (Distribution(exact=exact) for _ in range(2))
         stages = OUTSIDE_STAGES if baselines.evidence.setup.outside else STAGES
         self.stages = {stage: StageTotals(Distribution(exact=exact)) for stage in stages}
         self.handed = Arrivals()
@@ -177,7 +176,6 @@ class RunTotals:
         own = ledger.own_ns[present]
         self.touched[present] += np.count_nonzero(own > OWN_FLOOR_NS, axis=1)
         self.largest[present] = np.maximum(self.largest[present], own.max(axis=1))
-        self.observed.add(ledger.own_ns[_OBSERVER])
         self._add_latency(chunk)
         if self.windows is not None:
             arrival = chunk.evidence.rows["arrival_ns"][chunk.evidence.ok]

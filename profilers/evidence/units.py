@@ -1,9 +1,9 @@
 """A record laid out for attribution: units of work with their components, batches, members, known intervals.
 
-A unit is what one thread did over an interval: ``dispatch`` (the replayer was late), ``prepare`` and
-``finish`` of a request; ``lag`` (a worker that should have started and had not), ``collate``, ``h2d``,
-``compute`` and ``d2h`` of a batch. Its wall time splits into on-CPU, run-queue delay and blocked; the split
-sums exactly.
+A unit is what one thread did over an interval: ``dispatch`` (the replayer was late), ``intake`` (what had arrived was
+not yet taken up), ``prepare`` and ``finish`` of a request; ``lag`` (a worker that should have started and had not),
+``collate``, ``h2d``, ``compute`` and ``d2h`` of a batch. Its wall time splits into on-CPU, run-queue delay and
+blocked; the split sums exactly.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from latfix.stages import Status
 Number = TypeVar("Number", np.int64, np.float64)
 
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
-REQUEST_UNITS: tuple[str, ...] = ("dispatch", "prepare", "finish")
+REQUEST_UNITS: tuple[str, ...] = ("dispatch", "intake", "prepare", "finish")
 #: Blocked time up to this may be a matter of where the stamps lie.
 _STILL_NS = 1_000_000
 #: In place of a thread's number.
-_REPLAYER = np.iinfo(np.int64).max
+_LATFIX = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +155,9 @@ def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number
 
 
 def places(name: str, thread: Ints) -> Ints:
-    """A number for each thread: prepare threads from zero up, workers from minus one down; the replayer is none."""
-    if name == "dispatch":
-        return np.full(len(thread), _REPLAYER, np.int64)
+    """A number for each thread: prepare threads from zero up, workers from minus one down; latfix's own are none."""
+    if name in ("dispatch", "intake"):
+        return np.full(len(thread), _LATFIX, np.int64)
     return thread if name == "prepare" else -1 - thread
 
 
@@ -354,9 +354,11 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints) -> dict[str,
     worker = spread(batches["worker"], batch_of)
     zero = np.zeros(len(handed), np.int64)
     lag = np.maximum(rows["dispatch_ns"], 0)
+    intake = _split(rows["intake_ns"], zero, rows["intake_runq_ns"])
     nobody = np.full(len(handed), -1, np.int64)
     return {
         "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), nobody),
+        "intake": _unit(handed, handed + rows["intake_ns"], intake, (zero, zero), nobody),
         "prepare": _unit(
             end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
         ),

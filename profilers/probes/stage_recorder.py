@@ -26,12 +26,13 @@ from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE
 from latfix.stages import STAGES, Status
 
 #: Boundaries of a request that its own threads stamp; the rest are its batch's.
-_OWN_STAMPS: tuple[str, ...] = ("handed", "prepare_start", "enqueued", "taken", "finish_start", "end")
+_OWN_STAMPS: tuple[str, ...] = ("handed", "submitted", "prepare_start", "enqueued", "taken", "finish_start", "end")
 _PLAIN: tuple[str, ...] = (
     "status",
     "batch_id",
     "prepare_thread",
     "prepare_wake_runq_ns",
+    "intake_runq_ns",
     "prepare_span_ns",
     "finish_span_ns",
     "input_elements",
@@ -143,6 +144,8 @@ class StageRecorder:
         self._columns["prepare_thread"].fill(-1)
         self._views = {name: memoryview(column.data) for name, column in self._columns.items()}
         self.handed = self._views["handed"]
+        self.submitted = self._views["submitted"]
+        self.intake_runq = self._views["intake_runq_ns"]
         self.prepare_start = self._views["prepare_start"]
         self.enqueued = self._views["enqueued"]
         self.taken = self._views["taken"]
@@ -227,6 +230,10 @@ class StageRecorder:
             self._views["end"][slot] = end_ns
             self._done.append(slot)
             self.completed += 1
+
+    def arrived(self, at_ns: npt.NDArray[np.int64]) -> None:
+        """Note when each measured request arrived, 0 for never: also of those that the service has not taken in."""
+        self._columns["handed"][self.warmup :] = at_ns
 
     def cut(self, now_ns: int) -> int:
         """End the record: what was handed over and has not ended was in flight; returns how many those are."""
@@ -314,6 +321,7 @@ class StageRecorder:
         rows["arrival_ns"] = stamps[0] - self.t0_ns
         rows["latency_ns"] = end - stamps[0]
         rows["warmup"] = slots < self.warmup
+        rows["intake_ns"] = boundary(column["submitted"]) - stamps[1]
         rows["prepare_wait_ns"] = boundary(column["prepare_start"]) - stamps[1]
         rows["finish_wait_ns"] = boundary(column["finish_start"]) - stamps[7]
         for name in _PLAIN:

@@ -191,13 +191,18 @@ class Engine:
         routed = self.queue.router.series() if isinstance(self.queue, RoutedQueue) else {}
         return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending, **steered, **routed}
 
-    def submit(self, slot: int) -> None:
+    def submit(self, slot: int, arrived_ns: int = 0, runq_ns: int = 0) -> None:
         """Admit a request, or end it at once.
 
         It is ``shed`` where ``max_queue`` requests are already inside, and where the admission policy refuses it.
+
+        :param arrived_ns: when it was handed over, where that is not now.
+        :param runq_ns: of the time since then, what the calling thread was runnable without a core.
         """
         recorder = self.recorder
-        recorder.handed[slot] = now = time.perf_counter_ns()
+        recorder.submitted[slot] = now = time.perf_counter_ns()
+        recorder.handed[slot] = arrived_ns or now
+        recorder.intake_runq[slot] = runq_ns
         expires = 0
         if self.steering is not None and self.steering.deadlines is not None:
             expires = self.expires_ns(slot, self.request_of(slot))

@@ -8,15 +8,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 #: The last part of a wait is spun, because a sleeping thread is woken late, and the later the longer it slept.
-#: Spinning takes a core and holds the interpreter lock, so it is one part in a hundred of the wait, within
-#: these bounds.
+#: Spinning takes a core, so it is one part in a hundred of the wait, within these bounds.
 LEAST_SPIN_NS = 40_000
 MOST_SPIN_NS = 250_000
 #: How long it sleeps at most without a look at whether it is to stop.
@@ -101,7 +97,7 @@ def wait_until(t_ns: int, clock: Clock) -> int:
 
 
 def replay(
-    scheduled_ns: npt.NDArray[np.int64],
+    scheduled_ns: Sequence[int],
     hand_over: Callable[[int], None],
     stop: threading.Event,
     clock: Clock | None = None,
@@ -116,7 +112,7 @@ def replay(
     """
     clock = clock or MachineClock()
     with sharp_timer():
-        for k, due in enumerate(scheduled_ns.tolist()):
+        for k, due in enumerate(scheduled_ns):
             while due - clock.ns() > _LONGEST_SLEEP_NS:
                 if clock.wait(stop, _LONGEST_SLEEP_NS / 2e9):
                     return k

@@ -46,8 +46,9 @@ from latfix.runners.gpu.copy_costs import copy_costs
 from latfix.runners.gpu_memory.caching_allocator import allocator_conf
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.batch_watchdog import BatchWatchdog
-from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
+from latfix.runners.replay.open_loop import give_priority_back, take_priority
 from latfix.runners.replay.pipe_protocol import STALL_S, LineWriter
+from latfix.runners.replay.replayer_process import ReplayerProcess
 from latfix.runners.replay.run_facts import RunFacts
 from latfix.runners.service.loaded_service import Service
 from latfix.traffic.schedule import Traffic
@@ -106,6 +107,7 @@ class RecordedReplay:
         with contextlib.ExitStack() as stack:
             deaths = stack.enter_context(ThreadDeaths(self._stop))
             stack.enter_context(engine.places.aside())
+            replayer = stack.enter_context(ReplayerProcess(len(self._traffic)))
             engine.start()
             self._warm_up(engine)
             deaths.check()
@@ -120,7 +122,7 @@ class RecordedReplay:
             for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
                 self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
             with pauses, self._samplers(engine, devices) as samplers, lock:
-                cost = self._measured(engine, facts)
+                cost = self._measured(engine, facts, replayer)
             for name, found in _clocks(engine).items():
                 self._probe_lines[name] = (
                     f"{name}: events of {found['batches']} batches, on the host's clock within "
@@ -151,6 +153,9 @@ class RecordedReplay:
             "warmup": asdict(service.warmup),
             **facts.found,
         }
+
+    def _submit(self, engine: Engine, k: int, arrived_ns: int, runq_ns: int) -> None:
+        engine.submit(self._warmup + k, arrived_ns, runq_ns)
 
     def _request_of(self, slot: int) -> Any:
         traffic, warmup = self._traffic, self._warmup
@@ -215,21 +220,26 @@ class RecordedReplay:
         ):
             yield [first, second]
 
-    def _measured(self, engine: Engine, facts: RunFacts) -> dict[str, Any]:
+    def _measured(self, engine: Engine, facts: RunFacts, replayer: ReplayerProcess) -> dict[str, Any]:
         recorder, traffic, warmup = self._recorder, self._traffic, self._warmup
         facts.begin()
+        self._probe_lines["replayer"] = replayer.ready()
         start = time.perf_counter_ns() + _LEAD_IN_NS
         recorder.t0_ns = start - int(traffic.start_s * 1e9)
         recorder.scheduled_ns[warmup:] = recorder.t0_ns + traffic.arrival_ns
+        replayer.begin(recorder.scheduled_ns[warmup:])
         began = time.thread_time_ns()
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
             watchdog = BatchWatchdog(engine, recorder, self._service.settings.hang_limit_ms / 1e3)
             with _StatusLines(self._parent, engine, recorder, self._stop, writer, watchdog) as status:
-                self._probe_lines["replayer"] = take_priority()
-                sent = replay(recorder.scheduled_ns[warmup:], lambda k: engine.submit(warmup + k), self._stop)
+                take_priority()  # a real server's is another machine's network card: what it waits for is the lock
+                counters = ThreadCounters()
+                sent = replayer.take_in(partial(self._submit, engine), self._stop, lambda: counters.wake()[1])
+                counters.close()
                 give_priority_back()
+                recorder.arrived(np.array(replayer.arrived, dtype=np.int64))
                 status.sent_all = True
-                replayer_ns = time.thread_time_ns() - began
+                intake_ns = time.thread_time_ns() - began
                 engine.drain(self._stop)
             facts.end()
             if self._stop.is_set():
@@ -242,7 +252,8 @@ class RecordedReplay:
         writer.check()
         return {
             "sent": sent,
-            "replayer_ns": replayer_ns,
+            "replayer_ns": replayer.cpu_ns,
+            "intake_ns": intake_ns,
             "writer_ns": writer.cpu_ns,
             "wall_ns": max(wall, 1),
             "stalled": status.stalled,
@@ -266,7 +277,7 @@ class RecordedReplay:
         process = process_clock_cost_ns() * reads + memory_cost_ns() * engine.memory.reads
         device = engine.device_memory
         device_ns = 0 if device is None else device.cost_ns
-        aside = cost["replayer_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
+        aside = cost["replayer_ns"] + cost["intake_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
         return {
             "per_request_us": (snapshot * reads + process + stamps + pauses.cost_ns + device_ns) / requests / 1000,
             "core_share": aside / cost["wall_ns"],
@@ -279,6 +290,7 @@ class RecordedReplay:
             "stamps_us_per_request": stamps / requests / 1000,
             "gc_callback_us": pauses.cost_ns / 1000,
             "replayer_core_share": cost["replayer_ns"] / cost["wall_ns"],
+            "intake_core_share": cost["intake_ns"] / cost["wall_ns"],
             "writer_core_share": cost["writer_ns"] / cost["wall_ns"],
             "sampler_core_share": sampler_ns / cost["wall_ns"],
             "lock_probe_core_share": lock.cpu_ns / cost["wall_ns"],

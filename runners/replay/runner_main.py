@@ -1,6 +1,7 @@
 """The runner's process: loads the service, replays traffic against it, records. Started by ``runners.process``.
 
-Nothing else runs here: the measured service, the replayer and the probes share this process and no other.
+Nothing else runs here: the measured service and the probes share this process and no other. The replayer has one of
+its own, so that what holds this interpreter makes no request late.
 User code may print; standard output and error go to ``runner.log`` in the run's folder.
 """
 

@@ -110,8 +110,8 @@ def fixed_queue(record: RunRecord) -> FixedQueue:
     """Take a run's queues from its record, warm-up left out: it ends before the run begins."""
     rows, batches = record.requests, record.batches
     prepared = np.flatnonzero(record.measured & (rows["prepare_thread"] >= 0))
-    handed = (rows["arrival_ns"] + rows["dispatch_ns"])[prepared]
-    begun = handed + rows["prepare_wait_ns"][prepared]
+    handed = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["intake_ns"])[prepared]
+    begun = handed + (rows["prepare_wait_ns"] - rows["intake_ns"])[prepared]
     order = np.argsort(begun, kind="stable")
     prepared, handed, begun = prepared[order], handed[order], begun[order]
     prepare = (rows["prepare_ns"] - rows["prepare_wait_ns"])[prepared]

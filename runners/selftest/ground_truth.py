@@ -181,8 +181,10 @@ def _hold_others(
     rows = record.requests
     start, end = (point - _start_ns(record) for point in (fault.start_ns, fault.end_ns))
     arrived = (rows["arrival_ns"] >= start) & (rows["arrival_ns"] < end) & record.measured
-    extra.lag[cause] += np.where(arrived, np.minimum(rows["dispatch_ns"], end - rows["arrival_ns"]), 0)
-    begun = queue.handed + rows["prepare_wait_ns"][queue.rows]
+    extra.lag[cause] += np.where(
+        arrived, np.minimum(rows["dispatch_ns"] + rows["intake_ns"], end - rows["arrival_ns"]), 0
+    )
+    begun = queue.handed + (rows["prepare_wait_ns"] - rows["intake_ns"])[queue.rows]
     held = _overlap(start, end, begun, begun + queue.prepare)
     own = (queue.rows == row) & (fault.where == "prepare")
     extra.prepare[cause, queue.rows] += np.where(own, 0, held)

@@ -65,7 +65,7 @@ def measured_work(record: RunRecord, service: BatchService, settings: RunnerSett
     return MeasuredWork(
         prepare=_placed(n, index, (rows["prepare_ns"] - rows["prepare_wait_ns"])[ok]),
         finish=_placed(n, index, (rows["finish_ns"] - rows["finish_wait_ns"])[ok]),
-        lag=_placed(n, index, rows["dispatch_ns"][ok]),
+        lag=_placed(n, index, (rows["dispatch_ns"] + rows["intake_ns"])[ok]),
         extra=_placed(n, index, extra),
         reference=np.asarray(typical, dtype=np.float64),
         length=_placed(n, index, rows["bucket_length"][ok]).astype(np.int64),

@@ -46,6 +46,7 @@ class Plan:
     finish: float = 0.2
     noise: float = 0.01
     dispatch: dict[int, float] = field(default_factory=dict)
+    intake: dict[int, float] = field(default_factory=dict)
     compute_faults: dict[int, tuple[str, float]] = field(default_factory=dict)
     prepare_faults: dict[int, tuple[str, float]] = field(default_factory=dict)
     cold: float = 0.0
@@ -110,11 +111,14 @@ class _Run:
         rows["batch_id"] = -1
         for i, ms in plan.dispatch.items():
             rows["dispatch_ns"][i] = int(ms * MS)
+        for i, ms in plan.intake.items():
+            rows["intake_ns"][i] = int(ms * MS)
         handed = rows["arrival_ns"] + rows["dispatch_ns"]
+        entered = handed + rows["intake_ns"]
         free = [(-(10**18), k) for k in range(plan.prepare_threads)]
-        for i in np.argsort(handed, kind="stable"):
+        for i in np.argsort(entered, kind="stable"):
             idle, thread = heapq.heappop(free)
-            begin = max(int(handed[i]), idle)
+            begin = max(int(entered[i]), idle)
             wall = self.strike(
                 "prepare", rows[i], begin, self.noisy(plan.prepare), plan.prepare_faults.get(int(i)), PREPARE + thread
             )

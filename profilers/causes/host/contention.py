@@ -30,6 +30,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     }
     if evidence.setup.pooled:
         units["compute"] = _with_pool(evidence, left)
+    units["intake"] = Parts(runq=left.runq("intake"))
     units["lag"] = Parts(blocked=np.minimum(_worker_wakings(evidence, left), left.blocked("lag")))
     return Claim(units=units)
 

@@ -17,7 +17,7 @@ _TICK_NS = 10_000_000
 def _claim(evidence: Evidence, left: Left) -> Claim:
     stalls = _stalls(evidence)
     units = {}
-    for name in ("dispatch", "prepare", "lag", "collate", "compute", "finish"):
+    for name in ("dispatch", "intake", "prepare", "lag", "collate", "compute", "finish"):
         unit = evidence.units[name]
         still = stalls.covered(unit.start, unit.end)
         held_up = np.minimum(still, np.maximum(left.blocked(name) - evidence.usually_blocked(name), 0))
@@ -43,7 +43,7 @@ def _counted(evidence: Evidence, name: str) -> Ints:
     unit = evidence.units[name]
     times, values = evidence.series("host.steal_ns")
     when, wanted = evidence.series("host.cpu_busy_ns")
-    if len(times) < 2 or name in ("dispatch", "lag"):
+    if len(times) < 2 or name in ("dispatch", "intake", "lag"):
         return np.zeros(len(unit.start), np.int64)
     before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
     after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)

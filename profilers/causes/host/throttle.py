@@ -22,7 +22,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         collate = np.minimum(seen - compute, left.runq("collate"))
         runnable |= {"compute": compute, "collate": collate, "finish": evidence.of_batch(seen - compute - collate)}
     units = {}
-    for name in ("dispatch", "prepare", "lag", "collate", "compute", "finish"):
+    for name in ("dispatch", "intake", "prepare", "lag", "collate", "compute", "finish"):
         asked = runnable.get(name)
         taken = 0 if asked is None else np.minimum(asked, left.runq(name))
         stopped = np.maximum(_sampled(evidence, name) - taken, 0)

@@ -12,7 +12,7 @@ from latfix.profilers.evidence.units import Evidence
 def _claim(evidence: Evidence, left: Left) -> Claim:
     pauses = evidence.pauses["gc"]
     units = {}
-    for name in ("dispatch", "prepare", "lag", "collate", "compute", "finish"):
+    for name in ("intake", "prepare", "lag", "collate", "compute", "finish"):
         unit = evidence.units[name]
         own = pauses.inside(unit.start, unit.end, unit.thread, worker=name != "prepare")
         elsewhere = np.maximum(pauses.seen(unit.start, unit.end) - own, 0)

@@ -17,7 +17,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     if not len(evidence.series(WAIT_SERIES)[0]):
         return Claim()
     units = {name: Parts(blocked=held_ns(evidence, left, name)) for name in PROCESS_CPU}
-    for name in ("dispatch", "lag"):  # no account is kept of them: one wake-up each
+    for name in ("intake", "lag"):  # no account is kept of them: one wake-up each
         unit = evidence.units[name]
         units[name] = Parts(blocked=np.minimum(one_wakeup_ns(evidence, unit.start, unit.end), left.blocked(name)))
     return Claim(units=units, disturbance=False)

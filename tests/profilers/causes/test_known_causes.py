@@ -12,6 +12,7 @@ import pytest
 
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.test_memory_and_gil import MS, add_samples
 
@@ -252,13 +253,34 @@ def test_sentence_says_percentile_share_and_what(simulate: Simulate) -> None:
 
 
 def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> None:
-    # GIVEN requests handed over late while a collection in a prepare thread held the interpreter lock
+    # GIVEN requests taken in late while a collection in a prepare thread held the interpreter lock
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
-    record = simulate(rate=20, dispatch=late)
+    record = simulate(rate=20, intake=late)
     # THEN the replay is not to blame, and its percentiles stand
     diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
     assert diagnosis.verdict == "python.gc"
     assert diagnosis.trustworthy
+    # AND requests that were handed over so late are the replay's, whatever the service did meanwhile
+    record = simulate(rate=20, dispatch=late)
+    diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
+    assert diagnosis.verdict == "observer"
+    assert not diagnosis.trustworthy and diagnosis.trustworthy == dispatch_lag(record).trustworthy
+
+
+def test_requests_that_were_taken_in_late_are_the_services(simulate: Simulate) -> None:
+    """Whether the thread that takes in had no core, or nobody knows: never the replay's."""
+    late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
+    record = simulate(rate=20, intake=late)
+    unknown = diagnose(record)
+    record.requests["intake_runq_ns"][:] = record.requests["intake_ns"]
+    contended = diagnose(record)
+    assert entry(unknown, "unexplained")[0] > 20 and contended.verdict == "host.contention"
+    for diagnosis in (unknown, contended):
+        assert diagnosis.trustworthy and "observer" not in {cause.cause for cause in diagnosis.causes}
+        assert diagnosis.stages_ms["prepare"]["tail"] > 20
+        ledger = diagnosis.ledger
+        total = ledger.reference_ns + ledger.own_ns.sum(axis=0) + ledger.propagated_ns.sum(axis=0)
+        assert (total == ledger.latency_ns).all()
 
 
 def test_steal_of_all_cores_costs_a_thread_its_own_share(simulate: Simulate) -> None:

@@ -50,7 +50,7 @@ def test_calls_are_in_order_never_early_and_late_ones_are_made_at_once(
     gaps: list[int], takes: int, late_ns: int
 ) -> None:
     """The schedule is not moved: a call is due at its own time, or when the one before it has returned."""
-    clock, scheduled = SimulatedClock(late_ns), np.cumsum(np.array(gaps, dtype=np.int64))
+    clock, scheduled = SimulatedClock(late_ns), np.cumsum(np.array(gaps, dtype=np.int64)).tolist()
     at: list[int] = []
 
     def hand_over(_: int) -> None:
@@ -59,7 +59,7 @@ def test_calls_are_in_order_never_early_and_late_ones_are_made_at_once(
 
     assert replay(scheduled, hand_over, threading.Event(), clock) == len(gaps)
     returned = 0
-    for began, due in zip(at, scheduled.tolist(), strict=True):
+    for began, due in zip(at, scheduled, strict=True):
         ready = max(due, returned)
         # Oversleeping is made good by spinning, as far as that goes.
         assert due <= began and ready <= began <= ready + max(late_ns - LEAST_SPIN_NS, 0) + 1_000
@@ -67,23 +67,21 @@ def test_calls_are_in_order_never_early_and_late_ones_are_made_at_once(
 
 
 def test_the_machines_clock_is_never_early_either() -> None:
-    scheduled = time.perf_counter_ns() + np.arange(1, 60, dtype=np.int64) * 500_000
+    scheduled = (time.perf_counter_ns() + np.arange(1, 60, dtype=np.int64) * 500_000).tolist()
     calls: list[tuple[int, int]] = []
     assert replay(scheduled, lambda k: calls.append((k, time.perf_counter_ns())), threading.Event()) == 59
     assert [k for k, _ in calls] == list(range(59))
-    assert all(at >= due for (_, at), due in zip(calls, scheduled.tolist(), strict=True))
+    assert all(at >= due for (_, at), due in zip(calls, scheduled, strict=True))
 
 
 def test_stop_ends_a_long_wait() -> None:
     clock = SimulatedClock(stop_ns=5 * 10**9)
-    assert replay(np.array([0, 3600 * 10**9]), lambda _: None, threading.Event(), clock) == 1
+    assert replay([0, 3600 * 10**9], lambda _: None, threading.Event(), clock) == 1
     assert 5 * 10**9 <= clock.now < 5.2 * 10**9
     stop = threading.Event()
     threading.Timer(0.05, stop.set).start()
-    assert replay(np.array([0, 1 << 62]), lambda _: None, stop) == 1, "by the machine's clock, too"
-    assert replay(np.zeros(5, dtype=np.int64), lambda _: pytest.fail("sent"), stop) == 0, (
-        "nothing is sent once it is set"
-    )
+    assert replay([0, 1 << 62], lambda _: None, stop) == 1, "by the machine's clock, too"
+    assert replay([0] * 5, lambda _: pytest.fail("sent"), stop) == 0, "nothing is sent once it is set"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")
@@ -101,7 +99,7 @@ def test_the_timers_slack_is_given_back(fails: bool) -> None:
 
     before = slack()
     with contextlib.suppress(RuntimeError):
-        replay(np.zeros(1, dtype=np.int64), hand_over, threading.Event())
+        replay([0], hand_over, threading.Event())
     assert during == [1] and slack() == before != 1
 
 
