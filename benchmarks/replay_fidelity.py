@@ -141,10 +141,9 @@ def own_process(rate: float, seconds: float, seed: int, held: list[int]) -> Sent
     engine = _engine(count, held)
     with ReplayerProcess(count) as replayer:
         replayer.ready()
-        due = schedule(rate, seconds, seed)
-        engine.recorder.scheduled_ns[:] = due
         cpu = time.process_time_ns()
         with _served(engine):
+            engine.recorder.scheduled_ns[:] = due = schedule(rate, seconds, seed)
             replayer.begin(due)
             counters = ThreadCounters()
             replayer.take_in(engine.submit, threading.Event(), lambda: counters.wake()[1])
@@ -157,10 +156,9 @@ def own_thread(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
     """The replayer in the service's interpreter."""
     count = len(gaps(rate, seconds, seed))
     engine = _engine(count, held)
-    due = schedule(rate, seconds, seed)
-    engine.recorder.scheduled_ns[:] = due
     cpu = time.process_time_ns()
     with _served(engine):
+        engine.recorder.scheduled_ns[:] = due = schedule(rate, seconds, seed)
         replay(due.tolist(), engine.submit, threading.Event())
     return Sent(np.asarray(engine.recorder.handed, dtype=np.int64) - due, (time.process_time_ns() - cpu) / count)
 
