@@ -16,8 +16,8 @@ from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 
-#: One request after another takes longer than batches: from this time on it ends, but not before so many requests.
-_ALONE_S, _FEWEST_ALONE = 20.0, 64
+#: One request after another takes longer than batches: after so many seconds it ends, if it has so many requests.
+_ENDS = ((8.0, 192), (20.0, 64))
 _AT_ONCE = 32
 #: Requests whose inputs' sizes are looked at.
 _SIZED = 64
@@ -43,7 +43,7 @@ def look_at_own(service: Service, requests: Sequence[Request]) -> tuple[list[Ans
     """
     started, alone = time.monotonic(), list[Answer | None]()
     while len(alone) < len(requests):
-        if len(alone) >= _FEWEST_ALONE and time.monotonic() - started > _ALONE_S:
+        if any(len(alone) >= count and time.monotonic() - started > seconds for seconds, count in _ENDS):
             break
         alone += answers_alone(service, requests[len(alone) : len(alone) + _AT_ONCE])
     asked = requests[: len(alone)]

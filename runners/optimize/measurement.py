@@ -18,6 +18,7 @@ from latfix.runners.measure.compute_pace import blend, offered, passes_s
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
+    Floats,
     first_window,
     replay_s,
     screening_windows,
@@ -78,6 +79,7 @@ class Bench:
         self.broken: dict[tuple[str, ...], str] = {}
         self.windows: list[Traffic] = []
         self._settling: list[Traffic] = []
+        self._latency: Floats | None = None
         self.baseline: RunRecord
         self._arms: list[Arm] = []
         self._restart_s = 0.0
@@ -171,7 +173,15 @@ class Bench:
         """Take the baseline's record as what windows and batches are chosen by."""
         self.baseline = baseline
         self.room.begin(baseline)
-        self.windows = screening_windows(self.traffic, baseline)
+        self.choose_windows(None)
+
+    def choose_windows(self, latency: Floats | None) -> None:
+        """Choose the windows, and later the stretch of the final replay, by what makes requests slow.
+
+        :param latency: nanoseconds by position in the schedule, 0 where not known; as measured where there is none.
+        """
+        self._latency, baseline = latency, self.baseline
+        self.windows = screening_windows(self.traffic, baseline, latency)
         self._settling = [
             scale_time(settling_part(self.traffic, baseline, window, _SETTLING_S), _SETTLING_SPEED)
             for window in self.windows
@@ -395,4 +405,4 @@ class Bench:
         :param seconds: for all rounds.
         """
         wanted = seconds / (2 * WANTED_ROUNDS) - self._start_s - DRAIN_S
-        return slowest_stretch(self.traffic, self.baseline, wanted)
+        return slowest_stretch(self.traffic, self.baseline, wanted, self._latency)

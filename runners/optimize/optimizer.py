@@ -319,6 +319,8 @@ class Optimizer:
         options, record = self._options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
+        if forecast is not None and forecast.error <= WORST_ERROR:
+            self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
 
         def planner(obstacle: Obstacle) -> Planner | None:

@@ -116,6 +116,15 @@ def test_a_single_burst_is_one_window() -> None:
     assert ids([window]) == [f"r{k}" for k in range(100)]
 
 
+def test_what_comes_again_chooses_windows_not_what_happened_once() -> None:
+    traffic = traffic_at([k * 0.1 for k in range(600)])
+    once, again = (np.where((k <= np.arange(600)) & (np.arange(600) < k + 40), 300.0, 10.0) for k in (100, 400))
+    record = record_of(traffic, np.maximum(once, again / 2))
+    assert "r110" in ids([slowest_stretch(traffic, record, 8.0)])
+    assert "r410" in ids([slowest_stretch(traffic, record, 8.0, again * 1e6)])
+    assert "r410" in ids(screening_windows(traffic, record, again * 1e6))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     gaps=st.lists(st.floats(0.0, 8.0), min_size=2, max_size=60),
