@@ -30,6 +30,7 @@ from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import new_folder
 from latfix.settings import RunnerSettings
 from latfix.statistics.group_sequential import FIRST_LOOK
+from latfix.statistics.score_bounds import VARIES_FROM
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time
 
@@ -404,5 +405,5 @@ class Bench:
 
         :param seconds: for all rounds.
         """
-        wanted = seconds / (2 * WANTED_ROUNDS) - self._start_s - DRAIN_S
-        return slowest_stretch(self.traffic, self.baseline, wanted, self._latency)
+        wanted, most = (seconds / (2 * rounds) - self._start_s - DRAIN_S for rounds in (WANTED_ROUNDS, VARIES_FROM))
+        return slowest_stretch(self.traffic, self.baseline, wanted, self._latency, most_s=most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,8 +21,9 @@ _SHORTEST_S = 3.0
 _LONGEST_S = 6.0
 #: Requests that two windows together should hold, where the longest window allows it.
 _ENOUGH = 200
-#: Requests that a final replay holds at least, where there are so many.
-_LEAST_REQUESTS = 60
+#: Requests that a final replay should hold, and those that one of a slow service, of which there would be too few
+#: rounds otherwise, holds at least.
+_WANTED_REQUESTS, _LEAST_REQUESTS = 60, 20
 #: Requests that the first window should hold.
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile make a window's tail.
@@ -77,16 +79,24 @@ def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
     return slice_time(traffic, start / 1e9, (start + width) / 1e9)
 
 
-def slowest_stretch(traffic: Traffic, baseline: RunRecord, wanted_s: float, latency: Floats | None = None) -> Traffic:
+def slowest_stretch(
+    traffic: Traffic,
+    baseline: RunRecord,
+    wanted_s: float,
+    latency: Floats | None = None,
+    *,
+    most_s: float = math.inf,
+) -> Traffic:
     """The stretch of about so many seconds with most of the baseline's slow requests; the whole if it is not longer.
 
     It is not so short that a tail of it would be a request or two.
 
     :param latency: see :func:`screening_windows`.
+    :param most_s: what it may be longer for that.
     """
     span_s = traffic.duration_s - traffic.start_s
-    least_s = max(_SHORTEST_S, _LEAST_REQUESTS * span_s / max(len(traffic), 1))
-    width_s = max(wanted_s, least_s)
+    should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, _LEAST_REQUESTS))
+    width_s = max(wanted_s, min(should_s, most_s), least_s, _SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return traffic
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
