@@ -259,10 +259,8 @@ class Optimizer:
         write_meta(record.folder, record.meta)
         diagnosis = self._diagnosed(record)
         bench.begin(record)
-        started = time.monotonic()
         scored = bench.accuracy(base, original=True)
         score, kind = float(scored["score"]), str(scored["kind"])
-        bench.accuracy_s = time.monotonic() - started
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
             settings=self._first_settings.to_json(),
