@@ -43,9 +43,10 @@ _AMPLIFIED = 7.0
 _KNOWN = 4
 #: From so many rounds on, their own spread sets a lower limit, too.
 VARIES_FROM = 3
-#: Where every round differs to the same side by so many times what a restart is taken to do where work piles up (three
-#: times as fast), how much the rounds differ among themselves is no question: a service that is overloaded before and
-#: not after never repeats itself. Three rounds do so by chance once in 230 comparisons where restarts do twice as much.
+#: Where every round differs to the same side by so many times what a restart is taken to do where work piles up
+#: (three times as fast), how much the rounds differ among themselves is no question: a service that is overloaded
+#: before and not after never repeats itself. Three rounds do so by chance once in 230 comparisons where restarts do
+#: twice as much.
 _CLEAR = 2.25
 #: Fewer requests do not show how they depend on one another.
 _LEAST_SEEN = 100
