@@ -336,7 +336,9 @@ class Search:
         seen = {(), *(trial.configuration.key for trial in self.trials)}
         ranked = [one for one in self._ranked(planner) if one.key not in seen]
         best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
-        if best is None or (score := planner.score(best)) > math.log(_FORETOLD):
+        if best is None or self._bench.left_s() < self._bench.least_round_s:
+            return
+        if (score := planner.score(best)) > math.log(_FORETOLD):
             return
         told = planner.predict(best)
         reason = f"foretold {_foretold(told.ratio, self._goal.key)}; no time to try it: the final replay alone tells"
