@@ -52,8 +52,9 @@ def save(file: Path, value: Any) -> None:
         tree = json.dumps({"schema": _SCHEMA, "value": _Writer(pools).plain(value)})
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; a list that holds itself
         raise Unwritable(str(error)) from error
-    arrays = {name: np.concatenate(parts) for name, parts in pools.items()}
-    np.savez(file, **{_TREE: np.frombuffer(tree.encode(), dtype=np.uint8)}, **arrays)
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in pools.items()}
+    arrays[_TREE] = np.frombuffer(tree.encode(), dtype=np.uint8)
+    np.savez(file, **arrays)
 
 
 def load(file: Path) -> Any:

@@ -83,7 +83,14 @@ def _write_artifact(folder: Path, bird: Canary) -> None:
     (folder / "memory.pickle").write_bytes(bird.pickle)
     (folder / "optimize").mkdir()
     np.savez(folder / "optimize" / "outputs.npz", scored=np.frombuffer(bird.pickle, dtype=np.uint8))
-    journal = {"settings": {}, "traffic_sha256": "", "stretch_s": 1, "seed": 0, "accuracy": 1, "accuracy_kind": code}
+    journal: dict[str, Any] = {
+        "settings": {},
+        "traffic_sha256": "",
+        "stretch_s": 1,
+        "seed": 0,
+        "accuracy": 1,
+        "accuracy_kind": code,
+    }
     Journal(**journal, load_s=1, accuracy_s=1).write(folder / "optimize")
     with zipfile.ZipFile(folder / "archive.pt", "w") as archive:
         archive.writestr("archive/data.pkl", bird.pickle)

@@ -25,7 +25,16 @@ from latfix.runners.answers.named_outputs import outputs_of
 from latfix.runners.answers.plain_archive import Unwritable
 from tests.conftest import Canary
 
-_DTYPES = [np.float32, np.float64, np.int64, np.uint8, np.bool_, np.complex64, np.dtype("<U3"), np.dtype("M8[ns]")]
+_DTYPES: list[Any] = [
+    np.float32,
+    np.float64,
+    np.int64,
+    np.uint8,
+    np.bool_,
+    np.complex64,
+    np.dtype("<U3"),
+    np.dtype("M8[ns]"),
+]
 _ARRAYS = st.sampled_from(_DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )
@@ -52,9 +61,10 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.cfloat(), other.cfloat())
+        values = [each.float() if each.is_floating_point() else each for each in (one, other)]
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*values)
     if isinstance(one, np.ndarray | np.generic):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     return bool(one == other) or (one != one and other != other)
 
 
