@@ -20,6 +20,7 @@ from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_n
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.verdict import Loss, dispatch_trust, judge, warnings
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.causes.host.core_takers import disturbance
 from latfix.profilers.chunked.chunk_ledgers import (
     Baselines,
     Scale,
@@ -130,6 +131,7 @@ class _Findings:
         late = dispatch_trust(totals.observed.percentile(99) / 1e6, ok_ms["p50"], observer)
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
+        disturbed = disturbance(self.baselines.evidence.samples)
         ledger = totals.ledger()
         if not totals.exact:
             notes.append(
@@ -158,7 +160,8 @@ class _Findings:
             lost=losses,
             partial=self.source.partial,
             trustworthy=late is None,
-            notes=(*([late] if late else []), *notes),
+            notes=(*_machine_note(disturbed), *([late] if late else []), *notes),
+            disturbed=disturbed,
             **self._outside(),
             **self._extra(causes),
         )
@@ -282,6 +285,11 @@ class _Findings:
         if kept is None:
             return None
         return incident_of(kept.evidence, kept.ledger, self.totals.tail_ns, self.totals.span_s)
+
+
+def _machine_note(disturbed: str) -> tuple[str, ...]:
+    """What a reader must know before all else; nothing where nobody disturbed the run."""
+    return (f"The machine was disturbed: {disturbed}.",) if disturbed else ()
 
 
 def _percentiles_ms(values: Distribution, *percentiles: int) -> dict[str, float]:

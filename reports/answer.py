@@ -75,7 +75,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
         if bounds is not None and finite(value) is not None and interval_bounds(bounds) is not None:
-            once = "this one run; a restart may differ" if _is_replay(found) else "this one recording"
+            once = _once(found)
             words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
         lines += _reasons(found)
@@ -90,6 +90,14 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
 
 
+def _once(found: Diagnosis) -> str:
+    """What the interval does not cover."""
+    if not _is_replay(found):
+        return "this one recording"
+    where = " on a disturbed machine" if found.disturbed else ""
+    return f"this one run{where}; a restart may differ"
+
+
 def _is_replay(found: Diagnosis) -> bool:
     """Whether it can be replayed again with a fix; a recording cannot."""
     return found.source is None or found.source.kind == "replay"
@@ -100,6 +108,7 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
+        told += f"; cores were had by {cause.culprit}" if cause.culprit else ""
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
         if number and _is_replay(found):
             yield Line(label="", words=words)

@@ -187,6 +187,7 @@ class CauseAdvice:
     cause: str
     words: str
     evidence: str
+    culprit: str
     focus: str
     now: str
     predicted: str
@@ -205,6 +206,7 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
             cause=entry.cause,
             words=cause_words(entry.cause),
             evidence=sentence(entry.evidence),
+            culprit=entry.culprit,
             focus=key_label(key),
             now=significant((diagnosis.latency_ms_ok or diagnosis.latency_ms).get(key)),
             predicted="" if finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms.get(key)),

@@ -55,6 +55,7 @@ class CauseSummary(Document):
     :param whatif_ms: percentiles predicted with the cause removed.
     :param fixes: ids of fixes that treat it.
     :param active: when it was active; ``None`` where that was not analyzed.
+    :param culprit: who had what the requests waited for, in words; empty where that is not known.
     """
 
     cause: str
@@ -70,6 +71,7 @@ class CauseSummary(Document):
     whatif_ms: Mapping[str, float]
     fixes: tuple[str, ...]
     active: Activity | None = field(default=None, metadata=json_key(omit_empty=True))
+    culprit: str = field(default="", metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +358,7 @@ class Diagnosis(Document):
     :param pieces: into how many chunks the run was cut; one where it fits into memory.
     :param gates: those that the run was held against.
     :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
+    :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
@@ -400,6 +403,7 @@ class Diagnosis(Document):
     pieces: int | None = field(default=None, metadata=json_key(omit_empty=True))
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))

@@ -176,6 +176,8 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: ``run.json`` names each worker's device.
 #: since the poll before: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
 #: nvml.* are there where the device tells; a metric that it refuses for good is not asked for again.
+#: of other processes, each reading what they spent on a core since the one before, about a second: other.all.spent_ns
+#: together; other.<pid>.<name>.spent_ns of the five largest; latfix.spent_ns of the process that waits for the replay
 #: runner.queue_depth, runner.in_flight
 #: where routing is by weight: runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first
 #: 32) was thought to take; runner.left_to_faster: how often a free one left to others what waited; runner.probes: how
