@@ -259,10 +259,8 @@ class Optimizer:
         write_meta(record.folder, record.meta)
         diagnosis = self._diagnosed(record)
         bench.begin(record)
-        started = time.monotonic()
         scored = bench.accuracy(base, original=True)
         score, kind = float(scored["score"]), str(scored["kind"])
-        bench.accuracy_s = time.monotonic() - started
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
             settings=self._first_settings.to_json(),
@@ -319,6 +317,8 @@ class Optimizer:
         options, record = self._options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
+        if forecast is not None and forecast.error <= WORST_ERROR:
+            self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
 
         def planner(obstacle: Obstacle) -> Planner | None:

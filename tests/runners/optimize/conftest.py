@@ -251,7 +251,12 @@ class FakeArm:
             return {"alone": each, "together": each}
         if do == "evaluate":
             score = min([1.0, *(self.world.scores.get(name, 1.0) for name in self.settings.env)])
-            return {"score": score, "kind": "evaluate" if self.world.evaluates else "agreement", "samples": 256}
+            return {
+                "score": score,
+                "kind": "evaluate" if self.world.evaluates else "agreement",
+                "samples": 256,
+                "again_s": 0.0,
+            }
         if do == "facts":
             return {"facts": {}}
         if do == "sensitivity":
@@ -313,6 +318,9 @@ class Known:
 
     def probes(self, _sizes: object, _most_s: float) -> list[list[int]]:
         return [[0], [1], [0, 1]]
+
+    def repeated(self) -> np.ndarray:
+        return np.zeros(10**6)
 
     def learn(self, batches: list[list[int]], took: list[float]) -> None:
         assert len(took) == len(batches)
