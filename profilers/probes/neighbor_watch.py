@@ -1,7 +1,8 @@
 """Who else has the cores: CPU time of other processes, read once a second by the process that waits for a replay.
 
 Not by the service's own process: there a walk through ``/proc`` would take the interpreter lock again and again. A
-container sees only its own processes, and one that ends within a second is not seen either; ``/proc/stat`` counts both.
+container sees only its own processes, and one that ends within a second is not seen either; ``/proc/stat`` counts
+both.
 """
 
 from __future__ import annotations

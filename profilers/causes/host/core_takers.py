@@ -123,8 +123,8 @@ def disturbance(samples: Columns) -> str:
     if waited <= _WAITED * (ran + waited):
         return ""
     return (
-        f"others had {significant(taken, 2)} cores ({takers_words(takers)}), and the service's threads waited for one "
-        f"{100 * waited / (ran + waited):.0f} % of the time that they could have run"
+        f"others had {significant(taken, 2)} cores ({takers_words(takers)}), and the service's threads waited for "
+        f"one {100 * waited / (ran + waited):.0f} % of the time that they could have run"
     )
 
 

@@ -105,7 +105,7 @@ def test_a_run_is_disturbed_where_others_computed_and_the_service_waited() -> No
 
 def test_the_culprit_is_named(simulate: Callable[..., RunRecord]) -> None:
     # GIVEN requests that wait for a core in the tenth second, when another process has both
-    hit = {k: ("runq", 60.0) for k in range(190, 200)}
+    hit = dict.fromkeys(range(190, 200), ("runq", 60.0))
     record = simulate(rate=20, compute_faults=hit)
     rows: Rows = spent("other.all.spent_ns", *(2.0 if k in (8, 9, 10) else 0.0 for k in range(30)))
     rows += [(k + 1.0, "other.77.stress.spent_ns", 2.0) for k in (8, 9, 10)]
