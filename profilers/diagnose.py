@@ -284,7 +284,7 @@ class _Findings:
         kept = self.totals.kept
         if kept is None:
             return None
-        return incident_of(kept.evidence, kept.ledger, self.totals.tail_ns, self.totals.span_s)
+        return incident_of(kept.evidence, kept.ledger, kept.books.line, self.totals.tail_ns, self.totals.span_s)
 
 
 def _machine_note(disturbed: str) -> tuple[str, ...]:

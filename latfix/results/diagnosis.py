@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, share, significant
 from latfix.gates.evaluate import GateResult
+from latfix.gates.reference_level import Level
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 
@@ -222,6 +223,41 @@ class Incident(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts(Document):
+    """How much a percentile differs from run to run of the same service, each in a fresh process.
+
+    :param source: ``rounds`` of this command, or ``history``: earlier runs of the same traffic on this machine.
+    :param key: which of ``latency_ms``.
+    :param values_ms: of each run, the first one first; ``None`` where it falls among lost requests.
+    :param level: median and spread of those that are known; ``None`` for fewer than two.
+    """
+
+    source: str
+    key: str
+    values_ms: tuple[float | None, ...]
+    level: Level | None
+
+    @classmethod
+    def of(cls, source: str, key: str, values_ms: Sequence[float]) -> Restarts:
+        """Of some runs; what is not finite is lost."""
+        known = [value for value in values_ms if math.isfinite(value)]
+        return cls(
+            source=source,
+            key=key,
+            values_ms=tuple(value if math.isfinite(value) else None for value in values_ms),
+            level=Level.of(known, key) if len(known) > 1 else None,
+        )
+
+    @property
+    def next_ms(self) -> tuple[float, float] | None:
+        """Between which one run more lies, 95 %; ``None`` where that is not known."""
+        if self.level is None or not self.level.by_factor:
+            return None
+        factor = math.exp(min(self.level.one_more(), 700.0))
+        return self.level.value / factor, self.level.value * factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Document):
     """Where the figures of a diagnosis come from.
 
@@ -359,6 +395,7 @@ class Diagnosis(Document):
     :param gates: those that the run was held against.
     :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
     :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
+    :param restarts: how runs of this service differ; ``None`` where only this one is known.
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
@@ -404,6 +441,7 @@ class Diagnosis(Document):
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
+    restarts: Restarts | None = field(default=None, metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))
