@@ -236,7 +236,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
 
 
 def _disturbed(outcome: Outcome) -> str:
-    """How others disturbed the replays that the verdict rests on: the last ones, or the baseline; empty if neither."""
+    """How others disturbed the replays that the verdict rests on: the last ones, or the baseline; or empty."""
     from latfix.profilers.causes.host.core_takers import disturbance
 
     last = [record for record in (outcome.before, outcome.after) if record is not None]

@@ -162,7 +162,7 @@ class Optimization(Document):
         would take with an empty queue and nobody else in a batch, as foretold; empty without a forecast.
     :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
     :param records: folders of the runs that pages draw: ``baseline``, and the last ``before`` and ``after``.
-    :param disturbed: how others on the machine disturbed a replay that the verdict rests on; empty where they did not.
+    :param disturbed: how others on the machine disturbed a replay that the verdict rests on; or empty.
     :param plan: the file with the kept fixes, beside the document.
     """
 

@@ -200,7 +200,7 @@ def make_books(evidence: Evidence) -> Books:
 
 
 def service_line(evidence: Evidence) -> Line:
-    """The two queues with what each cause adds to the service in them, of :func:`make_books`, without dividing waits."""
+    """The two queues with what each cause adds to service in them, as :func:`make_books` has them."""
     accounts = _Accounts(evidence)
     _book_claims(accounts)
     return _line(accounts)
