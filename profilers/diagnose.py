@@ -34,6 +34,7 @@ from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_ms
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
+from latfix.profilers.code_lines.slow_lines import slow_lines
 from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence
@@ -278,6 +279,7 @@ class _Findings:
             "pieces": self.chunks,
             "workers": totals.workers.rows(self.source.notes()),
             "incident": self._incident(),
+            "lines": slow_lines(evidence, self.source.meta.stacks, self.source.meta.workload_folder),
         }
 
     def _incident(self) -> Incident | None:

@@ -274,6 +274,20 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     return rows
 
 
+def line_rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str, str]]:
+    """Lines of the user's code: the unit, where, slow and typical milliseconds, and samples."""
+    return [
+        (
+            each.unit,
+            f"{each.file}:{each.line} {each.function}" + (f" (in {each.inside})" if each.inside else ""),
+            significant(each.slow_ms),
+            significant(each.typical_ms),
+            count(each.looks),
+        )
+        for each in diagnosis.lines
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRow:
     """Requests that ended in one way other than ``ok``, as texts."""

@@ -223,6 +223,27 @@ class Incident(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine(Document):
+    """A line of the user's code in slow units of work, the slowest twentieth of their kind, and in the quicker half.
+
+    :param unit: ``prepare`` of a request; ``collate`` or ``compute`` of a batch, ``finish`` of a request.
+    :param file: below the workload's folder where it lies there.
+    :param inside: file and function that it had called, where that is no code of the user's; empty for itself.
+    :param slow_ms: on it in a slow unit, on average; ``typical_ms`` in a typical one.
+    :param looks: samples in slow units that this rests on.
+    """
+
+    unit: str
+    file: str
+    line: int
+    function: str
+    inside: str
+    slow_ms: float
+    typical_ms: float
+    looks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts(Document):
     """How much a percentile differs from run to run of the same service, each in a fresh process.
 
@@ -395,6 +416,7 @@ class Diagnosis(Document):
     :param gates: those that the run was held against.
     :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
     :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
+    :param lines: of the user's code, on which slow work spends longer than typical, the largest difference first.
     :param restarts: how runs of this service differ; ``None`` where only this one is known.
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
@@ -441,6 +463,7 @@ class Diagnosis(Document):
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
+    lines: tuple[CodeLine, ...] = field(default=(), metadata=json_key(omit_empty=True))
     restarts: Restarts | None = field(default=None, metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))

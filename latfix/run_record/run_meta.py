@@ -68,6 +68,8 @@ class RunMeta(Document):
     :param environment: variables that allocators and pools read when the process started.
     :param worker_devices: each worker's device.
     :param setup_notes: settings that the machine or the model did not allow.
+    :param stacks: of the user's Python that threads were seen in (``stack.*`` in the samples, which count from
+        zero), the innermost frame first, as ``file:line function``.
     :param model: evidence of the service before any fix, and its layers' times, where it was asked for.
     :param others: keys of other versions.
     """
@@ -128,6 +130,7 @@ class RunMeta(Document):
     environment: Mapping[str, str] = field(default_factory=dict)
     worker_devices: tuple[str, ...] = ()
     setup_notes: tuple[str, ...] = ()
+    stacks: tuple[tuple[str, ...], ...] = field(default=(), metadata=_WHEN_KNOWN)
     model: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     others: Mapping[str, Any] = field(default_factory=dict, metadata=OTHER_KEYS)
 

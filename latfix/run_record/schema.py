@@ -158,6 +158,8 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: gil.wait_ns: how long a thread that woke at ``t_ns`` waited for the interpreter lock, every 20 ms
 #: host.stall_ns: how much later than at ``t_ns`` that thread ran though it waited for neither core nor lock; only
 #: where that is over a millisecond
+#: stack.worker.<k>, stack.prepare.<k>: which of ``stacks`` in run.json the thread was in when the probe above had the
+#: lock; no row where it was in no code of the user's
 #: gil.switch_interval_ns: after which Python asks the holder to let go; read once
 #: thread.<name>.cpu_ns, thread.<name>.runq_ns: of each Python thread (same names together), a bounded number of
 #: them; thread.native.*: all threads that Python did not start
