@@ -47,6 +47,8 @@ from latfix.stages import Status, status_counts
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
+from latfix.traffic.parsed_fields import RECORDED
+from latfix.traffic.recorded_latency import recorded_summary_ms
 
 _NUMBER = {cause.id: k for k, cause in enumerate(CAUSES)}
 
@@ -163,6 +165,7 @@ class _Findings:
             trustworthy=late is None,
             notes=(*_machine_note(disturbed), *([late] if late else []), *notes),
             disturbed=disturbed,
+            recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
             **self._outside(),
             **self._extra(causes),
         )

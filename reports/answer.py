@@ -79,7 +79,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
             once = _once(found)
             words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
-            lines += _restarts(found)
+            lines += [*_restarts(found), *_recorded(found)]
         lines += _reasons(found)
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
@@ -112,6 +112,18 @@ def _restarts(found: Diagnosis) -> Iterator[Line]:
     if (bounds := runs.next_ms) is not None:
         words += f"; one more would be between {significant(bounds[0], 2)} and {significant(bounds[1], 2)} ms (95 %)"
     yield Line(label="restarts", words=words)
+
+
+def _recorded(found: Diagnosis) -> Iterator[Line]:
+    """What the same requests took where imported traffic was recorded."""
+    pairs = [
+        f"{key_label(key)} {significant(then)}, now {significant(now)} ms"
+        for key in dict.fromkeys(("p50", focus_key(found)))
+        if (then := finite(found.recorded_ms.get(key))) is not None
+        and (now := finite(found.latency_ms.get(key))) is not None
+    ]
+    if pairs:
+        yield Line(label="recorded", words="where the traffic was recorded " + "; ".join(pairs))
 
 
 def _is_replay(found: Diagnosis) -> bool:

@@ -417,6 +417,8 @@ class Diagnosis(Document):
     :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
     :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
     :param lines: of the user's code, on which slow work spends longer than typical, the largest difference first.
+    :param recorded_ms: p50, p90, p95, p99 of the same requests where imported traffic was recorded; of those that
+        ended ok there.
     :param restarts: how runs of this service differ; ``None`` where only this one is known.
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
@@ -464,6 +466,7 @@ class Diagnosis(Document):
     incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     lines: tuple[CodeLine, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    recorded_ms: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     restarts: Restarts | None = field(default=None, metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))

@@ -66,8 +66,8 @@ def _of_unit(
     for (file, line, function, inside), places in lines.items():
         rows, spent = looks.row[places], looks.spent_ns[places]
         of_slow, of_typical = slow[rows], typical[rows]
-        slow_ms = float(spent[of_slow].sum()) / max(np.count_nonzero(slow), 1) / 1e6
-        typical_ms = float(spent[of_typical].sum()) / max(np.count_nonzero(typical), 1) / 1e6
+        slow_ms = float(spent[of_slow].sum()) / max(int(slow.sum()), 1) / 1e6
+        typical_ms = float(spent[of_typical].sum()) / max(int(typical.sum()), 1) / 1e6
         if np.count_nonzero(of_slow) >= _FEWEST and slow_ms - typical_ms >= _LEAST_MS:
             yield CodeLine(
                 unit=name,

@@ -310,7 +310,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         return
     yield heading("Which lines, ms")
     columns = [Column("in", right=False), Column("slow"), Column("typical"), Column("seen", given_up=1)]
-    table = [[unit, slow, typical, seen, safe(where, limit=120)] for unit, where, slow, typical, seen in rows]
+    table: list[Sequence[Cell]] = [
+        [unit, slow, typical, seen, safe(where, limit=120)] for unit, where, slow, typical, seen in rows
+    ]
     yield FittedTable([*columns, Column("line", right=False)], table)
     yield Text(LINES_WORDS, style="dim")
 
