@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from latfix.errors import RunnerError
+from latfix.errors import RunnerError, input_error
 from latfix.request import Request
+from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
 from latfix.runners.answers.output_distance import Floats
@@ -26,12 +26,13 @@ from latfix.statistics.distributions import wilson_interval
 from latfix.traffic.schedule import Traffic
 
 #: Requests whose outputs are compared where the workload has no score of its own; as many again where they do not
-#: decide.
-AGREEMENT_SAMPLE = 256
+#: decide. None of so many that says otherwise excludes a loss of 0.02, twice the usual limit.
+AGREEMENT_SAMPLE = 192
 #: From so many requests on, those that a choice was made by are others than those that it is judged by.
 _ENOUGH = 128
-#: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch.
-_LOOKED_AT = 64
+#: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch; after so
+#: many seconds so many are enough.
+_LOOKED_AT, _LOOKS_END = 64, ((4.0, 16),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Accuracy:
     :param deviation: see :class:`latfix.runners.answers.agreement.Difference`; ``broken`` and ``same`` likewise.
     :param answers: of the original, what its answers are judged by and whether they differ in batches
         (:class:`latfix.results.answer_check.AnswerCheck`); empty for others.
+    :param again_s: of the original, about how many seconds it takes to score another service that is as fast.
     """
 
     score: float
@@ -67,6 +69,7 @@ class Accuracy:
     broken: int = 0
     same: bool = False
     answers: dict[str, Any] = field(default_factory=dict)
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,34 +95,42 @@ class Reference:
     def save(self, file: Path) -> None:
         """Write it to one file, for another process of the same workload.
 
-        Answers that cannot be pickled are left out, and with them the comparison of scores request by request.
+        Answers to ``evaluate`` of types that :mod:`plain_archive` does not know are left out, and with them the
+        comparison of scores request by request.
         """
-        leaves = {(k, j): leaf for k, answer in enumerate(self.sample) for j, leaf in enumerate(answer or ())}
-        arrays: dict[str, Any] = {f"{k}.{j}": leaf.values for (k, j), leaf in leaves.items()}
         told = {
-            "names": [None if answer is None else [leaf.name for leaf in answer] for answer in self.sample],
+            "sample": [None if answer is None else [tuple(leaf) for leaf in answer] for answer in self.sample],
+            "agreements": self.agreements,
             "yardstick": self.yardstick.to_json(),
         }
         try:
-            scored = pickle.dumps((self.ids, self.answers, self.score))
-        except Exception:  # noqa: BLE001 - whatever a user's own class raises when it is pickled
-            scored = pickle.dumps(((), (), None))
-        arrays |= {"told": np.array(json.dumps(told)), "agreements": self.agreements}
-        np.savez(file, scored=np.frombuffer(scored, dtype=np.uint8), **arrays)
+            plain_archive.save(file, {**told, "scored": (self.ids, self.answers, self.score)})
+        except plain_archive.Unwritable:
+            plain_archive.save(file, {**told, "scored": ((), (), None)})
 
     @classmethod
     def load(cls, file: Path) -> Reference:
-        """Read what :meth:`save` wrote; the file is this program's own."""
-        with np.load(file) as archive:
-            told = json.loads(str(archive["told"]))
-            sample = tuple(
-                None if names is None else [Output(name, archive[f"{k}.{j}"]) for j, name in enumerate(names)]
-                for k, names in enumerate(told["names"])
+        """Read what :meth:`save` wrote.
+
+        :raises InputError: the file holds something else; nothing in it is executed.
+        """
+        told = plain_archive.load(file)
+        try:
+            ids, answers, score = told["scored"]
+            return cls(
+                sample=tuple(
+                    None if leaves is None else [Output(name, values) for name, values in leaves]
+                    for leaves in told["sample"]
+                ),
+                agreements=told["agreements"],
+                yardstick=Yardstick.from_json(told["yardstick"]),
+                ids=ids,
+                answers=answers,
+                score=score,
             )
-            ids, answers, score = pickle.loads(archive["scored"].tobytes())
-            agreements = archive["agreements"]
-        yardstick = Yardstick.from_json(told["yardstick"])
-        return cls(sample=sample, agreements=agreements, yardstick=yardstick, ids=ids, answers=answers, score=score)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found, todo = "something else than a model's answers", "begin anew in another folder"
+            raise input_error(file, None, found, "what a search's baseline answered", todo) from error
 
 
 @dataclass(slots=True)
@@ -196,6 +207,7 @@ def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accurac
         lo=lo,
         hi=hi,
         answers=own.check.to_json(),
+        again_s=own.shared_s * min(AGREEMENT_SAMPLE / max(len(alone), 1), 1.0),
     )
 
 
@@ -273,14 +285,16 @@ def _agreement_fields(found: Difference) -> dict[str, Any]:
 def _by_own_score(
     service: Service, requests: Sequence[Request], known: Reference | None, save: Path | None
 ) -> Accuracy:
+    started = time.monotonic()
     asked = _evaluated(service)
+    again_s = time.monotonic() - started
     if save is None:
         return _scored(service, asked, known)
-    _, own = look_at_own(service, requests[:_LOOKED_AT])
+    _, own = look_at_own(service, requests[:_LOOKED_AT], ends=_LOOKS_END)
     Reference(yardstick=own.yardstick, ids=tuple(asked.ids), answers=tuple(asked.answers), score=asked.score).save(
         save
     )
-    return replace(_scored(service, asked, known), answers=own.check.to_json())
+    return replace(_scored(service, asked, known), answers=own.check.to_json(), again_s=again_s)
 
 
 def _evaluated(service: Service) -> _Asked:
