@@ -22,7 +22,6 @@ from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
-from latfix.run_record.schema import Columns
 
 _COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
@@ -288,7 +287,7 @@ def _line(accounts: _Accounts) -> Line:
     known = evidence.head >= 0
     headed[:, evidence.head[known]] = batch[:, known]
     return Line(
-        handed=_taken_in(rows).astype(np.float64),
+        handed=evidence.units["intake"].end.astype(np.float64),
         prepared=prepared,
         queued=np.asarray((evidence.batch_of >= 0) & (setup.servers != 0)),
         priority=evidence.priority,
@@ -312,11 +311,6 @@ def _line(accounts: _Accounts) -> Line:
         lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
         recorded=_recorded(evidence) if setup.recorded else None,
     )
-
-
-def _taken_in(rows: Columns) -> Ints:
-    """``(n,)`` when each request got into the line for a prepare thread."""
-    return np.asarray(rows["arrival_ns"] + rows["dispatch_ns"] + rows["intake_ns"], dtype=np.int64)
 
 
 def _recorded(evidence: Evidence) -> Recorded:
@@ -366,7 +360,8 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     evidence = accounts.evidence
     rows, ok = evidence.rows, evidence.ok
     own = accounts.own
-    in_line = rows["prepare_wait_ns"] - rows["intake_ns"]
+    entered = evidence.units["intake"].end
+    in_line = rows["prepare_wait_ns"] - evidence.units["intake"].wall
     waited = in_line + rows["queue_ns"]
     held = _held_to(waited, blame)
     waits = np.rint(held * blame.propagated.T).astype(np.int64)
@@ -386,7 +381,6 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     late = late_wakings(evidence, np.maximum(closure, 0))
     own[_index("host.contention")] += late
     closure = closure - late
-    entered = _taken_in(rows)
     locked = one_wakeup_ns(evidence, entered, entered + in_line)
     locked = np.where(in_line > waking, np.minimum(np.maximum(closure, 0), locked), 0)
     own[_index("python.gil")] += locked

@@ -355,11 +355,12 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints) -> dict[str,
     worker = spread(batches["worker"], batch_of)
     zero = np.zeros(len(handed), np.int64)
     lag = np.maximum(rows["dispatch_ns"], 0)
-    intake = _split(rows["intake_ns"], zero, rows["intake_runq_ns"])
+    until = np.clip(rows["intake_ns"], 0, np.maximum(rows["prepare_wait_ns"], 0))
+    intake = _split(until, zero, rows["intake_runq_ns"])
     nobody = np.full(len(handed), -1, np.int64)
     return {
         "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), nobody),
-        "intake": _unit(handed, handed + rows["intake_ns"], intake, (zero, zero), nobody),
+        "intake": _unit(handed, handed + until, intake, (zero, zero), nobody),
         "prepare": _unit(
             end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
         ),
