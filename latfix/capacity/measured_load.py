@@ -104,12 +104,6 @@ class LoadPoint:
         """Mean size of a batch."""
         return float(self.batches.size.mean()) if len(self.batches.size) else 0.0
 
-    @property
-    def demand(self) -> float:
-        """Work that came over what workers, or prepare threads, can do in the time: above 1 they cannot keep up."""
-        busiest = max(self.worker_share, self.prepare_share)
-        return busiest * self.offered / self.achieved if self.achieved > 0 else math.inf
-
 
 def backlog_grew(arrival: Ints, end: Ints, *, at_once: int) -> bool:
     """True if the number of requests inside grew for good over a replay.
