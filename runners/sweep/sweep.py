@@ -117,12 +117,13 @@ class Sweep:
 
     def _explain(self) -> None:
         """What queueing theory says of the loads, from the first replay of each."""
-        part, target, seed = self._outcome.part, self._outcome.target, self._options.seed
+        part, target = self._outcome.part, self._outcome.target
+        more = {"seed": self._options.seed, "points": max(len(self._outcome.measured), 1)}
         for setting in self._outcome.settings:
             first: dict[float, Simulated] = {}
             for one in sorted(self._replays[setting.number], key=lambda each: each.load):
                 first.setdefault(one.load, one)
-            found = theory_of(list(first.values()), setting.settings, part, target, seed=seed)
+            found = theory_of(list(first.values()), setting.settings, part, target, **more)
             if found is not None:
                 self._outcome.theory[setting.number] = found
 

@@ -29,12 +29,19 @@ Floats = npt.NDArray[np.float64]
 MODELS: tuple[str, ...] = ("mm1", "mg1", "kingman", "replay", "replay_own")
 #: A replay tells of the service where it holds so many batches, or else the next load is asked.
 _ENOUGH_BATCHES = 20
-#: Independent arrivals are simulated for so many requests, the first fifth of which is left out.
-_ARRIVALS, _UNSETTLED = 10_000, 0.2
+#: Independent arrivals are simulated for so many requests at most, so many in all, and so many at least; the first
+#: fifth of them is left out.
+_MOST, _ALL, _LEAST, _UNSETTLED = 10_000, 100_000, 1_000, 0.2
 
 
 def theory_of(
-    replays: Sequence[Simulated], settings: RunnerSettings, part: Part, target: Target, *, seed: int
+    replays: Sequence[Simulated],
+    settings: RunnerSettings,
+    part: Part,
+    target: Target,
+    *,
+    seed: int,
+    points: int = 1,
 ) -> Theory | None:
     """What models say of every load of a setting; ``None`` where there is no replay to simulate from.
 
@@ -42,6 +49,7 @@ def theory_of(
     nothing is known of batches that were never measured.
 
     :param replays: by rising load, one of each.
+    :param points: loads of all settings, which share the time for this.
     """
     usable = [one for one in replays if one.whole and len(one.point.batches.size)]
     if not usable:
@@ -52,6 +60,7 @@ def theory_of(
     full = float(batch.mean(settings.max_batch_size))
     stations = [(full / settings.max_batch_size, settings.workers), (prepare, settings.prepare_threads)]
     capacity = min((servers / each for each, servers in stations if each > 0), default=math.inf)
+    arrivals = min(max(_ALL // points, _LEAST), _MOST)
     loads = {}
     for one in replays:
         rate = one.point.offered
@@ -62,7 +71,7 @@ def theory_of(
         # Variance of the work that arrives during a full batch, over that of independent arrivals.
         during = 1.0 if settings.max_batch_size == 1 else rate * full
         scale = {name: (a + during * c) / (1 + during * batch.scv) for name, a, c in _variability(index, batch.scv)}
-        predictions = _predictions(base, one, settings, part, target, scale, relaxation, seed)
+        predictions = _predictions(base, one, settings, part, target, scale, relaxation, arrivals, seed)
         waits = {name: predictions[name].mean_wait_ms for name in ("mg1", "kingman")}
         modelled = Modelled(
             waits={name: None if wait is None else wait / 1e3 for name, wait in waits.items()},
@@ -108,6 +117,7 @@ def _predictions(
     target: Target,
     scale: dict[str, float],
     relaxation: float,
+    arrivals: int,
     seed: int,
 ) -> dict[str, LoadPrediction]:
     unknown = _unknown(settings)
@@ -117,8 +127,8 @@ def _predictions(
     found = {}
     rng = np.random.default_rng(seed)
     if math.isfinite(relaxation):
-        wait, latency = _served(base, np.cumsum(rng.exponential(1e9 / rate, _ARRIVALS)))
-        some = slice(int(_UNSETTLED * _ARRIVALS), None)
+        wait, latency = _served(base, np.cumsum(rng.exponential(1e9 / rate, arrivals)))
+        some = slice(int(_UNSETTLED * arrivals), None)
         held = np.minimum(wait, settings.batch_window_ms / 1e3)[some]
         queued, service = wait[some] - held, (latency - wait)[some]
         for name, factor in scale.items():
