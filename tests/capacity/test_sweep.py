@@ -336,8 +336,8 @@ def test_the_budget_ends_a_replay_that_it_does_not_hold(
     world.slower = 2.5
     target = Target(percentile=90.0, limit=5.0)
     traffic = make_traffic(500, 50.0)
-    outcome = run(world, traffic, tmp_path, budget_s=31.0, target=target, requests=500, loads=(1.0, 1.05))
-    assert len(outcome.measured) == 2 and not outcome.measured[0].point.cut and world.now <= 31.5
+    outcome = run(world, traffic, tmp_path, budget_s=37.0, target=target, requests=500, loads=(1.0, 1.05))
+    assert len(outcome.measured) == 2 and not outcome.measured[0].point.cut and world.now <= 37.5
     second = outcome.measured[1].point
     assert second.cut and second.requests["ok"] > 20
 
