@@ -97,6 +97,7 @@ class World:
     silent: set[str] = field(default_factory=set)
     on_replay: Callable[[FakeArm, str], None] = lambda *_: None
     evaluates: bool = True
+    answers: dict[str, Any] = field(default_factory=dict)
     noise: float = 0.002
     warm_s: float = 0.0
     first_load_s: float = LOAD_S
@@ -256,6 +257,7 @@ class FakeArm:
                 "kind": "evaluate" if self.world.evaluates else "agreement",
                 "samples": 256,
                 "again_s": 0.0,
+                "answers": self.world.answers,
             }
         if do == "facts":
             return {"facts": {}}
