@@ -43,9 +43,10 @@ _AMPLIFIED = 7.0
 _KNOWN = 4
 #: From so many rounds on, their own spread sets a lower limit, too.
 VARIES_FROM = 3
-#: Where every round differs by so many times what a restart is taken to do, to the same side, how much the rounds
-#: differ among themselves is no question: a service that is overloaded before and not after never repeats itself.
-#: Three rounds do so by chance once in 230 comparisons where restarts do twice as much as is taken.
+#: Where every round differs to the same side by so many times what a restart is taken to do where work piles up
+#: (three times as fast), how much the rounds differ among themselves is no question: a service that is overloaded
+#: before and not after never repeats itself. Three rounds do so by chance once in 230 comparisons where restarts do
+#: twice as much.
 _CLEAR = 2.25
 #: Fewer requests do not show how they depend on one another.
 _LEAST_SEEN = 100
@@ -223,7 +224,7 @@ def allowance(each: FloatArray, rule: Rule, *, amplified: bool = False) -> float
     squares = float(((each - each.mean()) ** 2).sum())
     deviation = math.sqrt((_KNOWN * known**2 + squares) / freedom)
     allowed = student_t(1.0 - rule.level, freedom) * deviation / math.sqrt(count)
-    clear = min(float(each.max()), -float(each.min())) < -_CLEAR * known
+    clear = min(float(each.max()), -float(each.min())) < -_CLEAR * _AMPLIFIED * rule.restart_sd
     return allowed if clear or count < VARIES_FROM else max(allowed, between(each, 2 * rule.level)[1])
 
 

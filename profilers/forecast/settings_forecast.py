@@ -32,6 +32,8 @@ Ints = npt.NDArray[np.int64]
 
 #: More requests than this are not simulated: their first so many stand for the run.
 MOST = 20_000
+#: What the machine does is another thing in each replay, and goes with how long a batch computes.
+_OF_THE_MACHINE = "host."
 #: Causes that the simulation brings about by itself: removing one of them is a matter of settings.
 _OF_THE_POLICY = ("traffic.", "batching.", "input.")
 #: What a simulation of what ran may miss after something was learnt, however little it missed before.
@@ -161,6 +163,16 @@ class Forecast:
             return self._serve(serving, np.arange(len(work.index)), work.arrival)
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
         return np.concatenate([self._serve(serving, part, work.arrival[part]) for part in parts])
+
+    def repeated(self) -> Floats:
+        """Nanoseconds that requests take by what comes again in each replay, by position in the schedule.
+
+        That is what ran, without what the machine did to it (``host.*``); 0 for a request that is not known.
+        """
+        machine = frozenset(cause for cause in self._work.causes if cause.startswith(_OF_THE_MACHINE))
+        found = np.zeros(len(self._schedule))
+        found[self._work.index] = self.latencies(replace(self.serving, without=machine))
+        return found
 
     def at_times(self, arrival: Floats, rotated: int = 0) -> Floats:
         """Latencies in nanoseconds where requests come at other times, under what ran.
@@ -391,8 +403,8 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     total = owned.sum(axis=0)
     owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
     rest = beyond - owned.sum(axis=0)
-    # What the machine takes goes with how long a batch computes; a pause is as long for whomever it stops.
-    machine = np.array([cause.startswith("host.") for cause in causes])[:, None]
+    # A pause is as long for whomever it stops.
+    machine = np.array([cause.startswith(_OF_THE_MACHINE) for cause in causes])[:, None]
     pauses = np.zeros((len(causes), len(evidence.ok)))
     pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
     slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed

@@ -40,6 +40,8 @@ _FINAL_SHARE = 1 / 3
 _BASELINE_SHARE = 0.25
 #: So many times as long as a diagnosis takes what follows the final replay: comparing, diagnosing, the page.
 _REPORTS = 3.0
+#: Requests that were answered alone and in batches, from which on none that differs counts for all.
+_LOOKED_AT = 16
 #: A run must have so many requests for a forecast of others like it.
 _FORECAST_FROM = 50
 
@@ -259,10 +261,8 @@ class Optimizer:
         write_meta(record.folder, record.meta)
         diagnosis = self._diagnosed(record)
         bench.begin(record)
-        started = time.monotonic()
         scored = bench.accuracy(base, original=True)
         score, kind = float(scored["score"]), str(scored["kind"])
-        bench.accuracy_s = time.monotonic() - started
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
             settings=self._first_settings.to_json(),
@@ -319,7 +319,10 @@ class Optimizer:
         options, record = self._options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
+        if forecast is not None and forecast.error <= WORST_ERROR:
+            self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
+        fixes = _fixes(outcome.answers)
 
         def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or forecast.error > WORST_ERROR:
@@ -334,7 +337,7 @@ class Optimizer:
             base,
             outcome.diagnosis,
             outcome.accuracy,
-            _wanted(options),
+            [fix for fix in fixes if _wanted(fix, options)],
             planner,
             goal=goal,
             trials=options.trials,
@@ -342,7 +345,7 @@ class Optimizer:
             say=lambda text: self._say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
             note=note,
         )
-        journal.restore(self._out, search, {fix.id: fix for fix in FIXES})
+        journal.restore(self._out, search, {fix.id: fix for fix in fixes})
         return search
 
     def _final(self, outcome: Outcome) -> None:
@@ -411,6 +414,11 @@ def _key(percentile: float) -> str:
     return min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile / 100))
 
 
-def _wanted(options: Options) -> list[Fix]:
-    wanted = [fix for fix in FIXES if fix.id not in options.exclude]
-    return [fix for fix in wanted if fix.id in options.only] if options.only else wanted
+def _wanted(fix: Fix, options: Options) -> bool:
+    return fix.id not in options.exclude and (not options.only or fix.id in options.only)
+
+
+def _fixes(answers: AnswerCheck | None) -> list[Fix]:
+    """All fixes; those that only change who shares a batch change no answer where a look at answers showed that."""
+    same = answers is not None and answers.compared >= _LOOKED_AT and not answers.differing
+    return [replace(fix, changes_outputs=False) if same and fix.mates_only else fix for fix in FIXES]

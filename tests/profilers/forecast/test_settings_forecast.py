@@ -170,6 +170,15 @@ def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: 
     assert forecast.seconds(some) < forecast.seconds(many)
 
 
+def test_what_comes_again_is_without_what_the_machine_did(simulate: Simulate) -> None:
+    still = {**BUSY, "lengths": lengths(), "rate": 40.0}
+    plain = simulate(**still)
+    disturbed = Forecast(simulate(**still, compute_faults=faults("runq")))
+    gap = np.abs(disturbed.repeated() / plain.requests["latency_ns"] - 1.0)
+    was = np.abs(disturbed.latencies(disturbed.serving) / plain.requests["latency_ns"] - 1.0)
+    assert np.percentile(gap, 99) < 0.2 < np.percentile(was, 99)
+
+
 def test_full_batches_alone_do_not_tell_what_one_request_takes(simulate: Simulate) -> None:
     """Until batches are computed for that: a service that is never idle runs no small ones."""
     full = {

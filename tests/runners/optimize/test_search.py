@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize.measurement import Bench
 
@@ -167,6 +168,25 @@ def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -
     assert world.statuses(outcome) == {"a.GENTLE": "kept", "a.SILENT": "not_effective"}
     assert len(outcome.trials) == 1 and outcome.trials[0].configuration.fixes == ("a.GENTLE", "a.SILENT")
     assert dict(outcome.settings.env) == {"GENTLE": "0.7"}
+
+
+def test_of_ways_that_are_foretold_alike_the_one_whose_answers_are_safer_is_replayed_first(
+    search: Any, world: Any
+) -> None:
+    outcome = search(model(world, "BOLD", 0.5, accepted=0.5), model(world, "SAFE", 0.55, accepted=0.9))
+    assert outcome.trials[0].configuration.fixes == ("a.SAFE",)
+    assert dict(outcome.settings.env) == {"BOLD": "0.5"}, "the better one is still tried, and taken"
+
+
+@pytest.mark.parametrize(("differing", "asked"), [(0, 1), (3, 2)])
+def test_who_shares_a_batch_changes_no_answer_where_batches_answer_as_alone(
+    search: Any, world: Any, differing: int, asked: int
+) -> None:
+    world.limits = {8: 0.6}
+    world.answers = AnswerCheck(outputs=(), compared=64, differing=differing).to_json()
+    outcome = search(replace(limits(world, 8), changes_outputs=True, mates_only=True))
+    assert outcome.settings.max_batch_size == 8 and len(scored(world)) == asked
+    assert outcome.final_accuracy == 1.0
 
 
 def test_most_trials_are_kept_to(search: Any, world: Any) -> None:
