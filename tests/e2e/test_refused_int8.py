@@ -77,8 +77,8 @@ class Classifier(Workload):
         return sum(right) / CASES
 """
 WHOLE, PART = "quantize.int8_dynamic", "quantize.int8_excluded"
-#: A gate on the score is the limit of every fix.
-LEAST = 0.88
+#: A gate that asks for more than the objective does is the limit of every fix.
+LEAST = 0.895
 
 
 def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tuple[int, ...]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tu
     )
     asked = ("--fix", WHOLE, "--fix", PART, "--gate", f"accuracy>={LEAST}")
     code, out, err = cli("optimize", workload, "--budget", "120s", *asked, "--out", folder / "o", "--json", "-")
-    assert code == 0, err
+    assert code in (0, 3), err  # where the machine was too busy, no gate is judged
     document: dict[str, Any] = json.loads(out)
     assert [step["fix"] for step in document["steps"]] == [WHOLE, PART], "int8 first, then without layers"
     for step in document["steps"]:
