@@ -154,7 +154,7 @@ def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic:
     orders = []
     for seed in (1, 2):
         world.replays.clear()
-        run(world, make_traffic(600, 20.0), tmp_path / str(seed), requests=600, seed=seed, loads=GRID)
+        run(world, make_traffic(60, 20.0), tmp_path / str(seed), requests=60, seed=seed, loads=GRID, budget_s=45.0)
         orders.append([round(rate, 3) for _, rate in world.replays[:6]])
     rising = sorted(set(orders[0]))
     assert len(rising) == 6 and orders[0] != orders[1]
@@ -164,15 +164,15 @@ def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic:
 def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     outcome = run(
         world,
-        make_traffic(800, 30.0),
+        make_traffic(400, 30.0),
         tmp_path,
         {"max_batch_size": 1},
         {"max_batch_size": 4},
-        requests=800,
-        loads=GRID,
+        requests=400,
+        loads=GRID[1::2],
     )
-    first = [label for label, _ in world.replays[:8]]
-    assert all(set(first[k : k + 2]) == {"max_batch_size=1", "max_batch_size=4"} for k in range(0, 8, 2))
+    first = [label for label, _ in world.replays[:6]]
+    assert all(set(first[k : k + 2]) == {"max_batch_size=1", "max_batch_size=4"} for k in range(0, 6, 2))
     document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
     assert document.best is not None and document.best.label == "max_batch_size=4", "its service is faster here"
     assert {point.setting for point in document.pareto} <= {0, 1}
@@ -196,8 +196,9 @@ def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
 
 def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in (1, 2, 4)]
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path, *variants, budget_s=200.0, loads=GRID)
-    assert outcome.measured and world.now <= 200.0 * 1.1
+    traffic = make_traffic(200, 50.0)
+    outcome = run(world, traffic, tmp_path, *variants, requests=200, budget_s=40.0, loads=GRID)
+    assert outcome.measured and world.now <= 40.0 * 1.1
     assert any(one.reason.startswith("budget") for one in outcome.skipped)
 
 
@@ -315,9 +316,9 @@ def test_what_was_measured_is_kept_on_an_interrupt(
 
 
 def test_few_processes_are_alive_at_once(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
-    variants = [{"max_batch_size": size} for size in range(1, 10)]
-    run(world, make_traffic(100, 20.0), tmp_path, *variants, requests=100, budget_s=150.0)
-    assert world.most_alive <= 6
+    variants = [{"max_batch_size": size} for size in range(1, 9)]
+    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=50.0)
+    assert len(set(world.starts)) > 6 >= world.most_alive
 
 
 def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
