@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from latfix.errors import InputError
-from latfix.profilers.recordings import memory_history
+from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
@@ -14,7 +14,14 @@ from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READ
 from latfix.results.diagnosis import Diagnosis
 
 #: Every kind, those that are told by more of their content first.
-READERS: tuple[Reader, ...] = (NSYS, KINETO, engine_steps.READER, memory_history.READER, *REQUEST_READERS)
+READERS: tuple[Reader, ...] = (
+    NSYS,
+    KINETO,
+    engine_steps.READER,
+    memory_history.READER,
+    service_log.READER,
+    *REQUEST_READERS,
+)
 
 #: What people name that is not read itself, and what to do about it, by its first bytes.
 _ADVICE: tuple[tuple[bytes, str], ...] = (

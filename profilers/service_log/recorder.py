@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar, cast
 
 from latfix.errors import InputError
 from latfix.formatting import shown
-from latfix.profilers.service_log.request_counters import Reading, read_counters, watch_collections
+from latfix.profilers.service_log.request_counters import read_counters
 from latfix.profilers.service_log.row_writer import Row, RowWriter
 from latfix.spans import SpanRecord, collect_spans
 
@@ -33,11 +33,12 @@ _NONE: Mapping[str, float] = {}
 class OpenRequest:
     """A request that has begun; :meth:`end` makes it a row."""
 
-    __slots__ = ("_before", "_log", "_outer", "_spans", "in_flight")
+    __slots__ = ("_before", "_in_flight", "_log", "_outer", "_spans")
 
     def __init__(self, log: ServiceLog) -> None:
         self._log = log
-        self.in_flight = log.enter()
+        log.inside.add(self)
+        self._in_flight = len(log.inside)
         self._spans: list[SpanRecord] = []
         self._outer = collect_spans(self._spans)
         self._before = read_counters()
@@ -46,59 +47,28 @@ class OpenRequest:
         """The request ended, on the thread or in the task in which it began."""
         after = read_counters()
         collect_spans(self._outer)
-        self._log.leave()
-        self._log.rows.add(_row(self._before, after, status, route, self.in_flight, self._spans, features))
-
-
-def _row(
-    before: Reading,
-    after: Reading,
-    status: str,
-    route: str,
-    in_flight: int,
-    spans: list[SpanRecord],
-    features: Mapping[str, float],
-) -> Row:
-    latency = after[0] - before[0]
-    cpu = queued = waited = None
-    if before[5] == after[5]:
-        cpu = min(after[1] - before[1], latency)
-        if before[2] >= 0:
-            queued = min(after[2] - before[2], latency - cpu)
-            off = latency - cpu - queued
-            # Where the process had something to compute, the interpreter's lock may be what it waited for.
-            idle = off - (after[3] - before[3] - cpu)
-            waited = off if 2 * idle >= off else max(idle, 0)
-    collected = min(after[4] - before[4], latency)
-    return Row(before[0], latency, status, route, in_flight, cpu, queued, waited, collected, spans, features)
+        self._log.inside.discard(self)
+        self._log.rows.add(Row(self._before, after, status, route, self._in_flight, self._spans, features))
 
 
 class ServiceLog:
     """The rows of one folder in this process, whoever records them.
 
     :ivar rows: where they go.
+    :ivar inside: requests that have not ended.
     """
+
+    inside: set[OpenRequest]
+    rows: RowWriter
 
     def __init__(self, folder: Path, most_mb: float, rows_per_s: int) -> None:
         self._make = functools.partial(RowWriter, folder, int(most_mb * 1e6), rows_per_s)
         self.restart()
-        watch_collections()
 
     def restart(self) -> None:
         """Begin anew, as in a process that was forked from the one that recorded."""
-        self._inside, self._counting = 0, threading.Lock()
+        self.inside = set()
         self.rows = self._make()
-
-    def enter(self) -> int:
-        """A request came; how many are inside now."""
-        with self._counting:
-            self._inside += 1
-            return self._inside
-
-    def leave(self) -> None:
-        """One has gone."""
-        with self._counting:
-            self._inside -= 1
 
 
 _logs: dict[str, ServiceLog] = {}

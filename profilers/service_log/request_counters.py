@@ -9,22 +9,21 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from latfix.profilers.probes.kept_files import LockHeldFile
 
-#: Wall clock, the thread's CPU time and run-queue delay (-1: not kept), the process's CPU time, time in collections,
-#: the thread.
-Reading = tuple[int, int, int, int, int, int]
+#: Wall clock, the thread's CPU time, its ``schedstat`` (empty: not kept), the process's CPU time, the time in
+#: collections, the thread.
+Reading = tuple[int, int, bytes, int, int, int]
 
 
 class _Thread(threading.local):
     """The thread's own file of counters, closed with the thread."""
 
-    file: LockHeldFile | None = None
-
-
-_thread = _Thread()
+    def __init__(self) -> None:
+        self.read = LockHeldFile("/proc/thread-self/schedstat").read
 
 
 class _Collections:
@@ -43,29 +42,50 @@ class _Collections:
             self.total_ns += now - self._start
 
 
-_collections: _Collections | None = None
-
-
-def watch_collections() -> None:
-    """Count collections of this process from now on; twice is once."""
-    global _collections
-    _collections = _collections or _Collections()
+_thread = _Thread()
+_collections = _Collections()
 
 
 def read_counters() -> Reading:
-    """The counters, now, of the thread that calls; some 3 microseconds.
-
-    Only after :func:`watch_collections` is the time in collections more than zero.
-    """
-    file = _thread.file
-    if file is None:
-        file = _thread.file = LockHeldFile("/proc/thread-self/schedstat")
-    queued = int(file.read().split(b" ", 2)[1]) if file.open else -1
+    """The counters, now, of the thread that calls; some 3 microseconds."""
     return (
         time.perf_counter_ns(),
         time.thread_time_ns(),
-        queued,
+        _thread.read(),
         time.process_time_ns(),
-        0 if _collections is None else _collections.total_ns,
+        _collections.total_ns,
         threading.get_ident(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What lies between two readings; nanoseconds, ``None`` where this process cannot know.
+
+    :param cpu_ns: of its thread; in an event loop with what other tasks computed meanwhile.
+    :param runq_ns: its thread had work and no core.
+    :param waited_ns: off the CPU of its own will, while the process had nothing to compute.
+    :param gc_ns: collections that ran meanwhile, in whatever thread.
+    """
+
+    latency_ns: int
+    cpu_ns: int | None
+    runq_ns: int | None
+    waited_ns: int | None
+    gc_ns: int
+
+
+def spent(before: Reading, after: Reading) -> Spent:
+    """The difference of two readings."""
+    latency = after[0] - before[0]
+    cpu = queued = waited = None
+    if before[5] == after[5]:
+        cpu = min(after[1] - before[1], latency)
+        if before[2] and after[2]:
+            delay = int(after[2].split(b" ", 2)[1]) - int(before[2].split(b" ", 2)[1])
+            queued = min(delay, latency - cpu)
+            off = latency - cpu - queued
+            # Where the process had something to compute, the interpreter's lock may be what it waited for.
+            idle = off - (after[3] - before[3] - cpu)
+            waited = off if 2 * idle >= off else max(idle, 0)
+    return Spent(latency, cpu, queued, waited, min(after[4] - before[4], latency))

@@ -16,10 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from latfix.profilers.probes.control_groups import CgroupThrottle
+from latfix.profilers.service_log.request_counters import Reading, spent
 from latfix.spans import SpanRecord
 
 #: How often rows go to the disk; what a killed process loses.
@@ -35,30 +36,25 @@ _LIVE_S = 60.0
 _WORDS = logging.getLogger("latfix")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request that ended; nanoseconds, ``None`` where this process cannot know.
+class Row(NamedTuple):
+    """One request that ended.
 
-    :param start_ns: on the clock of ``time.perf_counter_ns``.
     :param status: ``ok``, ``error``, ``timeout``, ``cancelled``, or the code of an HTTP answer.
     :param in_flight: requests inside when it came, itself among them.
-    :param cpu_ns: of its thread; in an event loop with what other tasks computed meanwhile.
-    :param runq_ns: its thread had work and no core.
-    :param waited_ns: off the CPU of its own will, while the process had nothing to compute.
-    :param gc_ns: collections that ran meanwhile, in whatever thread.
     """
 
-    start_ns: int
-    latency_ns: int
+    before: Reading
+    after: Reading
     status: str
     route: str
     in_flight: int
-    cpu_ns: int | None
-    runq_ns: int | None
-    waited_ns: int | None
-    gc_ns: int
     spans: Sequence[SpanRecord]
     features: Mapping[str, float]
+
+    @property
+    def latency_ns(self) -> int:
+        """From its begin to its end."""
+        return self.after[0] - self.before[0]
 
 
 class RowWriter:
@@ -124,20 +120,21 @@ class RowWriter:
     def _line(self, row: Row, weight: int) -> str:
         if self._file is None:  # the wall clock is followed from segment to segment
             self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+        found = spent(row.before, row.after)
         return (
             json.dumps(
                 {
-                    "start_ns": self._epoch_ns + row.start_ns,
-                    "latency_ns": row.latency_ns,
+                    "start_ns": self._epoch_ns + row.before[0],
+                    "latency_ns": found.latency_ns,
                     "status": row.status,
                     "route": row.route,
                     "weight": weight,
                     "in_flight": row.in_flight,
-                    "cpu_ns": row.cpu_ns,
-                    "runq_ns": row.runq_ns,
-                    "throttled_ns": self._throttled_in(row),
-                    "waited_ns": row.waited_ns,
-                    "gc_ns": row.gc_ns,
+                    "cpu_ns": found.cpu_ns,
+                    "runq_ns": found.runq_ns,
+                    "throttled_ns": self._throttled_in(row.before[0], found.runq_ns),
+                    "waited_ns": found.waited_ns,
+                    "gc_ns": found.gc_ns,
                     "spans_ns": span_times(row.spans),
                     "features": {
                         name: float(value)
@@ -150,12 +147,12 @@ class RowWriter:
             + "\n"
         )
 
-    def _throttled_in(self, row: Row) -> int | None:
-        """Of the run-queue delay, what the cgroup's quota may account for."""
-        if not self._throttle.available or row.runq_ns is None:
+    def _throttled_in(self, start_ns: int, runq_ns: int | None) -> int | None:
+        """Of a run-queue delay, what the cgroup's quota may account for."""
+        if not self._throttle.available or runq_ns is None:
             return None
-        before = next((total for at, total in reversed(self._throttled) if at <= row.start_ns), self._throttled[0][1])
-        return min(self._throttled[-1][1] - before, row.runq_ns)
+        before = next((total for at, total in reversed(self._throttled) if at <= start_ns), self._throttled[0][1])
+        return min(self._throttled[-1][1] - before, runq_ns)
 
     def _write(self, text: bytes) -> None:
         if self._file is not None and (self._written >= self._segment_bytes or not os.fstat(self._file).st_nlink):

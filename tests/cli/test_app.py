@@ -20,8 +20,8 @@ from latfix.errors import InputError, RunnerError
 
 Cli = Callable[..., tuple[int, str, str]]
 
-_FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "selftest", "doctor", "fragmentation")
-COMMANDS = (*_FIRST, "init", "backends", "history", "schema", "export-plan", "traffic")
+_FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "watch", "selftest", "doctor")
+COMMANDS = (*_FIRST, "fragmentation", "init", "backends", "history", "schema", "export-plan", "traffic")
 HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 
 

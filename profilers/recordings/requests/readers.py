@@ -11,7 +11,7 @@ import numpy as np
 
 from latfix.errors import InputError, input_error
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
-from latfix.profilers.recordings.requests import findings, service_log
+from latfix.profilers.recordings.requests import findings
 from latfix.profilers.recordings.requests.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.formats import (
     access_log,
@@ -164,25 +164,6 @@ def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     return diagnose_table(table, recorded.path, options, unit="step")
 
 
-def diagnose_service(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
-    """The diagnosis of what :class:`latfix.record` wrote, while the service runs or later.
-
-    :param last_s: of the last so many seconds only.
-    :raises InputError: there is no request yet.
-    """
-    files = [file.path for file in recorded.files if service_log.knows(file.head)]
-    table = service_log.read(files, last_s=last_s)
-    return diagnose_table(table, recorded.path, options, kind=SERVICE.kind)
-
-
-SERVICE = Reader(
-    kind="live",
-    reads=service_log.NAME,
-    knows=lambda recorded: any(service_log.knows(file.head) for file in recorded.files),
-    read=diagnose_service,
-)
-
-
 def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorded]]:
     """Of a folder, the files that are logs of requests, and those that are logs of an engine's steps."""
     steps = [file for file in recorded.inside if vllm_steps.knows(file.head)]
@@ -228,7 +209,6 @@ _TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions
 }
 
 READERS: tuple[Reader, ...] = (
-    SERVICE,
     Reader(
         kind="requests",
         reads="a folder with one of these and vLLM's log with its iterations",

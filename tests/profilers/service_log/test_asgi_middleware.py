@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import latfix
-from latfix.profilers.recordings.requests import service_log
+from latfix.profilers.recordings import service_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.service_log.recorder import flush
 from latfix.stages import Status

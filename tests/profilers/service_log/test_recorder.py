@@ -18,9 +18,9 @@ import pytest
 
 import latfix
 from latfix.errors import InputError
+from latfix.profilers.recordings import service_log
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests import service_log
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.service_log.recorder import flush
 from latfix.results.diagnosis import Diagnosis

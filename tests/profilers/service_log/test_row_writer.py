@@ -13,7 +13,7 @@ from latfix.spans import SpanRecord
 
 
 def _row(latency_ns: int, status: str = "ok", start_ns: int = 0) -> Row:
-    return Row(start_ns, latency_ns, status, "f", 1, None, None, None, 0, (), {})
+    return Row((start_ns, 0, b"", 0, 0, 1), (start_ns + latency_ns, 0, b"", 0, 0, 1), status, "f", 1, (), {})
 
 
 def _rows(count: int, seed: int = 0) -> list[Row]:

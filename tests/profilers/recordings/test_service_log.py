@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
+from latfix.profilers.recordings import service_log
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions, recorded_at
-from latfix.profilers.recordings.requests import service_log
-from latfix.profilers.recordings.requests.readers import diagnose_service
+from latfix.profilers.service_log.request_counters import Reading
 from latfix.profilers.service_log.row_writer import Row, sampled
 from latfix.results.diagnosis import Diagnosis
 
@@ -123,15 +123,19 @@ def test_what_no_row_knows_is_not_shown_as_zero(tmp_path: Path) -> None:
     assert any("not known" in note for note in found.notes)
 
 
+def _reading(at_ns: int) -> Reading:
+    return (at_ns, 0, b"", 0, 0, 1)
+
+
 def test_percentiles_and_counts_of_a_sample_are_those_of_all(tmp_path: Path) -> None:
     generator = np.random.default_rng(5)
     latencies = (generator.lognormal(0, 1, 20_000) * 5 * _MS).astype(int).tolist()
     kept: list[dict[str, Any]] = []
     for turn in range(20):
         part = range(1000 * turn, 1000 * turn + 1000)
-        every = [Row(10 * _MS * k, latencies[k], "ok", "", 1, None, None, None, 0, (), {}) for k in part]
+        every = [Row(_reading(0), _reading(latencies[k]), "ok", "", k, (), {}) for k in part]
         kept += [
-            {"start_ns": row.start_ns, "latency_ns": row.latency_ns, "weight": weight}
+            {"start_ns": 10 * _MS * row.in_flight, "latency_ns": row.latency_ns, "weight": weight}
             for row, weight in sampled(every, 200, turn)
         ]
     found = _diagnosis(tmp_path, kept)
@@ -142,7 +146,7 @@ def test_percentiles_and_counts_of_a_sample_are_those_of_all(tmp_path: Path) -> 
 
 def test_only_the_last_seconds_are_read_where_asked(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
-    found = diagnose_service(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
+    found = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
     assert found.requests["ok"] == 10
 
 

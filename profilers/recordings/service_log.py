@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from latfix.errors import input_error
 from latfix.formatting import count
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.profilers.recordings.requests.formats.mapped_log import status_of
+from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, Ints, RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object, open_text
+from latfix.results.diagnosis import Diagnosis
 
-NAME = "what latfix.record wrote"
 #: Times the median latency that a request takes at most which nothing held up; how many of those that come behind one
 #: that waits for something of its own are held up by nothing.
 _USUAL, _PASSED = 2, 0.75
@@ -30,6 +32,24 @@ _CAUSES = {
     "gc_ns": "python.gc",
 }
 _COUNTERS = ("cpu_ns", "waited_ns", *_CAUSES)
+
+
+def diagnose(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
+    """The diagnosis of what :class:`latfix.record` wrote, while the service runs or later.
+
+    :param last_s: of the last so many seconds only.
+    :raises InputError: there is no request yet.
+    """
+    files = [file.path for file in recorded.files if knows(file.head)]
+    return diagnose_table(read(files, last_s=last_s), recorded.path, options, kind=READER.kind)
+
+
+READER = Reader(
+    kind="live",
+    reads="what latfix.record wrote",
+    knows=lambda recorded: any(knows(file.head) for file in recorded.files),
+    read=diagnose,
+)
 
 
 def knows(head: bytes) -> bool:
@@ -143,7 +163,7 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
         routes=tuple(words.tolist()) if len(words) > 1 else (),
         sampled=sampled,
         facts={
-            "format": NAME,
+            "format": READER.reads,
             "rows": kept,
             "processes": processes,
             "in flight at most": int(times["in_flight"].max()),
