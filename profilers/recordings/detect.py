@@ -20,6 +20,7 @@ READERS: tuple[Reader, ...] = (
     engine_steps.READER,
     memory_history.READER,
     service_log.READER,
+    service_log.RUNNER,
     *REQUEST_READERS,
 )
 

@@ -1,10 +1,10 @@
-"""What ``latfix.record`` wrote: rows of a service that may still run, in a folder of segments or one of them."""
+"""What services that may still run write: rows of ``latfix.record``, and the engine's record of ``load_runner``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import numpy.typing as npt
 
 from latfix.errors import input_error
 from latfix.formatting import count
+from latfix.profilers.diagnose import diagnose as diagnose_record
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.profilers.recordings.requests.formats.mapped_log import status_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, Ints, RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object, open_text
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Diagnosis, Source
+from latfix.run_record.live_record import live_parts, load_live
 
 #: Times the median latency that a request takes at most which nothing held up; how many of those that come behind one
 #: that waits for something of its own are held up by nothing.
@@ -44,6 +46,24 @@ def diagnose(recorded: Recorded, options: ReadOptions, *, last_s: float | None =
     return diagnose_table(read(files, last_s=last_s), recorded.path, options, kind=READER.kind)
 
 
+def diagnose_runner(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
+    """The diagnosis of what ``load_runner(record=...)`` wrote, with all that the engine stamps.
+
+    :param last_s: of the last so many seconds only.
+    :raises InputError: there is no request yet.
+    """
+    record = load_live(recorded.path, last_s=last_s)
+    found = diagnose_record(record, percentile=options.percentile, seed=options.seed)
+    read = {"format": RUNNER.reads, "requests": len(record.traffic), "since": record.meta.started}
+    return replace(found, source=Source(kind=RUNNER.kind, path=str(recorded.path), read=read))
+
+
+RUNNER = Reader(
+    kind="live",
+    reads="what load_runner(record=...) wrote",
+    knows=lambda recorded: bool(recorded.inside) and bool(live_parts(recorded.path)),
+    read=diagnose_runner,
+)
 READER = Reader(
     kind="live",
     reads="what latfix.record wrote",

@@ -66,11 +66,14 @@ def _diagnosis(folder: Path, last_s: float, percentile: float | None) -> Diagnos
     :raises InputError: the folder holds something else.
     """
     from latfix.profilers.recordings.reader import ReadOptions, recorded_at
-    from latfix.profilers.recordings.service_log import READER, diagnose
+    from latfix.profilers.recordings.service_log import READER, RUNNER, diagnose, diagnose_runner
 
     recorded = recorded_at(folder)
     if not any(file.head for file in recorded.inside):
         return None
-    if not READER.knows(recorded):
-        raise InputError(f"{folder}: found something else; expected {READER.reads}")
-    return diagnose(recorded, ReadOptions(percentile=percentile), last_s=last_s)
+    options = ReadOptions(percentile=percentile)
+    if READER.knows(recorded):
+        return diagnose(recorded, options, last_s=last_s)
+    if RUNNER.knows(recorded):
+        return diagnose_runner(recorded, options, last_s=last_s)
+    raise InputError(f"{folder}: found something else; expected {READER.reads}, or {RUNNER.reads}")
