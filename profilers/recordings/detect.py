@@ -11,6 +11,7 @@ from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
+from latfix.profilers.services.server_advice import with_advice
 from latfix.results.diagnosis import Diagnosis
 
 #: Every kind, those that are told by more of their content first.
@@ -45,7 +46,7 @@ def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
     reader = detect(recorded)
     if reader is None:
         raise _unknown(recorded)
-    diagnosis = reader.read(recorded, options)
+    diagnosis = with_advice(reader.read(recorded, options))
     if diagnosis.source is not None and diagnosis.source.path != str(path):
         return replace(diagnosis, source=replace(diagnosis.source, path=str(path)))
     return diagnosis

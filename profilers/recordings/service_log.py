@@ -228,4 +228,4 @@ def _by_itself(times: Mapping[str, Ints]) -> npt.NDArray[np.bool_]:
     first, last = (np.searchsorted(start[order], at) for at in (start + most, start + latency - most))
     last = np.maximum(last, first)
     passed = quick[last] - quick[first]
-    return (times["in_flight"] == 1) | ((passed > 0) & (passed >= _PASSED * (came[last] - came[first])))
+    return np.asarray((times["in_flight"] == 1) | ((passed > 0) & (passed >= _PASSED * (came[last] - came[first]))))

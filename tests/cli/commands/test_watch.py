@@ -13,8 +13,12 @@ from latfix.profilers.service_log.recorder import flush
 Cli = Callable[..., tuple[int, str, str]]
 
 
+def _nothing() -> None:
+    """A request that takes no time."""
+
+
 def test_each_update_is_a_line_where_nobody_watches(cli: Cli, tmp_path: Path) -> None:
-    work = latfix.record(tmp_path)(lambda: None)
+    work = latfix.record(tmp_path)(_nothing)
     for _ in range(200):
         work()
     flush()
@@ -51,7 +55,7 @@ def test_another_folder_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None
 def test_a_terminal_gets_a_table(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    work = latfix.record(tmp_path)(lambda: None)
+    work = latfix.record(tmp_path)(_nothing)
     for _ in range(50):
         work()
     flush()

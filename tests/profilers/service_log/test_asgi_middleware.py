@@ -24,19 +24,19 @@ def _app(folder: Path) -> Any:
     app = fastapi.FastAPI()
     app.add_middleware(latfix.RecordMiddleware, folder=folder)
 
-    @app.get("/users/{name}")
     def user(name: str) -> dict[str, str]:
         with latfix.span("db"):
             time.sleep(0.01)
         return {"name": name}
 
-    @app.post("/score")
     async def score(values: list[float]) -> float:
         await asyncio.sleep(0)
         if not values:
             raise fastapi.HTTPException(503)
         return sum(values) / (values[0] - 1)
 
+    app.get("/users/{name}")(user)
+    app.post("/score")(score)
     return app
 
 

@@ -27,6 +27,14 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
 
 
+def _nothing() -> None:
+    """A request that takes no time."""
+
+
+def _nap() -> None:
+    time.sleep(0.001)
+
+
 def _table(folder: Path) -> RequestTable:
     flush()
     return service_log.read(sorted(folder.iterdir()))
@@ -105,7 +113,7 @@ def test_blocks_nest_and_spans_go_to_the_innermost(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (lambda folder: latfix.record(folder)(generator), "generator"),
-        (lambda _: latfix.record(print), "expected the folder"),
+        (lambda _: latfix.record(print), "expected the folder"),  # type: ignore[arg-type]
         (lambda folder: latfix.record(folder, most_mb=0), "most_mb"),
         (lambda folder: latfix.record(folder, rows_per_s=True), "rows_per_s"),
         (lambda _: latfix.record("/proc/latfix"), "cannot record there"),
@@ -122,7 +130,7 @@ def generator() -> Any:
 
 
 def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
-    work = latfix.record(tmp_path)(lambda: None)
+    work = latfix.record(tmp_path)(_nothing)
     work()
     child = os.fork()
     if not child:
@@ -135,7 +143,7 @@ def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_still_written_is_no_error(tmp_path: Path) -> None:
-    work = latfix.record(tmp_path)(lambda: None)
+    work = latfix.record(tmp_path)(_nothing)
     for _ in range(3):
         work()
     flush()
@@ -148,7 +156,7 @@ def test_a_line_that_is_still_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
-    work = latfix.record(tmp_path, rows_per_s=10)(lambda: None)
+    work = latfix.record(tmp_path, rows_per_s=10)(_nothing)
     for _ in range(5000):
         work()
     found = _diagnosis(tmp_path)
@@ -223,7 +231,7 @@ def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None
 def test_what_ran_when_a_process_was_killed_costs_only_the_last_rows(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        work = latfix.record(tmp_path)(lambda: time.sleep(0.001))
+        work = latfix.record(tmp_path)(_nap)
         while True:
             work()
     while not list(tmp_path.glob("*.jsonl")):
