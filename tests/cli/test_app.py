@@ -21,7 +21,8 @@ from latfix.errors import InputError, RunnerError
 Cli = Callable[..., tuple[int, str, str]]
 
 _FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "watch", "selftest", "doctor")
-COMMANDS = (*_FIRST, "fragmentation", "init", "backends", "history", "schema", "export-plan", "traffic")
+_THEN = ("fragmentation", "init", "backends", "history", "schema", "export", "export-plan", "traffic")
+COMMANDS = (*_FIRST, *_THEN)
 HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 
 
