@@ -166,7 +166,7 @@ import sys
 from mosec import Server, Worker
 
 port = sys.argv.pop(1)
-sys.argv += ["--port", port, "--path", "/predict", "--log-level", "error"]
+sys.argv += ["--port", port, "--log-level", "error"]
 
 
 class Model(Worker):
@@ -183,7 +183,7 @@ class Model(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Model, num=1, max_batch_size={_BATCH}, max_wait_time={int(_WINDOW_MS)})
+    server.append_worker(Model, num=1, route="/predict", max_batch_size={_BATCH}, max_wait_time={int(_WINDOW_MS)})
     server.run()
 """
 
