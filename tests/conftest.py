@@ -7,6 +7,8 @@ import gc
 import io
 import json
 import os
+import pickle
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +90,13 @@ def pytest_runtest_teardown() -> None:
         gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Operators on one thread: more would spin where tests share the cores; and a test may have set others."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def charts_as_titles() -> Iterator[None]:
     """A chart is its title alone, but in the tests of :data:`_DRAWN`."""
@@ -144,6 +153,33 @@ def cli() -> Cli:
         return code, out.getvalue(), err.getvalue()
 
     return call
+
+
+class Canary:
+    """What would be executed by whoever unpickles it: it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.file),)
+
+    @property
+    def pickle(self) -> bytes:
+        return pickle.dumps(self)
+
+    @property
+    def sang(self) -> bool:
+        """Whether it was executed."""
+        return self.file.exists()
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[Canary]:
+    """Fails the test at its end if it was executed."""
+    bird = Canary(tmp_path / "canary")
+    yield bird
+    assert not bird.sang
 
 
 class DeviceRefused(RuntimeError):
