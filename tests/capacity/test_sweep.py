@@ -35,7 +35,6 @@ class World(SweepWorld):
     fail: set[str]
     interrupt_at: int | None = None
     slower: float = 1.0
-    records: dict[str, RunRecord]
 
     def service(self, settings: RunnerSettings) -> float:
         """Seconds of a request."""
@@ -65,17 +64,13 @@ class FailingArm(SimulatedArm):
     def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
         if self.world.interrupt_at == len(self.world.replays):
             raise Interrupted(self.world.replay(traffic, self.settings, 1.0, seed))
-        record = super().replay(folder, traffic, watch, seed=seed)
-        self.world.records[str(folder)] = record
-        return record
+        return super().replay(folder, traffic, watch, seed=seed)
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world() -> World:
     made = World()
-    made.fail, made.records = set(), {}
-    loaded = type("Loaded", (), {"load": staticmethod(lambda folder: made.records[str(folder)])})
-    monkeypatch.setattr("latfix.runners.sweep.predictions.RunRecord", loaded)
+    made.fail = set()
     return made
 
 
@@ -333,3 +328,31 @@ def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: 
     assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"
     assert document.gate is not None and document.gate.passed is False
     assert document.best is None
+
+
+def test_the_budget_ends_a_replay_that_it_does_not_hold(
+    world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    # Ten seconds of requests, and five more to work off: more than was reckoned with.
+    world.slower = 2.5
+    target = Target(percentile=90.0, limit=5.0)
+    traffic = make_traffic(500, 50.0)
+    outcome = run(world, traffic, tmp_path, budget_s=37.0, target=target, requests=500, loads=(1.0, 1.05))
+    assert len(outcome.measured) == 2 and not outcome.measured[0].point.cut and world.now <= 37.5
+    second = outcome.measured[1].point
+    assert second.cut and second.requests["ok"] > 20
+
+
+def test_loads_far_above_what_a_service_bears_say_how_far_down_to_go(
+    world: World, make_traffic: MakeTraffic, tmp_path: Path
+) -> None:
+    world.slower = 10.0  # 6.25 a second, where 50 were recorded
+    outcome = run(world, make_traffic(1000, 50.0), tmp_path, target=Target(percentile=90.0, limit=1.0))
+    assert [(one.point.cut, one.load < 0.2) for one in outcome.measured[:3]] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert len(outcome.measured) <= 5
+    largest = outcome.answers[0].largest
+    assert largest is not None and largest.status == "found"
