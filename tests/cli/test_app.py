@@ -22,8 +22,9 @@ from latfix.errors import InputError, RunnerError
 
 Cli = Callable[..., tuple[int, str, str]]
 
-_FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "selftest", "doctor", "fragmentation")
-COMMANDS = (*_FIRST, "init", "backends", "history", "schema", "export", "export-plan", "traffic")
+_FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "watch", "selftest", "doctor")
+_THEN = ("fragmentation", "init", "backends", "history", "schema", "export", "export-plan", "traffic")
+COMMANDS = (*_FIRST, *_THEN)
 HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 
 
