@@ -44,8 +44,8 @@ class _Collections:
             self.total_ns += now - self._start
 
 
-#: A reading of ``schedstat`` takes as long as all else together: at a begin the last one will do that is no older than
-#: this, and at an end none is taken where the thread was off the CPU no longer than this.
+#: A reading of ``schedstat`` takes as long as all else together: at a begin the last one will do that is no older
+#: than this, and at an end none is taken where the thread was off the CPU no longer than this.
 _RECENT_NS, _NO_TIME_NS = 20_000_000, 50_000
 
 _thread = _Thread()
