@@ -182,6 +182,13 @@ _KNOWN: tuple[KnownCause, ...] = (
         behind="one whose core worked slower than usual",
     ),
     KnownCause(
+        "numerics.denormals",
+        "counted",
+        "computed with denormal numbers, which the processor is slow at",
+        happened="computing with denormal numbers",
+        behind="one that computed with denormal numbers",
+    ),
+    KnownCause(
         "python.gc",
         "measured",
         "the garbage collector ran",

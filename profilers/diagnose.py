@@ -38,7 +38,7 @@ from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.service_figures import service_figures
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Source, WhatIf
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Slowest, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status, status_counts
@@ -159,6 +159,7 @@ class _Findings:
             partial=self.source.partial,
             trustworthy=late is None,
             notes=(*([late] if late else []), *notes),
+            largest=Slowest.of(ledger),
             **self._outside(),
             **self._extra(causes),
         )

@@ -16,8 +16,9 @@ from latfix.stages import STAGES
 Columns = dict[str, npt.NDArray[Any]]
 
 #: What one thread did over an interval, from two snapshots of its own counters. On-CPU time, time runnable
-#: but not running (it includes cgroup throttling), voluntary and involuntary switches, page faults.
-THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt")
+#: but not running (it includes cgroup throttling), voluntary and involuntary switches, page faults, and 1 where it
+#: computed with denormal numbers.
+THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt", "denormals")
 
 
 #: What the whole process did over the same interval: CPU time of all its threads, and changes (signed) of its

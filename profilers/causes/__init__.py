@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from latfix.profilers.causes import connection_setup, external_dependency, input_size, observer, unexplained
+from latfix.profilers.causes import (
+    connection_setup,
+    denormals,
+    external_dependency,
+    input_size,
+    observer,
+    unexplained,
+)
 from latfix.profilers.causes.batching import padding as batching_padding
 from latfix.profilers.causes.batching import size as batching_size
 from latfix.profilers.causes.batching import window as batching_window
@@ -41,6 +48,7 @@ CAUSES: tuple[Cause, ...] = (
     dispatch_launch.CAUSE,
     gpu_contention.CAUSE,  # what a device took longer by: whoever else was on it, then its clock
     gpu_clocks.CAUSE,
+    denormals.CAUSE,  # a flag that the processor sets
     host_steal.CAUSE,
     observer.CAUSE,
     batching_window.CAUSE,  # waits with an idle worker

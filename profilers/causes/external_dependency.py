@@ -16,6 +16,7 @@ from latfix.profilers.causes.cause import (
     own_and_behind,
     typical_and_p99,
 )
+from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.outside_view import divided
 from latfix.profilers.evidence.units import Evidence, span_cpu
 
@@ -36,7 +37,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     span = (rows["prepare_span_ns"] + rows["finish_span_ns"])[ok]
     waited = (evidence.units["prepare"].blocked + evidence.units["finish"].blocked)[ok]
     shown, name = (span, "declared spans") if span.any() else (waited, "blocked time in prepare and finish")
-    return f"{name} took {typical_and_p99(shown)}; {own_and_behind(figures)}."
+    sleeps = sleeps_in(evidence, "prepare", "finish")
+    return f"{name} took {typical_and_p99(shown)}{sleeps}; {own_and_behind(figures)}."
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:

@@ -122,6 +122,11 @@ class Evidence:
             return np.zeros(len(unit.blocked), np.int64)
         return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
 
+    def met_denormals(self, name: str) -> Bools:
+        """Units whose own thread, a pool's aside, computed with denormal numbers by the processor's flag."""
+        source = self.batches if name in BATCH_UNITS else self.rows
+        return np.asarray(source.get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0)
+
     @property
     def released_ns(self) -> Ints:
         """``(m,)`` when the next batch could begin: where batches overlap, answers are handed out beside it."""
@@ -393,6 +398,10 @@ def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Column
         clean[name] = np.asarray((unit.wall > 0) & (known <= 0.02 * unit.wall) & (unit.majflt == 0))
         if np.count_nonzero(clean[name]) < 0.3 * len(unit.cpu):
             clean[name] = np.asarray(unit.wall > 0)
+        met = (batches if name == "compute" else rows).get(f"{name}_denormals")
+        without = clean[name] if met is None else clean[name] & (met == 0)
+        if np.count_nonzero(without) > 0.5 * np.count_nonzero(clean[name]):
+            clean[name] = without
     settled = clean["compute"] & (batches["retried"] == 0) & (batches["first_shape"] == 0)
     if np.count_nonzero(settled) < 100:
         settled = clean["compute"] & (batches["retried"] == 0)

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+from latfix.profilers.probes.denormal_flag import DenormalFlag
 from latfix.profilers.probes.heap_readers import HostHeap
 from latfix.profilers.probes.kept_files import LockHeldFile
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
@@ -43,10 +44,11 @@ class ThreadCounters:
     :attr:`has_run_delay` is false.
     """
 
-    __slots__ = ("_file", "_queued_ns", "reads")
+    __slots__ = ("_denormals", "_file", "_flag", "_queued_ns", "reads")
 
     def __init__(self) -> None:
-        self.reads = self._queued_ns = 0
+        self.reads = self._queued_ns = self._denormals = 0
+        self._flag = DenormalFlag()
         self._file = LockHeldFile("/proc/thread-self/schedstat")
         self.snapshot()
         self.reads = 0  # only those that are taken on the requests' path are counted
@@ -70,7 +72,9 @@ class ThreadCounters:
                 break
         self._queued_ns = delay
         usage = resource.getrusage(resource.RUSAGE_THREAD)
-        return (cpu, delay, usage.ru_nvcsw, usage.ru_nivcsw, usage.ru_minflt, usage.ru_majflt)
+        self._denormals += self._flag.met()
+        switches, faults = (usage.ru_nvcsw, usage.ru_nivcsw), (usage.ru_minflt, usage.ru_majflt)
+        return (cpu, delay, *switches, *faults, self._denormals)
 
     def wake(self) -> tuple[Account, int]:
         """A snapshot where work begins, and the run-queue delay since the last one: what waking up waited for a core.

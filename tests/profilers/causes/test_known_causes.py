@@ -51,6 +51,8 @@ def check_sums(diagnosis: Diagnosis) -> None:
         ("compute", "faults", "memory.page_faults"),
         ("compute", "compile", "cold.compile"),
         ("compute", "cpu", "host.slowdown"),
+        ("compute", "denormals", "numerics.denormals"),
+        ("prepare", "denormals", "numerics.denormals"),
         ("prepare", "gc", "python.gc"),
         ("prepare", "runq", "host.contention"),
         ("prepare", "span", "external.dependency"),
@@ -124,6 +126,36 @@ def test_cold_start(simulate: Simulate) -> None:
     assert diagnosis.verdict == "cold.start"
     assert any("warm-up" in note for note in diagnosis.notes)
     assert diagnose(simulate(rate=20)).verdict != "cold.start"
+
+
+@pytest.mark.parametrize("harmless", [0.1, 1.0])
+def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: float) -> None:
+    """A slow core strikes units whether they met some or not; where all met some, nothing tells what that costs."""
+    chosen = np.random.default_rng(3).random(600) < harmless
+    met = dict.fromkeys(np.flatnonzero(chosen).tolist(), ("denormals", 0.0))
+    slow = {k: ("denormals" if k in met else "cpu", 40.0) for k in some("cpu", 40.0)}
+    diagnosis = diagnose(simulate(rate=20, compute_faults=met | slow), bootstrap=60)
+    assert diagnosis.verdict == "host.slowdown"
+    assert entry(diagnosis, "numerics.denormals") == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("unit", "cause"), [("prepare", "external.dependency"), ("compute", "unexplained")])
+@pytest.mark.parametrize(
+    ("waits_ms", "words"),
+    [
+        ((500.2, 1001.0, 500.4, 1500.9, 1000.5), "up to 3 sleeps of 0.50 s"),
+        ((40.2, 40.1, 40.3, 40.1), "are one sleep of 40.1 ms, or a timeout"),
+        ((41.0, 88.0, 57.0, 130.0, 71.0, 103.0, 64.0), ""),
+    ],
+)
+def test_sleeps_of_one_length_are_told(
+    simulate: Simulate, unit: str, cause: str, waits_ms: tuple[float, ...], words: str
+) -> None:
+    faults = {k: ("blocked", waits_ms[at % len(waits_ms)]) for at, k in enumerate(some("blocked", 1.0))}
+    diagnosis = diagnose(simulate(rate=5, **{f"{unit}_faults": faults}), bootstrap=20)
+    evidence = next(c.evidence for c in diagnosis.causes if c.cause == cause)
+    assert words in evidence
+    assert ("sleep" in evidence) == bool(words)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
