@@ -154,6 +154,7 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)
 #: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
 #: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes
+#: compile.limit_hits: how often torch gave up compiling a function anew (absent as long as it compiles nothing)
 #: gc.tracked_objects is not sampled: counting them walks the heap.
 #: malloc.* are read less often where reading them takes long: it walks all free chunks.
 #: gil.wait_ns: how long a thread that woke at ``t_ns`` waited for the interpreter lock, every 20 ms

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.formatting import from_ns, significant
-from latfix.profilers.causes.cause import Ints
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.evidence.work_model import Bools, Floats
 
@@ -19,6 +18,8 @@ _OFF = 0.05
 _ALIKE = 0.01
 #: So many waits, and this share of them, must be multiples.
 _FEWEST, _MOSTLY = 6, 0.8
+#: So many of them must be another multiple than the commonest.
+_OTHERS = 2
 #: Waits from which the length is looked for.
 _TRIED = 40
 
@@ -51,35 +52,37 @@ class Sleeps:
 def find_sleeps(waits_ns: Floats) -> Sleeps | None:
     """The longest length that most waits are whole multiples of; ``None`` where there is none.
 
+    Waits too short for one sleep are something else's. They may be many, but only a small part of the time.
+
     :param waits_ns: ``(n,)``, without what is always waited for.
     """
     waits = np.sort(waits_ns[waits_ns >= _LEAST_NS].astype(np.float64))
     if len(waits) < _FEWEST:
         return None
-    middle = float(np.median(waits))
-    alike = int(np.count_nonzero(np.abs(waits / middle - 1) <= _ALIKE))
-    if alike >= _MOSTLY * len(waits):
-        return Sleeps(middle, 1, alike, len(waits))
-    tried = waits[np.linspace(0, len(waits) - 1, min(_TRIED, len(waits))).astype(int)]
+    # Longer ones make most of the time, so that one of them is a multiple if most are.
+    tried = waits[-_TRIED:]
     lengths = np.unique(np.concatenate([tried / times for times in range(1, _MOST_TIMES + 1)]))
     for length in lengths[lengths >= _LEAST_NS][::-1]:
-        found = _sleeps_of(waits, float(length))
+        found = _sleeps_of(waits[waits > length / 2], float(length), _MOSTLY * float(waits.sum()))
         if found is not None:
             return found
     return None
 
 
-def _sleeps_of(waits: Floats, length: float) -> Sleeps | None:
-    """Waits that are multiples of about ``length``, if most are, and of at least two different ones."""
-    near = _multiples(waits, length)
-    if np.count_nonzero(near) < _MOSTLY * len(waits):
+def _sleeps_of(waits: Floats, length: float, least_ns: float) -> Sleeps | None:
+    """Waits as multiples of about ``length``, if most are.
+
+    :param least_ns: of all time waited, what they must make up together.
+    """
+    near = waits[_multiples(waits, length)]
+    if len(near) < max(_FEWEST, _MOSTLY * len(waits)) or near.sum() < least_ns:
         return None
-    length = float(np.median(waits[near] / np.rint(waits[near] / length)))
-    near = _multiples(waits, length)
-    number, count = np.unique(np.rint(waits[near] / length), return_counts=True)
-    if np.count_nonzero(near) < _MOSTLY * len(waits) or np.count_nonzero(count > 1) < 2:
-        return None
-    return Sleeps(length, int(number[-1]), int(np.count_nonzero(near)), len(waits))
+    length = float(np.median(near / np.rint(near / length)))
+    number, count = np.unique(np.rint(near / length), return_counts=True)
+    if len(near) - count.max() < _OTHERS:
+        alike = np.count_nonzero(np.abs(near / length - 1) <= _ALIKE)
+        return Sleeps(length, 1, int(alike), len(waits)) if alike >= _MOSTLY * len(waits) else None
+    return Sleeps(length, int(number[-1]), len(near), len(waits))
 
 
 def _multiples(waits: Floats, length: float) -> Bools:
@@ -90,11 +93,12 @@ def _multiples(waits: Floats, length: float) -> Bools:
 
 def sleeps_in(evidence: Evidence, *units: str) -> str:
     """What the waits of served requests in these units look like, to follow a figure; empty where like nothing."""
-    waits: list[Ints] = []
     for name in units:
-        beyond = evidence.units[name].blocked - evidence.usually_blocked(name)
+        usual = evidence.usually_blocked(name)
+        beyond = evidence.units[name].blocked - usual
         of_request = name in ("prepare", "finish")
-        mine = evidence.ok if of_request else np.isin(np.arange(len(beyond)), evidence.batch_of[evidence.ok])
-        waits.append(beyond[mine & (beyond > max(evidence.usually_blocked(name), 0))])
-    found = find_sleeps(np.concatenate(waits).astype(np.float64))
-    return f"; {found.words}" if found else ""
+        served = evidence.ok if of_request else np.isin(np.arange(len(beyond)), evidence.batch_of[evidence.ok])
+        found = find_sleeps(beyond[served & (beyond > usual)].astype(np.float64))
+        if found is not None:
+            return f"; in {name}, {found.words}"
+    return ""

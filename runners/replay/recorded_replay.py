@@ -175,6 +175,7 @@ class RecordedReplay:
             Probe("process", 0.5, process_reader()),
             Probe("runner", 0.1, engine.load),
             Probe("threads", 0.5, thread_reader()),
+            Probe("compiler", 0.5, self._service.compiles.read),
         ]
         lines = self._probe_lines
         counters = ThreadCounters()

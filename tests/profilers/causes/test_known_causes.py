@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from latfix.profilers.diagnose import diagnose
+from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.test_memory_and_gil import MS, add_samples
@@ -139,6 +140,22 @@ def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: 
     assert entry(diagnosis, "numerics.denormals") == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("gave_up", [True, False])
+def test_batches_that_run_uncompiled_for_good(simulate: Simulate, gave_up: bool) -> None:
+    """Shapes that came before the limit have a compiled version, those that came later are slow every time."""
+    lengths = np.full(900, 100)
+    lengths[500::20] = 110
+    slow = dict.fromkeys(np.flatnonzero(lengths == 110).tolist(), ("cpu", 40.0))
+    record = simulate(n=900, rate=20, lengths=lengths, compute_faults=slow | {30: ("cpu", 40.0)})
+    times = np.arange(0, int(record.requests["arrival_ns"][-1]), 500_000_000)
+    hits = (times > record.requests["arrival_ns"][450]) * float(gave_up)
+    diagnosis = diagnose(add_samples(record, {"compile.limit_hits": (times, hits)}), bootstrap=60)
+    assert (diagnosis.verdict == "cold.compile") == gave_up
+    if gave_up:
+        assert entry(diagnosis, "cold.compile")[0] > 0.8 * diagnosis.excess_ms
+        assert "20 batches of shapes that came later ran uncompiled" in diagnosis.causes[0].evidence
+
+
 @pytest.mark.parametrize(("unit", "cause"), [("prepare", "external.dependency"), ("compute", "unexplained")])
 @pytest.mark.parametrize(
     ("waits_ms", "words"),
@@ -253,6 +270,22 @@ def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
     throttled = diagnose(replace(record, samples=samples))
     assert throttled.verdict == "host.throttle"
     assert entry(throttled, "host.throttle")[0] > 10 * abs(entry(throttled, "external.dependency")[0])
+
+
+@pytest.mark.parametrize("ms", [450.0, 6.0])
+def test_the_slowest_are_explained_whatever_the_percentile(simulate: Simulate, ms: float) -> None:
+    """Three requests of 600 are no part of p99's cause, but of the answer if they are far beyond it."""
+    struck = dict.fromkeys((150, 300, 450), ("blocked", ms))
+    diagnosis = diagnose(simulate(arrivals_ms=np.arange(600) * 500.0, prepare_faults=struck), bootstrap=20)
+    largest = diagnosis.largest
+    assert largest is not None and largest.requests == 10
+    assert largest.most_ms == diagnosis.latency_ms["max"] > ms
+    assert next(iter(largest.causes_ms)) == "external.dependency"
+    assert sum(largest.causes_ms.values()) == pytest.approx(largest.excess_ms)
+    words = [line.words for line in diagnosis_answer(diagnosis).lines if line.label == "slowest"]
+    assert [text.startswith("the 10 slowest took") and "external.dependency is" in text for text in words] == (
+        [True] if ms > 100 else []
+    )
 
 
 def test_two_causes_at_once(simulate: Simulate) -> None:
