@@ -16,9 +16,11 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-MIN_SAMPLES = 40
+MIN_SAMPLES = 12
 #: Below this share of explained spread, features tell nothing and the model answers with a constant.
 MIN_R2 = 0.1
+#: Fewer samples than this must explain more: a fit of so few may look good by chance.
+_MANY, _FEW_R2 = 40, 0.5
 _FOLDS = 4
 _BLOCKS = 12
 _ROUNDS = 8
@@ -99,7 +101,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     center = float(np.average(time_ns[rows], weights=weight)) if weight.sum() > 0 else typical
     spread = float((weight * (time_ns[rows] - center) ** 2).sum())
     r2 = 1.0 - float((weight * residual**2).sum()) / spread if spread > 0 else 0.0
-    if r2 < MIN_R2:
+    if r2 < (MIN_R2 if len(rows) >= _MANY else _FEW_R2):
         return refused
     return WorkModel(
         coefficients=coefficients,

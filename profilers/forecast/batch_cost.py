@@ -7,8 +7,9 @@ fitted over the same simple columns, and their ratio is asked for each batch tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,11 @@ class BatchCost(Document):
     least: float = 1.0
     most: float = 1.0
     typical: float = 1.0
+
+    def scaled(self, factor: float) -> BatchCost:
+        """So many times as dear, for whatever batch; not held to what was seen."""
+        after = tuple(factor * each for each in self.after)
+        return replace(self, after=after, least=0.0, most=math.inf, typical=factor * self.typical)
 
     def ratio(self, columns: Sequence[float]) -> float:
         """Of a batch with these :func:`columns`."""

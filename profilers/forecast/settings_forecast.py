@@ -10,7 +10,7 @@ that ran, and :attr:`Forecast.error` says how far that is from what was measured
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,12 @@ Ints = npt.NDArray[np.int64]
 
 #: More requests than this are not simulated: their first so many stand for the run.
 MOST = 20_000
+#: What the machine does is another thing in each replay, and goes with how long a batch computes.
+_OF_THE_MACHINE = "host."
 #: Causes that the simulation brings about by itself: removing one of them is a matter of settings.
 _OF_THE_POLICY = ("traffic.", "batching.", "input.")
+#: What a simulation of what ran may miss after something was learnt, however little it missed before.
+_WORSE = 0.1
 #: Single requests among :meth:`Forecast.probes`.
 _SINGLES = 6
 
@@ -109,12 +113,38 @@ class Forecast:
             prepare_threads=setup.prepare_threads,
             by_length=setup.by_length,
         )
-        self._model = _BatchTime.of(evidence)
-        self._work = _work(evidence, books, self._model)
+        self._evidence, self._books = evidence, books
         self._schedule = record.traffic.arrival_ns
-        measured = record.latencies_ns()
-        self.measured = summarize_ms(measured)
+        self.measured = summarize_ms(record.latencies_ns())
+        self._take(_BatchTime.of(evidence))
+
+    def _take(self, model: _BatchTime) -> None:
+        self._model, self._work = model, _work(self._evidence, self._books, model)
         self.simulated = summarize_ms(self.latencies(self.serving))
+
+    def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float]) -> None:
+        """Take how the time of a batch goes with what is in it from batches that the service computed for that.
+
+        A run shows the batches that it formed: where all were full, it does not tell what one request takes alone.
+        All of them together still take as long as they did: beside the traffic, the service computes as recorded.
+
+        :param batches: positions in the schedule, as :meth:`cost` takes them; ``took`` nanoseconds of each.
+        """
+        as_it_was, place = self._model, self._place()
+        usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
+        time_of = as_it_was.timer(self._work.inputs, None)
+        told = [time_of([place[position] for position in batches[k]]) for k in usable]
+        found = self.cost([batches[k] for k in usable], told, [took[k] for k in usable])
+        quiet, padded = self._evidence.quiet_batch, self._evidence.expected.padded
+        if found is None or not quiet.any():
+            return
+        ratios = replace(as_it_was, shape=found.scaled(1.0)).shaped(self._evidence)[quiet]
+        level = float((padded[quiet] * ratios).sum() / max(padded[quiet].sum(), 1))
+        if level > 0:
+            was = self.error
+            self._take(replace(as_it_was, shape=found.scaled(1 / level)))
+            if self.error > max(was, _WORSE):
+                self._take(as_it_was)
 
     @property
     def error(self) -> float:
@@ -133,6 +163,16 @@ class Forecast:
             return self._serve(serving, np.arange(len(work.index)), work.arrival)
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
         return np.concatenate([self._serve(serving, part, work.arrival[part]) for part in parts])
+
+    def repeated(self) -> Floats:
+        """Nanoseconds that requests take by what comes again in each replay, by position in the schedule.
+
+        That is what ran, without what the machine did to it (``host.*``); 0 for a request that is not known.
+        """
+        machine = frozenset(cause for cause in self._work.causes if cause.startswith(_OF_THE_MACHINE))
+        found = np.zeros(len(self._schedule))
+        found[self._work.index] = self.latencies(replace(self.serving, without=machine))
+        return found
 
     def at_times(self, arrival: Floats, rotated: int = 0) -> Floats:
         """Latencies in nanoseconds where requests come at other times, under what ran.
@@ -170,7 +210,7 @@ class Forecast:
 
         :param batches: positions in the schedule; ``before`` and ``after`` nanoseconds of each, NaN where it failed.
         """
-        place = {position: row for row, position in enumerate(self._work.index.tolist())}
+        place = self._place()
         usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
         what = [
             self._model.columns_of(self._work.inputs, [place[position] for position in batches[k]]) for k in usable
@@ -181,25 +221,35 @@ class Forecast:
         """Batches that tell how the model computes, as positions in the schedule.
 
         Single requests from the quickest to the slowest, and two batches of each size, the smaller sizes first, as
-        long as all together computed within ``most_s`` seconds or are few.
+        long as all together computed within ``most_s`` seconds; where that is short, two requests, two together, and
+        one batch as large as they were.
         """
         work, draw = self._work, np.random.default_rng(seed)
         time_of = self._model.timer(work.inputs, None)
-        order = np.argsort([time_of([row]) for row in range(len(work.index))], kind="stable")
-        singles = order[np.unique(np.linspace(0.02, 0.99, _SINGLES) * (len(order) - 1)).astype(int)]
+        alone = np.array([time_of([row]) for row in range(len(work.index))])
+        order = np.argsort(alone, kind="stable")
+        count = int(np.clip(most_s * 1e9 / 2 / max(float(np.mean(alone)), 1.0), 2, _SINGLES))
+        singles = order[np.unique(np.linspace(0.02, 0.99, count) * (len(order) - 1)).astype(int)]
         batches = [[int(row)] for row in singles]
-        for size in sizes:
-            more = [draw.choice(len(order), size, replace=False).tolist() for _ in range(2) if size <= len(order)]
-            if sum(map(time_of, [*batches, *more])) > most_s * 1e9 and size > 2:
-                break
-            batches += more
+        possible = [size for size in sizes if size <= len(order)]
+        largest = max((size for size in possible if size <= self.serving.max_batch), default=2)
+        for size in possible:
+            more = [draw.choice(len(order), size, replace=False).tolist() for _ in range(2)]
+            if sum(map(time_of, [*batches, *more])) <= most_s * 1e9:
+                batches += more
+            elif size in (2, largest):
+                batches += more[:1]
         return [work.index[batch].tolist() for batch in batches]
 
     def seconds(self, batches: Sequence[Sequence[int]]) -> float:
         """About how long the service computed on such batches, one after another."""
-        place = {position: row for row, position in enumerate(self._work.index.tolist())}
+        place = self._place()
         time_of = self._model.timer(self._work.inputs, None)
         return sum(time_of([place[position] for position in batch]) for batch in batches) / 1e9
+
+    def _place(self) -> dict[int, int]:
+        """By position in the schedule, the row of a request."""
+        return {position: row for row, position in enumerate(self._work.index.tolist())}
 
     def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> float:
         """How much longer the batches of a replay took than is foretold of the same batches; NaN where none is known.
@@ -259,6 +309,7 @@ class _BatchTime:
     :param coefficients: of the run's model of compute; empty where inputs tell nothing, then ``typical`` counts.
     :param typical: ``(max_size + 1,)`` by batch size.
     :param padded: the share of what padding to the largest member would add that was added.
+    :param shape: what batches that were computed on purpose showed to be otherwise (:meth:`Forecast.learn`).
     """
 
     fixed: float
@@ -266,6 +317,7 @@ class _BatchTime:
     coefficients: tuple[float, ...]
     typical: tuple[float, ...]
     padded: float
+    shape: BatchCost | None = None
 
     @classmethod
     def of(cls, evidence: Evidence) -> _BatchTime:
@@ -293,7 +345,7 @@ class _BatchTime:
 
         :param inputs: ``(n, g)``; the result takes rows of it.
         """
-        rows, known = inputs.tolist(), self.coefficients
+        rows, known, shape = inputs.tolist(), self.coefficients, self.shape
 
         def time_of(members: Sequence[int]) -> float:
             total, elements, top = self._held(rows, members)
@@ -302,9 +354,21 @@ class _BatchTime:
                 took = self.bias + sum(map(float.__mul__, known, padded_row(size, total, elements, top)))
             else:
                 took = self.bias + self.typical[min(size, len(self.typical) - 1)]
-            return took if cost is None else took * cost.ratio(columns(size, elements, longest, top[2:]))
+            for each in (shape, cost):
+                if each is not None:
+                    took *= each.ratio(columns(size, elements, longest, top[2:]))
+            return took
 
         return time_of
+
+    def shaped(self, evidence: Evidence) -> Floats:
+        """``(m,)`` by recorded batch, what its shape makes of the model's time."""
+        if self.shape is None:
+            return np.ones(len(evidence.batches["size"]))
+        sizes, elements = evidence.batches["size"].tolist(), padded_elements(evidence.batches).tolist()
+        tops = evidence.members.largest(evidence.members.attributes).tolist()
+        what = zip(sizes, elements, tops, strict=True)
+        return np.array([self.shape.ratio(columns(size, padded, top[1], top[2:])) for size, padded, top in what])
 
     def columns_of(self, inputs: Floats, members: Sequence[int]) -> list[float]:
         """:func:`latfix.profilers.forecast.batch_cost.columns` of a batch of some of these inputs."""
@@ -327,7 +391,7 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:MOST]
     batches = evidence.batches
     held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
-    undisturbed = np.maximum(model.fixed + model.bias + evidence.expected.padded, 1.0)
+    undisturbed = np.maximum(model.fixed + (model.bias + evidence.expected.padded) * model.shaped(evidence), 1.0)
     beyond = held - undisturbed
     # What the causes own of it; the rest is nobody's and stays.
     causes = tuple(cause.id for cause in CAUSES)
@@ -339,8 +403,8 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     total = owned.sum(axis=0)
     owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
     rest = beyond - owned.sum(axis=0)
-    # What the machine takes goes with how long a batch computes; a pause is as long for whomever it stops.
-    machine = np.array([cause.startswith("host.") for cause in causes])[:, None]
+    # A pause is as long for whomever it stops.
+    machine = np.array([cause.startswith(_OF_THE_MACHINE) for cause in causes])[:, None]
     pauses = np.zeros((len(causes), len(evidence.ok)))
     pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
     slowed = np.concatenate([np.where(machine, owned, 0.0), rest[None]]) / undisturbed

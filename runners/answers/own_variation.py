@@ -21,11 +21,13 @@ class OwnAnswers:
 
     :param agreements: ``(n,)`` of the answers in its batches with those alone, request by request; a request that
         failed alone counts 1.
+    :param shared_s: seconds that the answers in batches took, or those alone where there are no batches.
     """
 
     yardstick: Yardstick
     check: AnswerCheck
     agreements: Floats
+    shared_s: float = 0.0
 
 
 def own_variation(

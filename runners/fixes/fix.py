@@ -150,6 +150,8 @@ class Fix:
     :param alone: it acts on how much of a device's memory the service holds, so that there it is judged with nothing
         of the search beside it.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
+    :param mates_only: they may, only as far as the model's answers hang on who shares a batch: where a service
+        answers the same in batches as alone, this changes none.
     :param making_s: seconds that a service takes longer to make with it, seen on the samples: compiling, converting,
         comparing. ``making_gpu_s`` where that differs on a GPU.
     :param needs: its preconditions, in the order in which they are checked.
@@ -171,6 +173,7 @@ class Fix:
     cold: bool = False
     alone: bool = False
     changes_outputs: bool = False
+    mates_only: bool = False
     making_s: float = 0.0
     making_gpu_s: float | None = None
     needs: tuple[Condition, ...] = ()

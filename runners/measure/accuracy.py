@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,12 +27,13 @@ from latfix.statistics.distributions import wilson_interval
 from latfix.traffic.schedule import Traffic
 
 #: Requests whose outputs are compared where the workload has no score of its own; as many again where they do not
-#: decide.
-AGREEMENT_SAMPLE = 256
+#: decide. None of so many that says otherwise excludes a loss of 0.02, twice the usual limit.
+AGREEMENT_SAMPLE = 192
 #: From so many requests on, those that a choice was made by are others than those that it is judged by.
 _ENOUGH = 128
-#: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch.
-_LOOKED_AT = 64
+#: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch; after so
+#: many seconds so many are enough.
+_LOOKED_AT, _LOOKS_END = 64, ((4.0, 16),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class Accuracy:
     :param deviation: see :class:`latfix.runners.answers.agreement.Difference`; ``broken`` and ``same`` likewise.
     :param answers: of the original, what its answers are judged by and whether they differ in batches
         (:class:`latfix.results.answer_check.AnswerCheck`); empty for others.
+    :param again_s: of the original, about how many seconds it takes to score another service that is as fast.
     """
 
     score: float
@@ -67,6 +70,7 @@ class Accuracy:
     broken: int = 0
     same: bool = False
     answers: dict[str, Any] = field(default_factory=dict)
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +200,7 @@ def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accurac
         lo=lo,
         hi=hi,
         answers=own.check.to_json(),
+        again_s=own.shared_s * min(AGREEMENT_SAMPLE / max(len(alone), 1), 1.0),
     )
 
 
@@ -273,14 +278,16 @@ def _agreement_fields(found: Difference) -> dict[str, Any]:
 def _by_own_score(
     service: Service, requests: Sequence[Request], known: Reference | None, save: Path | None
 ) -> Accuracy:
+    started = time.monotonic()
     asked = _evaluated(service)
+    again_s = time.monotonic() - started
     if save is None:
         return _scored(service, asked, known)
-    _, own = look_at_own(service, requests[:_LOOKED_AT])
+    _, own = look_at_own(service, requests[:_LOOKED_AT], ends=_LOOKS_END)
     Reference(yardstick=own.yardstick, ids=tuple(asked.ids), answers=tuple(asked.answers), score=asked.score).save(
         save
     )
-    return replace(_scored(service, asked, known), answers=own.check.to_json())
+    return replace(_scored(service, asked, known), answers=own.check.to_json(), again_s=again_s)
 
 
 def _evaluated(service: Service) -> _Asked:

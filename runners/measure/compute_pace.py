@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: Batches that stand for a run, from its quickest to its slowest.
 BATCHES = 10
-#: Each is computed so often at least, whatever time it takes.
-LEAST_PASSES = 3
+#: Each is computed so often at least, unless that takes :data:`_LONG` times the time that it should.
+_LEAST_PASSES, _LONG = 3, 4
 _MOST_PASSES = 200
 
 
@@ -65,11 +65,14 @@ def measure_pace(
             inputs.append([adapter.prepare(traffic.request(position)) for position in batch])
         except USER_ERRORS:  # its request fails in every replay, too
             inputs.append([])
-    until = time.perf_counter() + seconds
+    begun = time.perf_counter()
+    until, at_last = begun + seconds, begun + _LONG * seconds
     instances = service.models.instances[:workers]
     took: list[list[list[float]]] = [[[] for _ in batches] for _ in instances]
     threads = [
-        threading.Thread(target=_compute, args=(service, instance, inputs, took[k], until), name=f"latfix-pace-{k}")
+        threading.Thread(
+            target=_compute, args=(service, instance, inputs, took[k], until, at_last), name=f"latfix-pace-{k}"
+        )
         for k, instance in enumerate(instances)
     ]
     for thread in threads:
@@ -82,7 +85,12 @@ def measure_pace(
 
 
 def _compute(
-    service: Service, instance: ModelInstance, inputs: list[list[Any]], took: list[list[float]], until: float
+    service: Service,
+    instance: ModelInstance,
+    inputs: list[list[Any]],
+    took: list[list[float]],
+    until: float,
+    at_last: float,
 ) -> None:
     import torch
 
@@ -92,7 +100,8 @@ def _compute(
     mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
     with in_mode(instance.device, mode):
         for number in range(_MOST_PASSES + 1):
-            if number > LEAST_PASSES and time.perf_counter() > until:
+            # The first pass is a warm-up, and one more there is in any case.
+            if number > 1 and time.perf_counter() > (until if number > _LEAST_PASSES else at_last):
                 return
             for k in some:
                 started = time.perf_counter_ns()
@@ -102,8 +111,17 @@ def _compute(
                         call_model(instance.model, instance.on_device(batch))
                 except USER_ERRORS:  # as above
                     continue
-                if number:  # the first pass is a warm-up
+                if number:
                     took[k].append(time.perf_counter_ns() - started)
+
+
+def passes_s(seconds: float, once: float) -> float:
+    """About how long :func:`measure_pace` takes on one worker.
+
+    :param seconds: as it is told.
+    :param once: seconds that the batches take once.
+    """
+    return max(seconds, min((1 + _LEAST_PASSES) * once, max(_LONG * seconds, 2 * once)))
 
 
 def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from latfix.config.workload_toml import declared_outputs
@@ -16,8 +17,8 @@ from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 
-#: One request after another takes longer than batches: from this time on it ends, but not before so many requests.
-_ALONE_S, _FEWEST_ALONE = 20.0, 64
+#: One request after another takes longer than batches: after so many seconds it ends, if it has so many requests.
+_ENDS = ((8.0, 192), (20.0, 64))
 _AT_ONCE = 32
 #: Requests whose inputs' sizes are looked at.
 _SIZED = 64
@@ -36,27 +37,32 @@ def answers_alone(service: Service, requests: Sequence[Request]) -> list[Answer 
     return _answers(service, requests, _ALONE)
 
 
-def look_at_own(service: Service, requests: Sequence[Request]) -> tuple[list[Answer | None], OwnAnswers]:
+def look_at_own(
+    service: Service, requests: Sequence[Request], ends: Sequence[tuple[float, int]] = _ENDS
+) -> tuple[list[Answer | None], OwnAnswers]:
     """A service's answers to requests alone, as many as there is time for, and how far its others vary from them.
 
+    :param ends: after so many seconds so many answers are enough.
     :raises InputError: ``[outputs]`` declares what no answer has.
     """
     started, alone = time.monotonic(), list[Answer | None]()
     while len(alone) < len(requests):
-        if len(alone) >= _FEWEST_ALONE and time.monotonic() - started > _ALONE_S:
+        if any(len(alone) >= count and time.monotonic() - started > seconds for seconds, count in ends):
             break
         alone += answers_alone(service, requests[len(alone) : len(alone) + _AT_ONCE])
     asked = requests[: len(alone)]
-    shares = service.settings.max_batch_size > 1
+    shares, began = service.settings.max_batch_size > 1, time.monotonic()
+    shared = answers_in_batches(service, asked) if shares else []
+    shared_s = time.monotonic() - began if shares else began - started
     own = own_variation(
         [request.id for request in asked],
         alone,
-        answers_in_batches(service, asked) if shares else [],
+        shared,
         _on_other_threads(service, asked[:_THREADED]),
         declared_outputs(service.folder, service.entry),
         [_shapes(service, request) for request in asked[:_SIZED]] if shares else [],
     )
-    return alone, own
+    return alone, replace(own, shared_s=shared_s)
 
 
 def _answers(service: Service, requests: Sequence[Request], settings: Mapping[str, Any]) -> list[Answer | None]:

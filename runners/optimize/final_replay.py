@@ -62,9 +62,9 @@ def prove(
     watch: Watch,
     seed: int,
     left_s: Callable[[], float],
-    round_s: float,
     judged: str | None = None,
     at_once: bool = False,
+    look: Callable[[RunRecord], None] | None = None,
 ) -> Proof:
     """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
 
@@ -72,11 +72,11 @@ def prove(
     (:mod:`latfix.statistics.group_sequential`).
 
     :param out: where the records go, a folder a replay.
-    :param left_s: seconds of the budget that are left.
-    :param round_s: about how long a round takes; the last one that was replayed tells better.
+    :param left_s: seconds of the budget that are left; as long as the longest round so far there is another.
     :param at_once: both processes of a round may load at the same time, before its replays.
+    :param look: called with the first replay of ``after`` while its process is still there.
     """
-    proof, late, number = Proof(judged=judged), list[_Pair](), 0
+    proof, late, number, took = Proof(judged=judged), list[_Pair](), 0, 0.0
     try:
         while proof.stopped is None:
             number += 1
@@ -89,11 +89,12 @@ def prove(
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
                 records[arm.label] = arm.replay(out / f"{arm.label}-{number}", traffic, watch, seed=seed)
+                if look is not None and arm is after and number == 1:
+                    look(records[arm.label])
                 arm.restart()
             pair = (records[before.label], records[after.label])
             (proof.rounds if _on_time(pair) else late).append(pair)
-            # Warming up and compiling are not in the estimate, but in the time of the last round.
-            took = max(round_s, time.monotonic() - started)
+            took = max(took, time.monotonic() - started)
             if number == 1:
                 proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
             ended = number >= proof.most or left_s() < took

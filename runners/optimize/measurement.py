@@ -14,10 +14,11 @@ from latfix.errors import InputError, LatfixError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
-from latfix.runners.measure.compute_pace import LEAST_PASSES, blend, offered
+from latfix.runners.measure.compute_pace import blend, offered, passes_s
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
+    Floats,
     first_window,
     replay_s,
     screening_windows,
@@ -29,6 +30,7 @@ from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import new_folder
 from latfix.settings import RunnerSettings
 from latfix.statistics.group_sequential import FIRST_LOOK
+from latfix.statistics.score_bounds import VARIES_FROM
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time
 
@@ -44,8 +46,9 @@ DRAIN_S = 1.5
 _SETTLING_SPEED = 2.0
 #: Seconds of work that a window is sent of for that.
 _SETTLING_S = 2.0
-#: What the base computes in is measured again after so many seconds: the machine drifts.
-_BASE_AGAIN_S = 15.0
+#: What the base computes in is measured again after so many seconds, and so many times what that takes: the machine
+#: drifts.
+_BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
 #: One measurement of an arm's pace, at least.
 _PACE_S = 0.6
 
@@ -78,10 +81,12 @@ class Bench:
         self.broken: dict[tuple[str, ...], str] = {}
         self.windows: list[Traffic] = []
         self._settling: list[Traffic] = []
+        self._latency: Floats | None = None
         self.baseline: RunRecord
         self._arms: list[Arm] = []
         self._restart_s = 0.0
         self._base_pace: tuple[float, tuple[list[float], list[float]]] | None = None
+        self._base_pace_s = 0.0
         self._seen: tuple[Path, Mapping[str, Any]] | None = None
         self._deadline = time.monotonic() + budget_s
 
@@ -171,7 +176,15 @@ class Bench:
         """Take the baseline's record as what windows and batches are chosen by."""
         self.baseline = baseline
         self.room.begin(baseline)
-        self.windows = screening_windows(self.traffic, baseline)
+        self.choose_windows(None)
+
+    def choose_windows(self, latency: Floats | None) -> None:
+        """Choose the windows, and later the stretch of the final replay, by what makes requests slow.
+
+        :param latency: nanoseconds by position in the schedule, 0 where not known; as measured where there is none.
+        """
+        self._latency, baseline = latency, self.baseline
+        self.windows = screening_windows(self.traffic, baseline, latency)
         self._settling = [
             scale_time(settling_part(self.traffic, baseline, window, _SETTLING_S), _SETTLING_SPEED)
             for window in self.windows
@@ -195,7 +208,9 @@ class Bench:
             {"save": reference} if original else {"reference": reference, "max_drop": self.max_drop}
         )
         answer: Mapping[str, Any] = arm.ask("evaluate", folder=str(self.baseline.folder), **ways)
-        return {name: value for name, value in answer.items() if name not in ("event", "do")}
+        if original:
+            self.accuracy_s = float(answer["again_s"])
+        return {name: value for name, value in answer.items() if name not in ("event", "do", "again_s")}
 
     @property
     def max_drop(self) -> float:
@@ -247,18 +262,32 @@ class Bench:
         :param batches: positions in the schedule, the same at every call.
         """
         load = offered(self.baseline)
-        taken_at, before = self._base_pace or (time.monotonic(), self._pace(base, batches))
+        taken_at, before = self._first_pace(base, batches)
         after = self._pace(other, batches)
         again = before
-        if time.monotonic() - taken_at > _BASE_AGAIN_S:
-            taken_at, again = time.monotonic(), self._pace(base, batches)
-        self._base_pace = taken_at, again
+        if time.monotonic() - taken_at > max(_BASE_AGAIN_S, _BASE_AGAIN * self._base_pace_s):
+            self._base_pace = None
+            _, again = self._first_pace(base, batches)
         alone, together = (np.mean(each, axis=0) for each in zip(before, again, strict=True))
         quicker = np.nanmedian(np.asarray(after[0]) / alone) if np.isfinite(after[0]).any() else 1.0
         return (
             blend(alone, together, load, base.settings.workers),
             blend(after[0], after[1], load * min(float(quicker), 1.0), other.settings.workers),
         )
+
+    def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> list[float]:
+        """Nanoseconds of some batches on the first settings; NaN for one that failed. See :meth:`paces`."""
+        _, (alone, together) = self._first_pace(base, batches)
+        return blend(alone, together, offered(self.baseline), base.settings.workers)
+
+    def _first_pace(
+        self, base: Arm, batches: Sequence[Sequence[int]]
+    ) -> tuple[float, tuple[list[float], list[float]]]:
+        if self._base_pace is None:
+            started = time.monotonic()
+            self._base_pace = started, self._pace(base, batches)
+            self._base_pace_s = time.monotonic() - started
+        return self._base_pace
 
     def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
         self.prime(arm)
@@ -357,8 +386,7 @@ class Bench:
         :param batches_s: seconds that the batches take once.
         """
         again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
-        asked = 2 * max(_PACE_S, (1 + LEAST_PASSES) * batches_s)
-        return self.load_s + self._making_of(fixes) + asked + again
+        return self.load_s + self._making_of(fixes) + 2 * passes_s(_PACE_S, batches_s) + again
 
     def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
         return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
@@ -383,9 +411,5 @@ class Bench:
 
         :param seconds: for all rounds.
         """
-        wanted = seconds / (2 * WANTED_ROUNDS) - self._start_s - DRAIN_S
-        return slowest_stretch(self.traffic, self.baseline, wanted)
-
-    def round_s(self, traffic: Traffic) -> float:
-        """About how long a round of the final replay takes: both arms, each on a fresh process."""
-        return 2 * (replay_s(self.traffic, self.baseline, traffic) + DRAIN_S + self._start_s)
+        wanted, most = (seconds / (2 * rounds) - self._start_s - DRAIN_S for rounds in (WANTED_ROUNDS, VARIES_FROM))
+        return slowest_stretch(self.traffic, self.baseline, wanted, self._latency, most_s=most)

@@ -20,7 +20,7 @@ from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes import FIXES, Fix
+from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
@@ -40,6 +40,8 @@ _FINAL_SHARE = 1 / 3
 _BASELINE_SHARE = 0.25
 #: So many times as long as a diagnosis takes what follows the final replay: comparing, diagnosing, the page.
 _REPORTS = 3.0
+#: Requests that were answered alone and in batches, from which on none that differs counts for all.
+_LOOKED_AT = 16
 #: A run must have so many requests for a forecast of others like it.
 _FORECAST_FROM = 50
 
@@ -259,10 +261,8 @@ class Optimizer:
         write_meta(record.folder, record.meta)
         diagnosis = self._diagnosed(record)
         bench.begin(record)
-        started = time.monotonic()
         scored = bench.accuracy(base, original=True)
         score, kind = float(scored["score"]), str(scored["kind"])
-        bench.accuracy_s = time.monotonic() - started
         base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
         journal = Journal(
             settings=self._first_settings.to_json(),
@@ -319,7 +319,10 @@ class Optimizer:
         options, record = self._options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
+        if forecast is not None and forecast.error <= WORST_ERROR:
+            self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
+        fixes = _fixes(outcome.answers)
 
         def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or forecast.error > WORST_ERROR:
@@ -334,7 +337,7 @@ class Optimizer:
             base,
             outcome.diagnosis,
             outcome.accuracy,
-            _wanted(options),
+            [fix for fix in fixes if _wanted(fix, options)],
             planner,
             goal=goal,
             trials=options.trials,
@@ -342,7 +345,7 @@ class Optimizer:
             say=lambda text: self._say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
             note=note,
         )
-        journal.restore(self._out, search, {fix.id: fix for fix in FIXES})
+        journal.restore(self._out, search, {fix.id: fix for fix in fixes})
         return search
 
     def _final(self, outcome: Outcome) -> None:
@@ -360,17 +363,20 @@ class Optimizer:
                 f"The final replay is of the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
                 f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
             )
+        after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
+        unseen = [step for step in kept if not step.verified]
+        seen: list[Mapping[str, Any]] = []
         proof = prove(
             bench.arm("before", self._first_settings, ()),
-            bench.arm("after", outcome.settings, tuple(step.fix for step in kept)),
+            after,
             traffic,
             new_folder(self._out / "final"),
             watch=self._watch,
             seed=self._options.seed,
             left_s=bench.left_s,
-            round_s=bench.round_s(traffic),
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             at_once=not bench.room.on_device,
+            look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
         )
         outcome.notes += proof.notes
         if proof.interrupted:
@@ -378,6 +384,8 @@ class Optimizer:
             outcome.notes.append(f"Interrupted: {len(proof.rounds)} final rounds were complete.")
         if not proof.rounds:
             return
+        if unseen and seen:
+            outcome.steps = _verified(outcome.steps, unseen, seen[0], *proof.rounds[0])
         outcome.before, outcome.after = proof.rounds[-1]
         outcome.final = proof.compare(seed=self._options.seed, accuracy=(outcome.accuracy, outcome.final_accuracy))
         outcome.after_diagnosis = diagnose(
@@ -385,11 +393,32 @@ class Optimizer:
         )
 
 
+def _verified(
+    steps: Sequence[Step], unseen: Sequence[Step], evidence: Mapping[str, Any], before: RunRecord, after: RunRecord
+) -> list[Step]:
+    """Steps, of which some were kept without a replay that could show their effect: the final replay tells."""
+    applied, known = Applied(evidence=evidence, record=after, without=before), {fix.id: fix for fix in FIXES}
+    found = {step.fix: known[step.fix].verify(applied) for step in unseen}
+    return [
+        step
+        if step.fix not in found
+        else replace(step, verified=found[step.fix].evidence)
+        if found[step.fix].effective
+        else replace(step, status="not_effective", reason=f"it did not take effect: {found[step.fix].evidence}")
+        for step in steps
+    ]
+
+
 def _key(percentile: float) -> str:
     """The statistic nearest to a percentile that forecasts are made of."""
     return min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile / 100))
 
 
-def _wanted(options: Options) -> list[Fix]:
-    wanted = [fix for fix in FIXES if fix.id not in options.exclude]
-    return [fix for fix in wanted if fix.id in options.only] if options.only else wanted
+def _wanted(fix: Fix, options: Options) -> bool:
+    return fix.id not in options.exclude and (not options.only or fix.id in options.only)
+
+
+def _fixes(answers: AnswerCheck | None) -> list[Fix]:
+    """All fixes; those that only change who shares a batch change no answer where a look at answers showed that."""
+    same = answers is not None and answers.compared >= _LOOKED_AT and not answers.differing
+    return [replace(fix, changes_outputs=False) if same and fix.mates_only else fix for fix in FIXES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,12 +15,15 @@ from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import limit, slice_time
 
+Floats = npt.NDArray[np.float64]
+
 _SHORTEST_S = 3.0
 _LONGEST_S = 6.0
 #: Requests that two windows together should hold, where the longest window allows it.
 _ENOUGH = 200
-#: Requests that a final replay holds at least, where there are so many.
-_LEAST_REQUESTS = 60
+#: Requests that a final replay should hold, and those that one of a slow service, of which there would be too few
+#: rounds otherwise, holds at least.
+_WANTED_REQUESTS, _LEAST_REQUESTS = 60, 20
 #: Requests that the first window should hold.
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile make a window's tail.
@@ -31,12 +35,13 @@ _MOST_WORK = 1.5
 _CANDIDATES = 200
 
 
-def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
+def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | None = None) -> list[Traffic]:
     """Two disjoint slices with as many of the baseline's slow requests as can be; the whole if it is short.
 
     A slice that would hold no request (all others lie in the first one, and a long gap beside it) is left out.
 
     :param traffic: the schedule that ``baseline`` replayed.
+    :param latency: by position in it, what makes a request slow or not; as measured where there is none.
     """
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     span_s = (last - first) / 1e9
@@ -47,7 +52,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord) -> list[Traffic]:
     width = int(width_s * 1e9)
     starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
     held = _inside(traffic.arrival_ns, starts, width)
-    chosen = _best_pair(starts, _slow(traffic, baseline, starts, width), width)
+    chosen = _best_pair(starts, _slow(traffic, baseline, starts, width, latency), width)
     kept = [int(starts[k]) for k in chosen if held[k]]
     return [_slice(traffic, baseline, start, width) for start in kept]
 
@@ -74,20 +79,30 @@ def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
     return slice_time(traffic, start / 1e9, (start + width) / 1e9)
 
 
-def slowest_stretch(traffic: Traffic, baseline: RunRecord, wanted_s: float) -> Traffic:
+def slowest_stretch(
+    traffic: Traffic,
+    baseline: RunRecord,
+    wanted_s: float,
+    latency: Floats | None = None,
+    *,
+    most_s: float = math.inf,
+) -> Traffic:
     """The stretch of about so many seconds with most of the baseline's slow requests; the whole if it is not longer.
 
     It is not so short that a tail of it would be a request or two.
+
+    :param latency: see :func:`screening_windows`.
+    :param most_s: what it may be longer for that.
     """
     span_s = traffic.duration_s - traffic.start_s
-    least_s = max(_SHORTEST_S, _LEAST_REQUESTS * span_s / max(len(traffic), 1))
-    width_s = max(wanted_s, least_s)
+    should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, _LEAST_REQUESTS))
+    width_s = max(wanted_s, min(should_s, most_s), least_s, _SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return traffic
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     width = int(width_s * 1e9)
     starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
-    best = int(np.argmax(_slow(traffic, baseline, starts, width)))
+    best = int(np.argmax(_slow(traffic, baseline, starts, width, latency)))
     return _slice(traffic, baseline, int(starts[best]), width)
 
 
@@ -126,12 +141,19 @@ def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
     return work / baseline.meta.settings.workers
 
 
-def _slow(traffic: Traffic, baseline: RunRecord, starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+def _slow(
+    traffic: Traffic,
+    baseline: RunRecord,
+    starts: npt.NDArray[np.int64],
+    width: int,
+    latency: Floats | None,
+) -> npt.NDArray[np.int64]:
     """What a stretch from each start is worth: its slow requests; where there are none, any request."""
     rows = baseline.requests
     ok = baseline.measured & (rows["status"] == Status.OK)
-    limit = float(np.percentile(rows["latency_ns"][ok], _TAIL))
-    slow = np.sort(rows["arrival_ns"][ok & (rows["latency_ns"] >= limit)])
+    took = rows["latency_ns"] if latency is None else latency[rows["index"]]
+    limit = float(np.percentile(took[ok], _TAIL))
+    slow = np.sort(rows["arrival_ns"][ok & (took >= limit)])
     return _inside(slow, starts, width) * (len(traffic) + 1) + _inside(traffic.arrival_ns, starts, width)
 
 

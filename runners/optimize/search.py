@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -54,6 +53,8 @@ _WORTH_ADDING = 0.03
 _LIKELY = 0.95
 #: The share of the time for the final replay that may go into finding anything to prove.
 _SHORTER_PROOF = 2 / 3
+#: What nobody had time to replay is proved all the same where it is foretold to be at least this, as a ratio.
+_FORETOLD = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +197,15 @@ class Search:
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
             batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
+            if self._numbers() or any(choice.measured for choice in self._applicable()):
+                self.planner.forecast.learn(batches, self._bench.base_pace(self._base, batches))
             self._measure_ways(self.planner, batches)
             self._replay_foretold(self.planner, batches)
+            if self._measure_shares(self.planner, batches, self._reserved_s() + self._bench.trial_s([])):
+                self._replay_foretold(self.planner, batches)
         self._replay_added()
+        if self.planner is not None and not self.best.choices:
+            self._take_foretold(self.planner)
 
     # -- 1. ways to run the model
 
@@ -207,15 +214,20 @@ class Search:
         left = self._bench.left_s()
         spare = max(left - self._reserved_s(), 0.0)
         until = left - max(min(_MEASURING * spare, spare - self._bench.trial_s(self._scored_fixes())), 0.0)
-        take = partial(self._measure_way, planner, batches, until)
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
         for choice in sorted(self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.compute)):
-            take([choice])
+            self._measure_way(planner, batches, until, [choice])
+        self._measure_shares(planner, batches, until)
+
+    def _measure_shares(self, planner: Planner, batches: Sequence[Sequence[int]], until: float) -> bool:
+        """Measure other shares of the cores, as far as the time reaches; whether one was."""
+        known = len(self.alternatives)
         shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
         for share in shares:
             for model in self._ready(planner)[:1]:
-                take([*model.choices, share])
-            take([share])
+                self._measure_way(planner, batches, until, [*model.choices, share])
+            self._measure_way(planner, batches, until, [share])
+        return len(self.alternatives) > known
 
     def _ready(self, planner: Planner) -> list[Alternative]:
         """Ways to run the model that may be chosen, best first."""
@@ -319,6 +331,21 @@ class Search:
             self._replay(best, planner)
             refused |= self.trials[-1].status == "rejected"
 
+    def _take_foretold(self, planner: Planner) -> None:
+        """Leave the best that changes no answer, and that nothing spoke against, to the final replay to prove."""
+        seen = {(), *(trial.configuration.key for trial in self.trials)}
+        ranked = [one for one in self._ranked(planner) if one.key not in seen]
+        best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
+        if best is None or (score := planner.score(best)) > math.log(_FORETOLD):
+            return
+        told = planner.predict(best)
+        reason = f"foretold {_foretold(told.ratio, self._goal.key)}; no time to try it: the final replay alone tells"
+        self._say(f"{best.words}: {reason}")
+        self.trials.append(Trial(configuration=best, status="kept", reason=reason, score=score))
+        self.best, self.best_score, self.arm = best, score, self._bench.arm("foretold", best.settings, best.fixes)
+        self.arm.accuracy = self._base.accuracy
+        self._learnt()
+
     # -- 4. what no forecast knows
 
     def _replay_added(self) -> None:
@@ -363,7 +390,7 @@ class Search:
         known = {choice.fix.id for group in self._numbers() for choice in group} if self.planner else set()
         for choice in self._applicable(self.best):
             fix = choice.fix
-            if fix.id in known or (fix.compute != 1.0 and self.planner):
+            if fix.id in known or (choice.measured and self.planner):
                 continue
             expected = fix.relief * min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0) * excess
             if expected >= _WORTH_ADDING:

@@ -162,6 +162,13 @@ def test_what_is_allowed_for_restarts_falls_with_rounds_and_grows_with_what_they
     assert allowance(np.zeros(1), Rule(restart_sd=0.0)) == 0.0
 
 
+def test_rounds_that_are_clear_each_by_itself_may_differ_among_themselves() -> None:
+    clear, mixed = np.log([0.05, 0.08, 0.2]), np.log([0.05, 0.08, 0.95])
+    assert clear.mean() + allowance(clear, Rule(), amplified=True) < 0 < between(clear, 0.01)[1] + clear.mean()
+    assert mixed.mean() + allowance(mixed, Rule(), amplified=True) > 0
+    assert allowance(-clear, Rule(), amplified=True) == allowance(clear, Rule(), amplified=True)
+
+
 def test_five_rounds_find_a_tenth_that_one_cannot() -> None:
     series = np.random.default_rng(13).lognormal(size=600)
     rng = np.random.default_rng(14)

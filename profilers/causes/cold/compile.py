@@ -48,7 +48,7 @@ def _uncompiled(evidence: Evidence) -> Bools:
     shapes = np.stack([batches["size"], batches["padded_elements"], batches["padded_length"]], axis=1)
     late = batches["h2d_end_ns"] > since
     known = evidence.norms.of("compile.shapes", lambda: {tuple(shape) for shape in shapes[~late].tolist()})
-    return late & ~np.array([tuple(shape) in known for shape in shapes.tolist()], dtype=bool)
+    return np.asarray(late & ~np.array([tuple(shape) in known for shape in shapes.tolist()], dtype=bool))
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -64,6 +64,7 @@ FIX = Fix(
     relief=0.3,
     risk="it takes some batches to follow a change of load",
     changes_outputs=True,
+    mates_only=True,
     needs=(
         at_default("batching", "batching is {} already"),
         batches_shared("requests run one by one (max_batch_size = 1), so there is nothing to move"),

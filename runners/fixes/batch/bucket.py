@@ -111,6 +111,7 @@ FIX = Fix(
     relief=0.6,
     risk="smaller batches where lengths differ widely",
     changes_outputs=True,
+    mates_only=True,
     needs=(
         batches_shared("requests run one by one, so none waits for a longer one in its batch"),
         at_default("batch_order", "batches are ordered by length already"),

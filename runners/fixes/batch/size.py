@@ -68,6 +68,7 @@ FIX = Fix(
     relief=0.4,
     risk="larger batches delay their first members; smaller ones lose throughput on a GPU",
     changes_outputs=True,
+    mates_only=True,
     needs=(at_default("batching", "batching is {}, which moves its limit by itself"),),
     sets=_sets,
     options=_options,

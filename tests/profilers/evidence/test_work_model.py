@@ -59,9 +59,20 @@ def test_too_few_or_unrelated_samples_are_refused() -> None:
     design = np.column_stack([np.ones(500), rng.random(500)])
     noise = 1e6 * (1 + rng.random(500))
     assert not fit_work_model(design, noise, np.ones(500, dtype=bool)).accepted
-    few = fit_work_model(design[:20], 1e6 * design[:20, 1], np.ones(20, dtype=bool))
+    few = fit_work_model(design[:10], 1e6 * design[:10, 1], np.ones(10, dtype=bool))
     assert not few.accepted
-    assert (few.predict(design[:20], few.fold) == few.typical).all()
+    assert (few.predict(design[:10], few.fold) == few.typical).all()
+
+
+def test_a_few_slow_batches_are_taken_where_they_say_much() -> None:
+    rng = np.random.default_rng(5)
+    size = rng.integers(1, 9, 20).astype(np.float64)
+    design = np.column_stack([np.ones(20), size])
+    assert fit_work_model(design, 2e8 * size * (1 + 0.03 * rng.random(20)), np.ones(20, dtype=bool)).accepted
+    refused = [
+        fit_work_model(design, 1e8 * (1 + rng.random(20)), np.ones(20, dtype=bool)).accepted for _ in range(50)
+    ]
+    assert not any(refused)
 
 
 @pytest.mark.parametrize("kind", ["step", "slope"])

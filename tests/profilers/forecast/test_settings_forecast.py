@@ -160,14 +160,46 @@ def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: 
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     length = lengths()
     some, many = forecast.probes([2, 4, 8], 0.05), forecast.probes([2, 4, 8, 16], 60.0)
-    singles = [int(length[position]) for (position,) in some[:6]]
+    singles = [int(length[position]) for (position,) in many[:6]]
     assert (
         singles == sorted(singles) and singles[0] < np.percentile(length, 5) < np.percentile(length, 95) < singles[-1]
     )
-    assert [len(batch) for batch in some] == [1] * 6 + [2, 2], "two are computed in any case"
+    assert [len(batch) for batch in some] == [1, 1, 2, 2, 4], "as many as ran, too, in any case"
     assert [len(batch) for batch in many] == [1] * 6 + [2, 2, 4, 4, 8, 8, 16, 16]
     assert forecast.probes([2], 60.0) == many[:8], "the same every time"
     assert forecast.seconds(some) < forecast.seconds(many)
+
+
+def test_what_comes_again_is_without_what_the_machine_did(simulate: Simulate) -> None:
+    still = {**BUSY, "lengths": lengths(), "rate": 40.0}
+    plain = simulate(**still)
+    disturbed = Forecast(simulate(**still, compute_faults=faults("runq")))
+    gap = np.abs(disturbed.repeated() / plain.requests["latency_ns"] - 1.0)
+    was = np.abs(disturbed.latencies(disturbed.serving) / plain.requests["latency_ns"] - 1.0)
+    assert np.percentile(gap, 99) < 0.2 < np.percentile(was, 99)
+
+
+def test_full_batches_alone_do_not_tell_what_one_request_takes(simulate: Simulate) -> None:
+    """Until batches are computed for that: a service that is never idle runs no small ones."""
+    full = {
+        "n": 400,
+        "rate": 2000.0,
+        "window": 20.0,
+        "seed": 5,
+        "max_batch": 4,
+        "base": 2.0,
+        "per_item": 1.0,
+        "lengths": np.full(400, 10),
+    }
+    forecast = Forecast(simulate(**full))
+    alone = changed(forecast, max_batch=1)
+    actual = simulate(**{**full, "max_batch": 1})
+    before = off(forecast, alone, actual)["mean"]
+    batches = forecast.probes([2, 4], 60.0)
+    # Everything takes longer beside the traffic than here; only how it goes with the size is taken.
+    forecast.learn(batches, [0.8e6 * (2.0 + 10.0 * len(batch)) for batch in batches])
+    assert forecast.error < 0.1
+    assert off(forecast, alone, actual)["mean"] < 0.1 < before
 
 
 def test_the_cost_of_probes_is_the_change_of_compute(simulate: Simulate) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_counters_are_of_their_thread_only(counters: ThreadCounters) -> None:
 def test_denormal_numbers_are_seen_on_the_thread_that_computes_with_them(counters: ThreadCounters) -> None:
     tiny, usual = (np.full(1000, value, np.float32) for value in (1e-39, 1.0))
     for values, expected in ((tiny, 1), (usual, 0), (tiny, 1)):
-        assert _observe(counters, lambda values=values: values * np.float32(0.5))[1][DENORMALS] == expected
+        assert _observe(counters, partial(np.multiply, values, np.float32(0.5)))[1][DENORMALS] == expected
 
     def elsewhere() -> None:
         other = threading.Thread(target=lambda: tiny * np.float32(0.5))

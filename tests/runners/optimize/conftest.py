@@ -97,6 +97,7 @@ class World:
     silent: set[str] = field(default_factory=set)
     on_replay: Callable[[FakeArm, str], None] = lambda *_: None
     evaluates: bool = True
+    answers: dict[str, Any] = field(default_factory=dict)
     noise: float = 0.002
     warm_s: float = 0.0
     first_load_s: float = LOAD_S
@@ -251,7 +252,13 @@ class FakeArm:
             return {"alone": each, "together": each}
         if do == "evaluate":
             score = min([1.0, *(self.world.scores.get(name, 1.0) for name in self.settings.env)])
-            return {"score": score, "kind": "evaluate" if self.world.evaluates else "agreement", "samples": 256}
+            return {
+                "score": score,
+                "kind": "evaluate" if self.world.evaluates else "agreement",
+                "samples": 256,
+                "again_s": 0.0,
+                "answers": self.world.answers,
+            }
         if do == "facts":
             return {"facts": {}}
         if do == "sensitivity":
@@ -313,6 +320,12 @@ class Known:
 
     def probes(self, _sizes: object, _most_s: float) -> list[list[int]]:
         return [[0], [1], [0, 1]]
+
+    def repeated(self) -> np.ndarray:
+        return np.zeros(10**6)
+
+    def learn(self, batches: list[list[int]], took: list[float]) -> None:
+        assert len(took) == len(batches)
 
     def seconds(self, batches: list[list[int]]) -> float:
         return 0.01 * len(batches)

@@ -97,7 +97,7 @@ Run = Callable[..., Proof]
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs the final replay in a world, with so many seconds of budget."""
 
-    def start(world: World, budget_s: float = 1e6, round_s: float = 2 * REPLAY_S) -> Proof:
+    def start(world: World, budget_s: float = 1e6) -> Proof:
         monkeypatch.setattr(proof_module, "time", SimpleNamespace(monotonic=lambda: world.now))
         before, after = (cast(Arm, FakeArm(label, world)) for label in ("before", "after"))
         return prove(
@@ -108,7 +108,6 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             watch=lambda *_: nullcontext(lambda _event: None),
             seed=0,
             left_s=lambda: budget_s - world.now,
-            round_s=round_s,
             at_once=True,
         )
 

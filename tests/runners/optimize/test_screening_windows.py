@@ -116,6 +116,22 @@ def test_a_single_burst_is_one_window() -> None:
     assert ids([window]) == [f"r{k}" for k in range(100)]
 
 
+def test_the_stretch_of_a_slow_service_is_short_enough_for_some_rounds() -> None:
+    traffic = traffic_at([k * 0.5 for k in range(150)])
+    record = record_of(traffic, 200.0)
+    lengths = [len(slowest_stretch(traffic, record, 2.0, most_s=most)) for most in (1e9, 15.0, 3.0)]
+    assert lengths == pytest.approx([60, 30, 20], abs=2)
+
+
+def test_what_comes_again_chooses_windows_not_what_happened_once() -> None:
+    traffic = traffic_at([k * 0.1 for k in range(600)])
+    once, again = (np.where((k <= np.arange(600)) & (np.arange(600) < k + 40), 300.0, 10.0) for k in (100, 400))
+    record = record_of(traffic, np.maximum(once, again / 2))
+    assert "r110" in ids([slowest_stretch(traffic, record, 8.0)])
+    assert "r410" in ids([slowest_stretch(traffic, record, 8.0, again * 1e6)])
+    assert "r410" in ids(screening_windows(traffic, record, again * 1e6))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     gaps=st.lists(st.floats(0.0, 8.0), min_size=2, max_size=60),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize.measurement import Bench
 
@@ -93,20 +94,54 @@ def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: 
     ]
 
 
-def test_cores_that_there_was_no_time_to_measure_are_replayed_for_what_they_treat(
+def test_cores_that_there_was_no_time_to_measure_are_not_tried(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing can be foretold of them, and nothing is."""
+    """A replay takes longer than measuring does."""
     usual = Bench.pace_s
     monkeypatch.setattr(
         Bench, "pace_s", lambda *args: usual(*args) + (1e6 if any(fix.id == "a.WORKERS" for fix in args[1]) else 0.0)
     )
     world.shares = {2: 0.6}
     outcome = search(model(world, "FAST", 0.5), workers(world, 2))
-    assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "kept"} and outcome.settings.workers == 2
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "skipped"}
+    assert "measuring it takes about" in world.step(outcome, "WORKERS").reason
     assert not any("WORKERS" in label for label, _ in world.paced)
-    assert world.step(outcome, "WORKERS").prediction is None and not outcome.foretold
+
+
+def test_cores_are_measured_late_where_time_was_short_before(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Bench.pace_s
+    monkeypatch.setattr(
+        Bench,
+        "pace_s",
+        lambda bench, fixes, seconds: (
+            usual(bench, fixes, seconds)
+            + (1e6 if any(fix.id == "a.WORKERS" for fix in fixes) and not bench.replays else 0.0)
+        ),
+    )
+    world.shares = {2: 0.6}
+    outcome = search(model(world, "FAST", 0.5), workers(world, 2))
+    assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "kept"} and len(outcome.trials) == 2
     assert outcome.final.ratio["mean"].value == pytest.approx(0.3, rel=0.02)
+
+
+def test_what_there_was_no_time_to_replay_is_left_to_the_final_replay(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Bench.trial_s
+    monkeypatch.setattr(
+        Bench,
+        "trial_s",
+        lambda bench, fixes: usual(bench, fixes) + (1e6 if "a.LIMIT" in [fix.id for fix in fixes] else 0.0),
+    )
+    world.limits, world.scores, world.silent = {4: 0.9, 8: 0.6}, {"INT8": 0.9}, {"LIMIT"}
+    outcome = search(model(world, "INT8", 0.5), limits(world, 2, 4, 8))
+    assert outcome.settings.max_batch_size == 8 and outcome.verdict == "improved"
+    step = world.step(outcome, "LIMIT")
+    assert step.status == "kept" and "the final replay alone tells" in step.reason and step.verified
+    assert {label for label, _, _ in world.replays} == {"before", "after"}
 
 
 def test_answers_that_were_refused_are_not_asked_for_again_on_other_cores(search: Any, world: Any) -> None:
@@ -133,6 +168,17 @@ def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -
     assert world.statuses(outcome) == {"a.GENTLE": "kept", "a.SILENT": "not_effective"}
     assert len(outcome.trials) == 1 and outcome.trials[0].configuration.fixes == ("a.GENTLE", "a.SILENT")
     assert dict(outcome.settings.env) == {"GENTLE": "0.7"}
+
+
+@pytest.mark.parametrize(("differing", "asked"), [(0, 1), (3, 2)])
+def test_who_shares_a_batch_changes_no_answer_where_batches_answer_as_alone(
+    search: Any, world: Any, differing: int, asked: int
+) -> None:
+    world.limits = {8: 0.6}
+    world.answers = AnswerCheck(outputs=(), compared=64, differing=differing).to_json()
+    outcome = search(replace(limits(world, 8), changes_outputs=True, mates_only=True))
+    assert outcome.settings.max_batch_size == 8 and len(scored(world)) == asked
+    assert outcome.final_accuracy == 1.0
 
 
 def test_most_trials_are_kept_to(search: Any, world: Any) -> None:
@@ -169,7 +215,9 @@ def test_measured_ways_and_replays_are_not_repeated_after_an_interruption(search
     world.asked.clear()
     outcome = search(*fixes, resume=True)
     # THEN only what is left is measured
-    assert not world.paced and not {"a.INT8", "a.FAST"} & {label for label, _ in world.asked}
+    assert {label for label, _ in world.paced} <= {"before"} and not {"a.INT8", "a.FAST"} & {
+        label for label, _ in world.asked
+    }
     assert world.statuses(outcome) == {
         "a.INT8": "rejected",
         "a.FAST": "kept",
