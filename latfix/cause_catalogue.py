@@ -148,7 +148,7 @@ _KNOWN: tuple[KnownCause, ...] = (
     ),
     KnownCause(
         "gpu.contention",
-        "counted",
+        "modelled",
         "another process used the device",
         happened="another process using the GPU",
         behind="one that shared the GPU with another process",

@@ -43,6 +43,7 @@ CAUSES: tuple[Cause, ...] = (
     memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them
     memory_allocator.CAUSE,
     page_faults.CAUSE,
+    observer.CAUSE,  # known intervals; before what a device waited for whatever its host did
     transfer_copy.CAUSE,  # on a device's own clock: copies, then waits of device and host for each other
     transfer_sync.CAUSE,
     dispatch_launch.CAUSE,
@@ -50,7 +51,6 @@ CAUSES: tuple[Cause, ...] = (
     gpu_clocks.CAUSE,
     denormals.CAUSE,  # a flag that the processor sets
     host_steal.CAUSE,
-    observer.CAUSE,
     batching_window.CAUSE,  # waits with an idle worker
     input_size.CAUSE,  # modelled work
     batching_size.CAUSE,
