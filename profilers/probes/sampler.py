@@ -99,8 +99,8 @@ class Sampler:
             self._samples.add(start, series, float(value))
         self._samples.add(start, f"poll.{probe.name}_ns", float(end - start))
         self.polls[probe.name].append(end - start)
-        # Only a poll that itself burned the time can have held anybody up, or slept in a driver with its lock; whoever
-        # wanted a core and had none is a victim.
+        # Only a poll that burned the time itself can have held anybody up, or slept in a driver with its lock;
+        # one that wanted a core and had none is a victim.
         spent = end - start - (self._queued_ns() - queued) if probe.in_driver else time.thread_time_ns() - cpu
         if spent > SPIKE_NS:
             thread = threading.get_native_id()
