@@ -152,6 +152,7 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: process.cpu_ns, process.rss_bytes, process.threads, process.minflt, process.majflt
 #: python.blocks: memory blocks that Python's own allocator has handed out, about the objects that it keeps
 #: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)
+#: neighbor.throttled_ns.<name>: of control groups beside this one that have a quota, as far as they are seen
 #: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
 #: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes
 #: compile.limit_hits: how often torch gave up compiling a function anew (absent as long as it compiles nothing)

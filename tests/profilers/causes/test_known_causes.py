@@ -288,6 +288,20 @@ def test_the_slowest_are_explained_whatever_the_percentile(simulate: Simulate, m
     )
 
 
+@pytest.mark.parametrize("ms", [0.0, 50.0])
+def test_a_throttled_neighbor_is_told_where_its_group_is_seen(simulate: Simulate, ms: float) -> None:
+    """Waits of 60 ms, in which another control group had no quota left for 50."""
+    faults = some("blocked", 60.0)
+    record = simulate(rate=5, prepare_faults=faults)
+    rows = record.requests
+    starts = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_wait_ns"])[sorted(faults)]
+    times = np.sort(np.concatenate([starts, starts + 60 * MS]))
+    grown = np.repeat(np.arange(len(starts) + 1), 2)[1:-1] * ms * MS
+    found = diagnose(add_samples(record, {"neighbor.throttled_ns.cache": (times, grown)}), bootstrap=20)
+    assert found.verdict == "external.dependency"
+    assert ("the control group cache was throttled" in found.causes[0].evidence) == bool(ms)
+
+
 def test_two_causes_at_once(simulate: Simulate) -> None:
     gc, contention = some("gc", 80.0, 600, 8), {k + 1: v for k, v in some("runq", 80.0, 600, 16).items()}
     diagnosis = diagnose(simulate(rate=15, compute_faults=contention | gc), percentile=95)
