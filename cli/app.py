@@ -39,6 +39,7 @@ COMMANDS = {
     "backends": ("running.backends:backends", "Compare the backends that can serve a model."),
     "history": ("reading.history:history", "Show how a figure developed over recorded runs."),
     "schema": ("reading.schema:schema", "Print the JSON Schema of a result."),
+    "export": ("reading.export:export", "Write a run in the format of another tool."),
     "export-plan": ("reading.export_plan:export_plan", "Write a plan as the configuration of another server."),
     "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, convert it, or make some up."),
 }

@@ -20,6 +20,7 @@ from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_n
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.verdict import Loss, dispatch_trust, judge, warnings
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.causes.host.core_takers import disturbance
 from latfix.profilers.chunked.chunk_ledgers import (
     Baselines,
     Scale,
@@ -33,6 +34,7 @@ from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_ms
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
+from latfix.profilers.code_lines.slow_lines import slow_lines
 from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence
@@ -45,6 +47,8 @@ from latfix.stages import Status, status_counts
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
+from latfix.traffic.parsed_fields import RECORDED
+from latfix.traffic.recorded_latency import recorded_summary_ms
 
 _NUMBER = {cause.id: k for k, cause in enumerate(CAUSES)}
 
@@ -130,6 +134,7 @@ class _Findings:
         late = dispatch_trust(totals.observed.percentile(99) / 1e6, ok_ms["p50"], observer)
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
+        disturbed = disturbance(self.baselines.evidence.samples)
         ledger = totals.ledger()
         if not totals.exact:
             notes.append(
@@ -158,7 +163,9 @@ class _Findings:
             lost=losses,
             partial=self.source.partial,
             trustworthy=late is None,
-            notes=(*([late] if late else []), *notes),
+            notes=(*_machine_note(disturbed), *([late] if late else []), *notes),
+            disturbed=disturbed,
+            recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
             largest=Slowest.of(ledger),
             **self._outside(),
             **self._extra(causes),
@@ -276,13 +283,19 @@ class _Findings:
             "pieces": self.chunks,
             "workers": totals.workers.rows(self.source.notes()),
             "incident": self._incident(),
+            "lines": slow_lines(evidence, self.source.meta.stacks, self.source.meta.workload_folder),
         }
 
     def _incident(self) -> Incident | None:
         kept = self.totals.kept
         if kept is None:
             return None
-        return incident_of(kept.evidence, kept.ledger, self.totals.tail_ns, self.totals.span_s)
+        return incident_of(kept.evidence, kept.ledger, kept.books.line, self.totals.tail_ns, self.totals.span_s)
+
+
+def _machine_note(disturbed: str) -> tuple[str, ...]:
+    """What a reader must know before all else; nothing where nobody disturbed the run."""
+    return (f"The machine was disturbed: {disturbed}.",) if disturbed else ()
 
 
 def _percentiles_ms(values: Distribution, *percentiles: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from latfix.formatting import (
     LATENCY_KEYS,
+    LOST,
     finite,
     interval_bounds,
     key_label,
@@ -77,9 +78,10 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
         if bounds is not None and finite(value) is not None and interval_bounds(bounds) is not None:
-            once = "this one run; a restart may differ" if _is_replay(found) else "this one recording"
+            once = _once(found)
             words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
             lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
+            lines += [*_restarts(found), *_recorded(found)]
         lines += _reasons(found)
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
@@ -99,6 +101,40 @@ def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
         yield Line(label="slowest", words=found.largest.sentence())
 
 
+def _once(found: Diagnosis) -> str:
+    """What the interval does not cover."""
+    if not _is_replay(found):
+        return "this one recording"
+    where = " on a disturbed machine" if found.disturbed else ""
+    more = "" if found.restarts is not None else "; a restart may differ (--rounds 5)"
+    return f"this one run{where}{more}"
+
+
+def _restarts(found: Diagnosis) -> Iterator[Line]:
+    """What other runs of the same service showed."""
+    runs = found.restarts
+    if runs is None:
+        return
+    several = "fresh processes" if runs.source == "rounds" else "earlier runs"
+    values = ", ".join(LOST if value is None else significant(value) for value in runs.values_ms)
+    words = f"{key_label(runs.key)} of {len(runs.values_ms)} {several}: {values} ms"
+    if (bounds := runs.next_ms) is not None:
+        words += f"; one more would be between {significant(bounds[0], 2)} and {significant(bounds[1], 2)} ms (95 %)"
+    yield Line(label="restarts", words=words)
+
+
+def _recorded(found: Diagnosis) -> Iterator[Line]:
+    """What the same requests took where imported traffic was recorded."""
+    pairs = [
+        f"{key_label(key)} {significant(then)}, now {significant(now)} ms"
+        for key in dict.fromkeys(("p50", focus_key(found)))
+        if (then := finite(found.recorded_ms.get(key))) is not None
+        and (now := finite(found.latency_ms.get(key))) is not None
+    ]
+    if pairs:
+        yield Line(label="recorded", words="where the traffic was recorded " + "; ".join(pairs))
+
+
 def _is_replay(found: Diagnosis) -> bool:
     """Whether it can be replayed again with a fix; a recording cannot."""
     return found.source is None or found.source.kind == "replay"
@@ -109,6 +145,7 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
+        told += f"; cores were had by {cause.culprit}" if cause.culprit else ""
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
         if number and _is_replay(found):
             yield Line(label="", words=words)
@@ -127,7 +164,8 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
     :param workload: what to type for it; ``plan`` the plan's path.
     """
     change = optimization_change(found)
-    lines = [*_sure(change, found.rounds), *_why(found)]
+    disturbed = [Line(label="disturbed", words=found.disturbed, severity="warn")] if found.disturbed else []
+    lines = [*disturbed, *_sure(change, found.rounds), *_why(found)]
     if words := floor_words(found):
         lines.append(Line(label="limit", words=words))
     if found.rounds:
@@ -141,13 +179,20 @@ def _headline(change: Change, found: Optimization) -> str:
     """Whether it got better, and by how much; without a final replay nothing has changed."""
     name, key = key_label(change.judged), change.judged
     if found.rounds:
-        return change_headline(change, found.verdict)
+        return change_headline(change, "disturbed" if _undone(found) else found.verdict)
     stays = f"{name} stays {milliseconds(change.before.latency_ms.get(key))}"
     if found.interrupted:
         return f"Interrupted before anything was proved: {stays}"
+    if found.disturbed:
+        return f"Disturbed, nothing is decided: {stays}"
     if found.verdict == "inconclusive":
         return f"Undecided: no fix was tried to the end, {stays}"
     return f"No fix is proved to help: {stays}"
+
+
+def _undone(found: Optimization) -> bool:
+    """Whether nothing was decided on a machine that others disturbed."""
+    return bool(found.disturbed) and found.verdict != "improved"
 
 
 def change_headline(change: Change, verdict: str) -> str:

@@ -187,6 +187,7 @@ class CauseAdvice:
     cause: str
     words: str
     evidence: str
+    culprit: str
     focus: str
     now: str
     predicted: str
@@ -205,6 +206,7 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
             cause=entry.cause,
             words=cause_words(entry.cause),
             evidence=sentence(entry.evidence),
+            culprit=entry.culprit,
             focus=key_label(key),
             now=significant((diagnosis.latency_ms_ok or diagnosis.latency_ms).get(key)),
             predicted="" if finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms.get(key)),
@@ -270,6 +272,20 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def line_rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str, str]]:
+    """Lines of the user's code: the unit, where, slow and typical milliseconds, and samples."""
+    return [
+        (
+            each.unit,
+            f"{each.file}:{each.line} {each.function}" + (f" (in {each.inside})" if each.inside else ""),
+            significant(each.slow_ms),
+            significant(each.typical_ms),
+            count(each.looks),
+        )
+        for each in diagnosis.lines
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,13 @@ SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
 )
 
 
+#: What the figures of lines are.
+LINES_WORDS = (
+    "slow: in the slowest twentieth of that work, on average; typical: in its quicker half. Sampled every 20 ms "
+    "where Python can be looked at: time in C code that keeps the interpreter lock shows on the line after it."
+)
+
+
 def cause_words(cause: str) -> str:
     """What a cause means, or an empty text for an id this version does not know."""
     return CATALOGUE[cause].title if cause in CATALOGUE else ""

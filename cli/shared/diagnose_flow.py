@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from latfix.gates.subject import GateSubject
     from latfix.gates.syntax import Gate
     from latfix.history.rows import HistoryRow
-    from latfix.results.diagnosis import Diagnosis
+    from latfix.results.diagnosis import Diagnosis, Restarts
     from latfix.run_record.chunked_record import RecordFile
     from latfix.run_record.run_record import RunRecord
 
@@ -137,6 +137,19 @@ def diagnosed(
         return diagnose(record, percentile=percentile, seed=seed, sink=file.add)
 
 
+def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequence[RunRecord]) -> Diagnosis:
+    """The diagnosis of the first of several runs, with how they differ."""
+    from latfix.results.diagnosis import Restarts
+    from latfix.statistics.censored import outcomes_of
+
+    values = [outcomes_of(each).percentiles_ns([diagnosis.percentile])[0] / 1e6 for each in (first, *again)]
+    return replace(diagnosis, restarts=Restarts.of("rounds", _key(diagnosis), values))
+
+
+def _key(diagnosis: Diagnosis) -> str:
+    return f"p{diagnosis.percentile:g}".replace(".", "_")
+
+
 @contextlib.contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
     """An ``OSError`` inside says that the folder cannot be written.
@@ -195,9 +208,10 @@ def conclude(
     from latfix.results.diagnosis import Source
 
     where = folder or record.folder
-    results, row = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
+    results, row, past = _judged(record, diagnosis.to_json(), gates, seed=seed, interrupted=interrupted)
     source = diagnosis.source or Source(kind="replay", path=str(record.folder))
-    diagnosis = replace(diagnosis, gates=tuple(results), source=source)
+    restarts = diagnosis.restarts or _earlier(diagnosis, past)
+    diagnosis = replace(diagnosis, gates=tuple(results), source=source, restarts=restarts)
     document = diagnosis.to_json()
     with writing_into(where):
         write_json(where / "diagnosis.json", document)
@@ -232,8 +246,8 @@ def conclude(
 
 def _judged(
     record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
-) -> tuple[list[GateResult], HistoryRow | None]:
-    """The gates' results, and the run's row where it is to be recorded."""
+) -> tuple[list[GateResult], HistoryRow | None, Past]:
+    """The gates' results, the run's row where it is to be recorded, and the runs before it."""
     from latfix.gates.subject import GateSubject
     from latfix.history.rows import row_of, run_name, series_of
     from latfix.statistics.censored import outcomes_of
@@ -245,7 +259,7 @@ def _judged(
     past = recording.past(series, but=run_name(meta, record.folder))
     results = gates.judge(subject, record, past, seed=seed)
     if not recording.records:
-        return results, None
+        return results, None, past
     latency_ms = {**percentile_grid(outcomes_of(record)), **subject.latency_ms}
     row = row_of(
         record,
@@ -258,7 +272,15 @@ def _judged(
         folder=record.folder,
         interrupted=interrupted,
     )
-    return results, row
+    return results, row, past
+
+
+def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
+    """How earlier runs differ, where the history has enough of them."""
+    from latfix.results.diagnosis import Restarts
+
+    key = _key(diagnosis)
+    return Restarts.of("history", key, past.figures(key)) if past.level(key) is not None else None
 
 
 def _failure(diagnosis: Diagnosis, shown: RunRecord) -> str:

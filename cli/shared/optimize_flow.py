@@ -201,11 +201,13 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
     runs = {"baseline": outcome.baseline, "before": outcome.before, "after": outcome.after}
     final, diagnosis, meta = outcome.final, outcome.diagnosis, outcome.baseline.meta
     unchanged = RatioEstimate(value=1.0, lo=1.0, hi=1.0)
-    baseline = _baseline(outcome)
+    baseline, disturbed = _baseline(outcome), _disturbed(outcome)
     return Optimization(
         workload=spec.name,
         device=meta.device,
-        verdict=outcome.verdict,
+        # Nothing is shown to gain nothing by replays that others disturbed.
+        verdict="inconclusive" if disturbed and outcome.verdict == "no_gain" else outcome.verdict,
+        disturbed=disturbed,
         objective=meta.objective.to_json(),
         before=final.before if final is not None else baseline,
         after=final.after if final is not None else baseline,
@@ -231,6 +233,14 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         versions=meta.versions,
         notes=tuple(_notes(outcome)),
     )
+
+
+def _disturbed(outcome: Outcome) -> str:
+    """How others disturbed the replays that the verdict rests on: the last ones, or the baseline; or empty."""
+    from latfix.profilers.causes.host.core_takers import disturbance
+
+    last = [record for record in (outcome.before, outcome.after) if record is not None]
+    return next(filter(None, map(disturbance, (record.samples for record in last or [outcome.baseline]))), "")
 
 
 def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:

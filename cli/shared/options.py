@@ -62,6 +62,10 @@ DurationOption = Annotated[
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")]
 RepeatOption = Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")]
+RoundsOption = Annotated[
+    int,
+    typer.Option("--rounds", metavar="N", help="Replay N times, each in a fresh process: how far restarts differ."),
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random; recorded.")]
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the record and the report.")

@@ -32,26 +32,34 @@ def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
     """Replay into ``folder``, showing how it goes on standard error."""
     from latfix.runners.replay.run_session import run
 
-    with progress_of(replay.spec.name, replay.traffic, folder, loading=True) as progress:
-        return run(folder, replay, on_event=progress.on_event)
+    with ReplayLines().replay(replay.spec.name, replay.traffic, folder, loading=True) as on_event:
+        return run(folder, replay, on_event=on_event)
 
 
 class ReplayLines:
-    """Progress of several replays on standard error: each its own bar, with lines between them."""
+    """Progress of several replays on standard error: each its own bar, with lines between them.
+
+    The first line says how busy the machine is, where that is worth a line.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
 
+        from latfix.run_record.run_meta import busy_words
+        from latfix.runners.replay.run_session import waited_before
+
         self._console = Console(stderr=True, highlight=False)
+        if busy := busy_words(waited_before()):
+            self.say(f"The machine is busy: {busy}. Stop what computes beside, or expect figures that jitter.")
 
     def say(self, line: str) -> None:
         """Print a line."""
         self._console.print(line, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def replay(self, label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
-        """Show one replay while it runs."""
-        with progress_of(label, traffic, folder) as progress:
+    def replay(self, label: str, traffic: Traffic, folder: Path, *, loading: bool = False) -> Iterator[OnEvent]:
+        """Show one replay while it runs; ``loading``: once the service is."""
+        with progress_of(label, traffic, folder, loading=loading) as progress:
             yield progress.on_event
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from latfix.files.json_documents import Document
+from latfix.files.json_documents import Document, json_key
 from latfix.formatting import key_label
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
@@ -37,22 +37,25 @@ class LatencyChange(Document):
 
     :param metric: ``mean`` or the key of a percentile.
     :param parts_ms: by stage; they add up to ``after_ms - before_ms``.
+    :param causes_ms: by cause, what the requests beyond a percentile took longer, a quiet request's part among them;
+        empty where nobody asked.
     """
 
     metric: str
     before_ms: float
     after_ms: float
     parts_ms: Mapping[str, float]
+    causes_ms: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
 
     @property
     def sentence(self) -> str:
-        """``p99 + 8.1 ms: compute + 2.1, queue behind it + 6.0, all else + 0.0``."""
-        moved = sum(map(abs, self.parts_ms.values()))
-        named = {name: part for name, part in self.parts_ms.items() if moved and abs(part) >= _LEAST_SHARE * moved}
-        rest = sum(part for name, part in self.parts_ms.items() if name not in named)
-        parts = [f"{name} {_signed(part)}" for name, part in sorted(named.items(), key=lambda each: -abs(each[1]))]
+        """``p99 + 8.1 ms: compute + 2.1, queue behind it + 6.0, all else + 0.0``, then the same by cause."""
         change = _signed(self.after_ms - self.before_ms)
-        return f"{key_label(self.metric)} {change} ms: {', '.join((*parts, f'all else {_signed(rest)}'))}"
+        said = f"{key_label(self.metric)} {change} ms: {_largest(self.parts_ms)}"
+        if not self.causes_ms:
+            return said
+        beyond = _signed(sum(self.causes_ms.values()))
+        return f"{said}; by cause, requests beyond it {beyond} ms: {_largest(self.causes_ms)}"
 
 
 def latency_change(metric: str, before: Sequence[RunRecord], after: Sequence[RunRecord]) -> LatencyChange | None:
@@ -91,6 +94,14 @@ def _stages(metric: str, records: Sequence[RunRecord]) -> dict[str, float] | Non
     for stage, name in _NAMES.items():
         found[name] = found.get(name, 0.0) + scale * float(column(f"{stage}_ns")[around].mean())
     return found
+
+
+def _largest(parts: Mapping[str, float]) -> str:
+    moved = sum(map(abs, parts.values()))
+    named = {name: part for name, part in parts.items() if moved and abs(part) >= _LEAST_SHARE * moved}
+    rest = sum(part for name, part in parts.items() if name not in named)
+    said = [f"{name} {_signed(part)}" for name, part in sorted(named.items(), key=lambda each: -abs(each[1]))]
+    return ", ".join((*said, f"all else {_signed(rest)}"))
 
 
 def _signed(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, milliseconds, percent, share, significant
 from latfix.gates.evaluate import GateResult
+from latfix.gates.reference_level import Level
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 
@@ -57,6 +58,7 @@ class CauseSummary(Document):
     :param whatif_ms: percentiles predicted with the cause removed.
     :param fixes: ids of fixes that treat it.
     :param active: when it was active; ``None`` where that was not analyzed.
+    :param culprit: who had what the requests waited for, in words; empty where that is not known.
     """
 
     cause: str
@@ -72,6 +74,7 @@ class CauseSummary(Document):
     whatif_ms: Mapping[str, float]
     fixes: tuple[str, ...]
     active: Activity | None = field(default=None, metadata=json_key(omit_empty=True))
+    culprit: str = field(default="", metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +268,62 @@ class Slowest(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine(Document):
+    """A line of the user's code in slow units of work, the slowest twentieth of their kind, and in the quicker half.
+
+    :param unit: ``prepare`` of a request; ``collate`` or ``compute`` of a batch, ``finish`` of a request.
+    :param file: below the workload's folder where it lies there.
+    :param inside: file and function that it had called, where that is no code of the user's; empty for itself.
+    :param slow_ms: on it in a slow unit, on average; ``typical_ms`` in a typical one.
+    :param looks: samples in slow units that this rests on.
+    """
+
+    unit: str
+    file: str
+    line: int
+    function: str
+    inside: str
+    slow_ms: float
+    typical_ms: float
+    looks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts(Document):
+    """How much a percentile differs from run to run of the same service, each in a fresh process.
+
+    :param source: ``rounds`` of this command, or ``history``: earlier runs of the same traffic on this machine.
+    :param key: which of ``latency_ms``.
+    :param values_ms: of each run, the first one first; ``None`` where it falls among lost requests.
+    :param level: median and spread of those that are known; ``None`` for fewer than two.
+    """
+
+    source: str
+    key: str
+    values_ms: tuple[float | None, ...]
+    level: Level | None
+
+    @classmethod
+    def of(cls, source: str, key: str, values_ms: Sequence[float]) -> Restarts:
+        """Of some runs; what is not finite is lost."""
+        known = [value for value in values_ms if math.isfinite(value)]
+        return cls(
+            source=source,
+            key=key,
+            values_ms=tuple(value if math.isfinite(value) else None for value in values_ms),
+            level=Level.of(known, key) if len(known) > 1 else None,
+        )
+
+    @property
+    def next_ms(self) -> tuple[float, float] | None:
+        """Between which one run more lies, 95 %; ``None`` where that is not known."""
+        if self.level is None or not self.level.by_factor:
+            return None
+        factor = math.exp(min(self.level.one_more(), 700.0))
+        return self.level.value / factor, self.level.value * factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Document):
     """Where the figures of a diagnosis come from.
 
@@ -402,6 +461,11 @@ class Diagnosis(Document):
     :param gates: those that the run was held against.
     :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
     :param largest: the ten slowest requests explained; ``None`` in documents of earlier versions.
+    :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
+    :param lines: of the user's code, on which slow work spends longer than typical, the largest difference first.
+    :param recorded_ms: p50, p90, p95, p99 of the same requests where imported traffic was recorded; of those that
+        ended ok there.
+    :param restarts: how runs of this service differ; ``None`` where only this one is known.
     :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
@@ -447,6 +511,10 @@ class Diagnosis(Document):
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
     largest: Slowest | None = field(default=None, metadata=json_key(omit_empty=True))
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
+    lines: tuple[CodeLine, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    recorded_ms: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+    restarts: Restarts | None = field(default=None, metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))

@@ -162,6 +162,7 @@ class Optimization(Document):
         would take with an empty queue and nobody else in a batch, as foretold; empty without a forecast.
     :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
     :param records: folders of the runs that pages draw: ``baseline``, and the last ``before`` and ``after``.
+    :param disturbed: how others on the machine disturbed a replay that the verdict rests on; or empty.
     :param plan: the file with the kept fixes, beside the document.
     """
 
@@ -191,6 +192,7 @@ class Optimization(Document):
     plan: str = ""
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     interrupted: bool = False
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

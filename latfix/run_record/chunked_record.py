@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from latfix.stages import STAGES
 from latfix.traffic.io.stored_schedule import ScheduleFile
 
 Ints = npt.NDArray[np.int64]
+TableName = Literal["batches", "events", "samples"]
 
 #: Samples this long before and after a stretch belong to it: counters grow from one reading to the next.
 SAMPLES_AROUND_NS = 5_000_000_000
@@ -64,6 +65,9 @@ class RecordSource(Protocol):
 
     def stretch(self, first: int, last: int) -> RunRecord:
         """Rows ``first`` up to ``last`` with their batches, events, samples and schedule; no payloads."""
+
+    def table(self, name: TableName) -> Iterator[Columns]:
+        """All rows of one of the other tables in order, as many at a time as are at hand."""
 
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
@@ -139,6 +143,19 @@ class RecordFile:
             partial=self.partial,
             first_index=low,
         )
+
+    def table(self, name: TableName) -> Iterator[Columns]:
+        """All rows of one of the other tables in order, a row group at a time."""
+        file, names = {
+            "batches": (self._batches, BATCH_DTYPE.names),
+            "events": (self._events, EVENT_FIELDS),
+            "samples": (self._samples, SAMPLE_FIELDS),
+        }[name]
+        for k in range(len(file.bounds) - 1):
+            rows = _plain(file, file.group(k), names)
+            if name == "events":
+                rows["detail"] = parsed_details(file.path, rows["detail"])
+            yield rows
 
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""

@@ -23,6 +23,8 @@ from latfix.settings import Objective, RunnerSettings, rules_of
 
 #: The file of a run's folder.
 RUN_FILE = "run.json"
+#: From which share of :attr:`RunMeta.waited_before` on the machine was busy before the run.
+BUSY_BEFORE = 0.1
 #: A key that is written once the run has got so far, or by versions that know it.
 _WHEN_KNOWN: Mapping[str, Any] = json_key(omit_empty=True)
 
@@ -42,6 +44,7 @@ class RunMeta(Document):
     :param traffic: where the traffic is from, and how it was transformed.
     :param traffic_arguments: options of the command line that give the same traffic again.
     :param traffic_sha256: digest of the schedule: runs with the same one replayed the same requests.
+    :param waited_before: share of the minute before in which something that could run waited for a core (PSI).
     :param started: ISO 8601, with the time zone; ``ended`` likewise.
     :param origin: ``host``, ``command`` as it was typed, ``commit`` and ``branch`` of the workload's folder, as far
         as they are known; a commit with changes of its own ends in ``+``.
@@ -65,6 +68,8 @@ class RunMeta(Document):
     :param environment: variables that allocators and pools read when the process started.
     :param worker_devices: each worker's device.
     :param setup_notes: settings that the machine or the model did not allow.
+    :param stacks: of the user's Python that threads were seen in (``stack.*`` in the samples, which count from
+        zero), the innermost frame first, as ``file:line function``.
     :param model: evidence of the service before any fix, and its layers' times, where it was asked for.
     :param others: keys of other versions.
     """
@@ -92,6 +97,7 @@ class RunMeta(Document):
     traffic_arguments: tuple[str, ...] = ()
     traffic_sha256: str | None = field(default=None, metadata=_WHEN_KNOWN)
     versions: Mapping[str, str] = field(default_factory=dict)
+    waited_before: float | None = field(default=None, metadata=_WHEN_KNOWN)
     started: str = ""
     ended: str | None = field(default=None, metadata=_WHEN_KNOWN)
     origin: Mapping[str, str] = field(default_factory=dict, metadata=_WHEN_KNOWN)
@@ -124,6 +130,7 @@ class RunMeta(Document):
     environment: Mapping[str, str] = field(default_factory=dict)
     worker_devices: tuple[str, ...] = ()
     setup_notes: tuple[str, ...] = ()
+    stacks: tuple[tuple[str, ...], ...] = field(default=(), metadata=_WHEN_KNOWN)
     model: Mapping[str, Any] = field(default_factory=dict, metadata=_WHEN_KNOWN)
     others: Mapping[str, Any] = field(default_factory=dict, metadata=OTHER_KEYS)
 
@@ -163,6 +170,13 @@ def read_meta(folder: Path) -> RunMeta:
 def write_meta(folder: Path, meta: RunMeta) -> None:
     """Write ``run.json`` into a run's folder."""
     write_json(folder / RUN_FILE, meta.to_json())
+
+
+def busy_words(waited: float | None) -> str:
+    """How busy a machine was, in words; empty where it was not, or that is not known."""
+    if waited is None or waited < BUSY_BEFORE:
+        return ""
+    return f"in {100 * waited:.0f} % of the last minute something that could run waited for a core"
 
 
 def _check_rules(path: Path, table: str, values: Mapping[str, Any]) -> None:

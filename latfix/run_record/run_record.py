@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.errors import InputError
 from latfix.files.atomic_write import replacement
-from latfix.files.parquet_reader import PARQUET, ROW_GROUP, unreadable
+from latfix.files.parquet_reader import PARQUET, ROW_GROUP, ParquetRows, unreadable
 from latfix.files.parquet_types import check_type, read_column
 from latfix.files.regular_file import check_regular
 from latfix.run_record.run_meta import RunMeta, read_meta
@@ -211,20 +211,37 @@ def finalize(folder: Path) -> None:
     }
     for name, parts in tables.items():  # requests last: its presence says that the others are there
         with replacement(folder / f"{name}.parquet") as temporary:
-            _write_parts(temporary, parts)
+            write_parts(temporary, parts)
     for path in (folder / SEGMENTS).iterdir():
         path.unlink()
     (folder / SEGMENTS).rmdir()
 
 
-def _write_parts(path: Path, parts: Iterator[Any]) -> None:
+def write_parts(where: Path | BinaryIO, parts: Iterator[Any]) -> None:
     """Write Arrow tables, one after the other, as one Parquet file; at least one, which gives the columns."""
     import pyarrow.parquet as pq
 
     first = next(parts)
-    with pq.ParquetWriter(path, first.schema) as writer:
+    with pq.ParquetWriter(where, first.schema) as writer:
         for table in chain([first], parts):
             writer.write_table(table.cast(first.schema), row_group_size=ROW_GROUP)
+
+
+def request_tables(folder: Path) -> Iterator[Any]:
+    """The rows of ``requests.parquet`` as Arrow tables, at least one; made from the segments of a killed run.
+
+    :raises InputError: the folder is not a run's, or is damaged.
+    """
+    meta, path = read_meta(folder), folder / "requests.parquet"
+    with damaged(folder):
+        if path.exists():
+            rows = ParquetRows(path, ESSENTIAL)
+            yield rows.rows(0, 0)
+            yield from (rows.group(k) for k in range(len(rows.bounds) - 1))
+        else:
+            names = segment_names(meta)["requests"]
+            requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names)
+            yield from _request_tables(requests, folder / SCHEDULE, segment_lines(folder / SEGMENTS)[2])
 
 
 def _line_tables(columns: Mapping[str, Any]) -> Iterator[Any]:

@@ -161,6 +161,8 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: gil.wait_ns: how long a thread that woke at ``t_ns`` waited for the interpreter lock, every 20 ms
 #: host.stall_ns: how much later than at ``t_ns`` that thread ran though it waited for neither core nor lock; only
 #: where that is over a millisecond
+#: stack.worker.<k>, stack.prepare.<k>: which of ``stacks`` in run.json the thread was in when the probe above had the
+#: lock; no row where it was in no code of the user's
 #: gil.switch_interval_ns: after which Python asks the holder to let go; read once
 #: thread.<name>.cpu_ns, thread.<name>.runq_ns: of each Python thread (same names together), a bounded number of
 #: them; thread.native.*: all threads that Python did not start
@@ -179,6 +181,8 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: ``run.json`` names each worker's device.
 #: since the poll before: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
 #: nvml.* are there where the device tells; a metric that it refuses for good is not asked for again.
+#: of other processes, each reading what they spent on a core since the one before, about a second: other.all.spent_ns
+#: together; other.<pid>.<name>.spent_ns of the five largest; latfix.spent_ns of the process that waits for the replay
 #: runner.queue_depth, runner.in_flight
 #: where routing is by weight: runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first
 #: 32) was thought to take; runner.left_to_faster: how often a free one left to others what waited; runner.probes: how

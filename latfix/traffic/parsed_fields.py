@@ -17,6 +17,10 @@ NORMAL = PRIORITIES.index("normal")
 #: Names that are fields of a request and therefore no features.
 REQUEST_FIELDS = ("id", "arrival_s", "priority", "session", "deadline_ms", "payload")
 
+#: The feature that holds the latency which imported requests had where they were recorded, in milliseconds. It is no
+#: property of the work: nothing is learned from it.
+RECORDED = "recorded_latency_ms"
+
 
 @dataclass(slots=True, kw_only=True)
 class Fields:

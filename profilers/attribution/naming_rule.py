@@ -90,6 +90,7 @@ def summarize_cause(
         evidence=cause.told(evidence, figures),
         whatif_ms=whatif_ms,
         fixes=() if evidence.setup.outside else applicable(cause.fixes, meta),
+        culprit=cause.culprit(evidence),
     )
 
 

@@ -94,6 +94,11 @@ def no_claim(_evidence: Evidence, _left: Left) -> Claim:
     return Claim()
 
 
+def nobody(_evidence: Evidence) -> str:
+    """No culprit is known."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One cause of :data:`latfix.cause_catalogue.CATALOGUE`.
@@ -104,6 +109,7 @@ class Cause:
     :param outside: what it claims of a service behind an address, of which only its client and the kernel's counters
         tell; nothing where that takes a look inside.
     :param outside_sentence: its evidence there; ``sentence`` where that fits.
+    :param culprit: who had what it waited for, in words; empty where that is not known.
     """
 
     id: str
@@ -112,6 +118,7 @@ class Cause:
     sentence: Callable[[Evidence, TailFigures], str]
     outside: Callable[[Evidence, Left], Claim] = no_claim
     outside_sentence: Callable[[Evidence, TailFigures], str] | None = None
+    culprit: Callable[[Evidence], str] = nobody
 
     def told(self, evidence: Evidence, figures: TailFigures) -> str:
         """The sentence for a run."""

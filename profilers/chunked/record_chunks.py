@@ -17,6 +17,7 @@ from latfix.profilers.evidence.work_model import Bools, Ints
 from latfix.run_record.chunked_record import (
     SAMPLES_AROUND_NS,
     RecordSource,
+    TableName,
     first_readings,
     kept,
     notes_of,
@@ -151,6 +152,11 @@ class WholeRecord:
             traffic=part_of(whole.traffic, low, high),
             first_index=low + whole.first_index,
         )
+
+    def table(self, name: TableName) -> Iterator[Columns]:
+        """All rows of one of the other tables."""
+        tables = {"batches": self._record.batches, "events": self._record.events, "samples": self._record.samples}
+        yield tables[name]
 
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
         """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from latfix.profilers.attribution.ledger import service_line
 from latfix.profilers.drilldown.selection import Chosen, choose_slowest
 from latfix.profilers.drilldown.service_costs import batch_costs, prepare_costs
 from latfix.profilers.drilldown.summary_sentence import closing_sentence
@@ -57,8 +58,9 @@ class _Teller:
         handed = rows["arrival_ns"] + rows["dispatch_ns"]
         self.enqueued = handed + rows["prepare_ns"]
         self.sorted_ok = np.sort(record.latencies_ns())
-        self.workers = Lanes.of(batch_costs(evidence, ledger), batches["open_ns"], batches["free_ns"])
-        self.pool = Lanes.of(prepare_costs(evidence, ledger), handed)
+        line = service_line(evidence)
+        self.workers = Lanes.of(batch_costs(evidence, line), batches["open_ns"], batches["free_ns"])
+        self.pool = Lanes.of(prepare_costs(evidence, line), handed)
 
     def story(self, chosen: Chosen) -> Story:
         """One request's."""

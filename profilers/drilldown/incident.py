@@ -8,6 +8,7 @@ import numpy as np
 
 from latfix.profilers.drilldown.service_costs import batch_costs
 from latfix.profilers.evidence.units import Evidence
+from latfix.queueing.two_stage_queue import Line
 from latfix.results.diagnosis import Incident, Ledger
 
 #: Fewer requests are together by chance; a moment is at most this share of the run.
@@ -16,12 +17,15 @@ _LEAST, _MOMENT = 3, 0.1
 _MADE_IT = 0.5
 
 
-def incident_of(evidence: Evidence, ledger: Ledger, tail_ns: float, span_s: tuple[float, float]) -> Incident | None:
+def incident_of(
+    evidence: Evidence, ledger: Ledger, line: Line, tail_ns: float, span_s: tuple[float, float]
+) -> Incident | None:
     """The moment that all requests of the tail share; ``None`` where they do not.
 
     They share one if their lives, from arrival to end, leave no gap, and they all arrived within a tenth of the run.
 
     :param ledger: of all requests that ``evidence`` has as ok, in its order.
+    :param line: the queues in which it divides waits.
     :param tail_ns: the latency from which a request is in the tail.
     :param span_s: begin and end of the run.
     """
@@ -37,7 +41,7 @@ def incident_of(evidence: Evidence, ledger: Ledger, tail_ns: float, span_s: tupl
         return None
     excess_ns = float(ledger.latency_ns[slow].mean() - ledger.reference_ns)
     moment = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=len(arrival))
-    costs = batch_costs(evidence, ledger)
+    costs = batch_costs(evidence, line)
     held = costs.end - costs.start
     meets = (costs.start < end[-1]) & (costs.end > arrival[0])
     if not meets.any():

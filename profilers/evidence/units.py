@@ -28,6 +28,7 @@ from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
+from latfix.traffic.parsed_fields import RECORDED
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -194,7 +195,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
     times = _work_times(units, setup, spans)
-    features = record.traffic.features
+    features = {name: column for name, column in record.traffic.features.items() if name != RECORDED}
     names = norms.of(
         "features",
         lambda: telling_features(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from latfix.profilers.probes.stage_recorder import SampleLog
@@ -36,10 +37,13 @@ class LockProbe:
     """Logs ``gil.wait_ns`` every 20 ms, at the time when the thread should have run.
 
     :param period_s: seconds asleep between two readings.
+    :param look: called with the time at each, while the thread has the lock.
     """
 
-    def __init__(self, samples: SampleLog, *, period_s: float = PERIOD_S) -> None:
-        self._samples = samples
+    def __init__(
+        self, samples: SampleLog, *, period_s: float = PERIOD_S, look: Callable[[int], None] | None = None
+    ) -> None:
+        self._samples, self._look = samples, look
         self._period_s = period_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="latfix-gil", daemon=True)
@@ -65,7 +69,8 @@ class LockProbe:
             due = time.perf_counter_ns() + period_ns
             # Not Event.wait: its lock and condition are Python code of their own, with waits of their own.
             time.sleep(self._period_s)
-            late = time.perf_counter_ns() - due
+            now = time.perf_counter_ns()
+            late = now - due
             after = counters.snapshot()
             late -= after[_RUNQ] - before[_RUNQ]
             locked, stood_still = divided(late, after[_VCSW] - before[_VCSW] - 1, interval_ns)
@@ -73,6 +78,8 @@ class LockProbe:
             self._samples.add(due, WAIT_SERIES, locked)
             if stood_still > STALL_NS:
                 self._samples.add(due, STALL_SERIES, stood_still)
+            if self._look is not None:
+                self._look(now)
             self.readings += 1
             self.cpu_ns = time.thread_time_ns()
         counters.close()

@@ -42,6 +42,8 @@ _AFTER = frozenset(".:")
 _JOINING = frozenset("@#:")
 #: ``GH-12`` is an issue as ``#12`` is.
 _GITHUB_ISSUE = re.compile(r"(?<![A-Za-z0-9])gh-(?=[0-9])", re.IGNORECASE)
+#: What :func:`_code` and :func:`_character` write; nothing from outside can look like it.
+_NAME, _REFERENCE = re.compile("<code>(.*?)</code>"), re.compile("&#([0-9]+);")
 _OUTCOMES = {"passed": "passed", "failed": "**FAILED**", "undecided": "undecided"}
 
 
@@ -58,6 +60,19 @@ def markdown(summary: Summary) -> str:
         [f"- {text(_stopped(note))}" for note in summary.notes[:_MOST_ROWS]],
     ]
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines) + "\n"
+
+
+def plain_markdown(summary: Summary) -> str:
+    """The document for readers other than GitHub, and for people: no HTML and no character references.
+
+    A sign that could mean something has a backslash before it instead; names are in backticks.
+    """
+    parts = _NAME.split(markdown(summary).replace("<!-- -->", ""))
+    parts[::2] = (_REFERENCE.sub(lambda found: f"\\{chr(int(found[1]))}", part) for part in parts[::2])
+    names = (_REFERENCE.sub(lambda found: chr(int(found[1])), part) for part in parts[1::2])
+    # Nothing in backticks can be escaped, but for what ends a table's cell.
+    parts[1::2] = (f"`{name.replace('`', chr(39)).replace('|', chr(92) + '|')}`" if name else "" for name in names)
+    return "".join(parts)
 
 
 def text(value: object, *, limit: int = _LONGEST) -> str:

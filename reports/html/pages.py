@@ -48,6 +48,7 @@ from latfix.reports.diagnosis_rows import (
     excess_words,
     focus_key,
     largest_window_causes,
+    line_rows,
     service_words,
     weight_words,
 )
@@ -66,6 +67,7 @@ from latfix.reports.request_rows import (
 from latfix.reports.vocabulary import (
     CLASS_WORDS,
     DEFINITIONS,
+    LINES_WORDS,
     cause_words,
 )
 from latfix.results.comparison import Comparison
@@ -87,6 +89,7 @@ _TITLES = {
     "windows": "Over time",
     "stages": "Stages",
     "workers": "Workers",
+    "lines": "Which lines",
     "slowest": "Slowest requests",
     "units": "The slowest",
     "read": "What was read",
@@ -124,8 +127,8 @@ def write_run_report(
     """
     advice, active = cause_advice(diagnosis), active_causes(diagnosis)
     weighed = any(map(weight_words, diagnosis.workers))
-    absent = {name for name, part in (("windows", diagnosis.windows), ("workers", diagnosis.workers)) if not part}
-    anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "slowest", "traffic", "method")
+    absent = {name for name in ("windows", "workers", "lines") if not getattr(diagnosis, name)}
+    anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic", "method")
     fixable = any(entry.fixes for entry in advice)
     write_page(
         path,
@@ -168,6 +171,8 @@ def write_run_report(
             ]
             for row in diagnosis.workers
         ],
+        lines=[[visible(cell, limit=300) for cell in row] for row in line_rows(diagnosis)],
+        lines_words=LINES_WORDS,
         slowest=slow_rows(record, diagnosis.ledger),
         stories=[story_values(story) for story in stories],
         traffic_chart=_traffic_chart(record),

@@ -36,6 +36,7 @@ from latfix.reports.diagnosis_rows import (
     cause_total,
     excess_words,
     focus_key,
+    line_rows,
     loss_rows,
     main_causes,
     read_words,
@@ -61,7 +62,7 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import CLASS_WORDS, diagnosis_severity
+from latfix.reports.vocabulary import CLASS_WORDS, LINES_WORDS, diagnosis_severity
 from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.stages import STAGES
 
@@ -96,6 +97,7 @@ def render_diagnosis(
         parts += _workers(diagnosis)
     parts += _units(diagnosis)
     if verbose:
+        parts += [*_lines(diagnosis)]
         parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
     answer = diagnosis_answer(diagnosis, workload=workload_argument)
     more = [] if folder is None else [("report", str(folder / "report.html"))]
@@ -299,6 +301,20 @@ def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         rows.append([safe(unit.id, limit=40), *figures, safe(words, "dim")])
     last = Column("most of that, ms", right=False, given_up=1)
     yield FittedTable([Column(right=False), Column("at, ms", given_up=2), Column("took, ms"), last], rows)
+
+
+def _lines(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """Lines of the user's code; nothing where none stands out."""
+    rows = line_rows(diagnosis)
+    if not rows:
+        return
+    yield heading("Which lines, ms")
+    columns = [Column("in", right=False), Column("slow"), Column("typical"), Column("seen", given_up=1)]
+    table: list[Sequence[Cell]] = [
+        [unit, slow, typical, seen, safe(where, limit=120)] for unit, where, slow, typical, seen in rows
+    ]
+    yield FittedTable([*columns, Column("line", right=False)], table)
+    yield Text(LINES_WORDS, style="dim")
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
+from latfix.run_record.run_meta import BUSY_BEFORE
 from latfix.runners.doctor.findings import costs, note, ok, untold
 from latfix.runners.host.cpu_topology import Cores, allowed_cores, cores_text
 from latfix.runners.host.kernel_files import System, whole
@@ -30,7 +31,6 @@ _INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}
 #: An idle state that takes longer to leave than this shows in the latency of a service that is idle between requests.
 _SLOW_EXIT_US = 50
 _STEAL_SHARE = 0.005
-_BUSY_SHARE = 0.1
 
 
 def processor(system: System, cores: Cores | None = None) -> Iterator[Finding]:
@@ -192,7 +192,7 @@ def _load(system: System) -> Finding:
             return note("processor.load", f"load average {words[0]} in the last minute")
         return untold("processor.load", "the kernel shows neither pressure nor load")
     found = f"in {waiting:.1%} of the last minute something that could run waited for a core"
-    if waiting < _BUSY_SHARE:
+    if waiting < BUSY_BEFORE:
         return ok("processor.load", found)
     return costs(
         "processor.load",

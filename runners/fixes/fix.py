@@ -150,6 +150,7 @@ class Fix:
     :param alone: it acts on how much of a device's memory the service holds, so that there it is judged with nothing
         of the search beside it.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
+    :param accepted: the share of models whose answers it is expected to leave accurate enough; for the order only.
     :param mates_only: they may, only as far as the model's answers hang on who shares a batch: where a service
         answers the same in batches as alone, this changes none.
     :param making_s: seconds that a service takes longer to make with it, seen on the samples: compiling, converting,
@@ -173,6 +174,7 @@ class Fix:
     cold: bool = False
     alone: bool = False
     changes_outputs: bool = False
+    accepted: float = 1.0
     mates_only: bool = False
     making_s: float = 0.0
     making_gpu_s: float | None = None
@@ -194,6 +196,11 @@ class Fix:
     def changes(self, context: Context) -> Sequence[Change]:
         """Every change that may be chosen, where it applies."""
         return [self.change(context)] if self.options is None else self.options(context)
+
+    @property
+    def expected_compute(self) -> float:
+        """What is left of a batch's compute, as a first guess, where answers may turn out not to be good enough."""
+        return 1.0 - self.accepted * (1.0 - self.compute)
 
     def seconds_to_make(self, device: str) -> float:
         """See ``making_s``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,12 +14,15 @@ from latfix.errors import InputError
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
 from latfix.gates.latency_change import latency_change
 from latfix.gates.syntax import Gate
+from latfix.profilers.diagnose import diagnose
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
 from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.run_record import RunRecord
 from latfix.runners.gate.paired_rounds import Round
 from latfix.runners.replay.run_session import Interrupted
 from latfix.statistics.decision import Rule
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
+from latfix.statistics.latency_summary import QUANTILES
 
 #: Called after each round with what it showed and about how many there will be.
 OnRound = Callable[[Round, int, int], None]
@@ -37,6 +41,11 @@ class Decision:
     rounds: list[Round] = field(default_factory=list)
     late: int = 0
     interrupted: bool = False
+
+    @property
+    def arms(self) -> tuple[list[RunRecord], list[RunRecord]]:
+        """The records of both services, round by round, the base's first."""
+        return [found.base for found in self.rounds], [found.new for found in self.rounds]
 
 
 def check(gates: Sequence[Gate]) -> None:
@@ -98,6 +107,37 @@ def decide(
     return decision
 
 
+def with_causes(decision: Decision, seed: int) -> Comparison | None:
+    """The comparison, with what each cause added where a gate on a percentile failed.
+
+    :param seed: of the diagnoses' intervals.
+    """
+    comparison = decision.comparison
+    if comparison is None or all(result.passed is not False for result in comparison.gates):
+        return comparison
+    failed = {result.gate.metric for result in comparison.gates if result.passed is False}
+    why = []
+    for change in comparison.why:
+        if change.metric in failed and change.metric in QUANTILES:
+            before, after = (_by_cause(change.metric, arm, seed) for arm in decision.arms)
+            change = replace(
+                change, causes_ms={name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
+            )
+        why.append(change)
+    return replace(comparison, why=tuple(why))
+
+
+def _by_cause(metric: str, records: Sequence[RunRecord], seed: int) -> Mapping[str, float]:
+    """Milliseconds of the requests beyond a percentile, averaged over the rounds."""
+    found: dict[str, float] = defaultdict(float)
+    for record in records:
+        told = diagnose(record, percentile=100 * QUANTILES[metric], seed=seed)
+        found["a quiet request"] += told.reference_ms / len(records)
+        for cause in told.causes:
+            found[cause.cause] += cause.tail_ms / len(records)
+    return found
+
+
 def _on_time(found: Round) -> bool:
     return all(dispatch_lag(record).trustworthy for record in (found.base, found.new))
 
@@ -114,7 +154,7 @@ def _decided(comparison: Comparison) -> bool:
 def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, last: bool) -> Comparison:
     """The rounds so far compared, with the gates judged, as sure as this look must be."""
     count = len(decision.rounds)
-    before, after = [found.base for found in decision.rounds], [found.new for found in decision.rounds]
+    before, after = decision.arms
     rule = Rule(level=look_level(count, max(most, count), last=last))
     drift = np.array([found.drift for found in decision.rounds])
     comparison = compare_rounds(before, after, seed=seed, rule=rule, control=drift)

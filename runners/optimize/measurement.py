@@ -18,6 +18,7 @@ from latfix.runners.measure.compute_pace import blend, offered, passes_s
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
+    SHORTEST_S,
     Floats,
     first_window,
     replay_s,
@@ -404,6 +405,11 @@ class Bench:
     def _profiled(self) -> bool:
         """Whether a service that is to go on being compared has to start again first."""
         return any(arm.profiled for arm in self._arms)
+
+    @property
+    def least_round_s(self) -> float:
+        """About how long a round of the final replay takes at least: both arms, each on a fresh process."""
+        return 2 * (self._start_s + SHORTEST_S + DRAIN_S)
 
     def final_traffic(self, seconds: float) -> Traffic:
         """What the final replay is of: the whole traffic, where :data:`WANTED_ROUNDS` of it fit, or its slowest

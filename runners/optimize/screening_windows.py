@@ -17,7 +17,8 @@ from latfix.traffic.transforms import limit, slice_time
 
 Floats = npt.NDArray[np.float64]
 
-_SHORTEST_S = 3.0
+#: A shorter slice tells nothing.
+SHORTEST_S = 3.0
 _LONGEST_S = 6.0
 #: Requests that two windows together should hold, where the longest window allows it.
 _ENOUGH = 200
@@ -46,7 +47,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | N
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     span_s = (last - first) / 1e9
     rate = len(traffic) / max(span_s, 1e-9)
-    width_s = min(max(_SHORTEST_S, _ENOUGH / 2 / rate), _LONGEST_S)
+    width_s = min(max(SHORTEST_S, _ENOUGH / 2 / rate), _LONGEST_S)
     if 2 * width_s >= 0.8 * span_s:
         return [traffic]
     width = int(width_s * 1e9)
@@ -96,7 +97,7 @@ def slowest_stretch(
     """
     span_s = traffic.duration_s - traffic.start_s
     should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, _LEAST_REQUESTS))
-    width_s = max(wanted_s, min(should_s, most_s), least_s, _SHORTEST_S)
+    width_s = max(wanted_s, min(should_s, most_s), least_s, SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return traffic
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
@@ -161,7 +162,7 @@ def first_window(traffic: Traffic) -> Traffic:
     """The start of the traffic, for fixes that act on a service's first requests."""
     start = traffic.start_s
     until = float(traffic.arrival_ns[min(_FIRST_REQUESTS, len(traffic)) - 1]) / 1e9
-    return slice_time(traffic, start, max(start + _SHORTEST_S, min(until, start + 2 * _LONGEST_S) + 0.001))
+    return slice_time(traffic, start, max(start + SHORTEST_S, min(until, start + 2 * _LONGEST_S) + 0.001))
 
 
 def join(records: Sequence[RunRecord]) -> RunRecord:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -215,7 +216,9 @@ class Search:
         spare = max(left - self._reserved_s(), 0.0)
         until = left - max(min(_MEASURING * spare, spare - self._bench.trial_s(self._scored_fixes())), 0.0)
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
-        for choice in sorted(self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.compute)):
+        for choice in sorted(
+            self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.expected_compute)
+        ):
             self._measure_way(planner, batches, until, [choice])
         self._measure_shares(planner, batches, until)
 
@@ -233,7 +236,7 @@ class Search:
         """Ways to run the model that may be chosen, best first."""
         ready = [each for each in self.alternatives if each.status == "ready"]
         ready = [each for each in ready if all(choice.fix.compute != 1.0 for choice in each.choices)]
-        return sorted(ready, key=lambda each: planner.score(self._numbered(planner, each.choices)))
+        return sorted(ready, key=lambda each: self._expected(planner, self._numbered(planner, each.choices)))
 
     def _look_again(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
         """A way was refused for its answers: measure what is to take its place."""
@@ -302,14 +305,21 @@ class Search:
         """The best configuration of each way to run the model, best first."""
         ways: list[tuple[Choice, ...]] = [(), *(each.choices for each in self.alternatives if each.status == "ready")]
         made = [self._numbered(planner, choices) for choices in ways]
-        return sorted(made, key=planner.score)
+        return sorted(made, key=partial(self._expected, planner))
+
+    def _expected(self, planner: Planner, made: Configuration) -> float:
+        """What a replay of it is expected to gain: answers that nobody has seen may not be good enough."""
+        unseen = [choice.fix for choice in made.choices if choice.fix.id not in self.best.fixes]
+        score = planner.score(made)
+        return score * math.prod(fix.accepted for fix in unseen) if score < 0 else score
 
     def _replay_foretold(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
         tried = {(), *(trial.configuration.key for trial in self.trials)}
         told = refused = False
         while True:
             ranked = [one for one in self._ranked(planner) if one.key not in tried]
-            best = ranked[0] if ranked and planner.score(ranked[0]) <= self.best_score - _WORTH_A_REPLAY else None
+            worth = (one for one in ranked if planner.score(one) <= self.best_score - _WORTH_A_REPLAY)
+            best = next(worth, None)
             if refused and (self.best.choices or best is None):
                 # What takes the place of a refused way is long to find: not before there is something to prove.
                 refused = False
@@ -336,7 +346,9 @@ class Search:
         seen = {(), *(trial.configuration.key for trial in self.trials)}
         ranked = [one for one in self._ranked(planner) if one.key not in seen]
         best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
-        if best is None or (score := planner.score(best)) > math.log(_FORETOLD):
+        if best is None or self._bench.left_s() < self._bench.least_round_s:
+            return
+        if (score := planner.score(best)) > math.log(_FORETOLD):
             return
         told = planner.predict(best)
         reason = f"foretold {_foretold(told.ratio, self._goal.key)}; no time to try it: the final replay alone tells"

@@ -16,6 +16,7 @@ import numpy as np
 from latfix.errors import RunnerError
 from latfix.profilers.calibration.cost_cache import unit_costs
 from latfix.profilers.calibration.gpu_memory_calls import device_costs
+from latfix.profilers.code_lines.stack_samples import StackLog
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
@@ -101,12 +102,14 @@ class RecordedReplay:
         facts = RunFacts(service, engine)
         pauses = GcPauses(service.events)
         service.events.drain(0)  # what happened while loading is no event of this run
-        lock = LockProbe(self._samples)
+        stacks = StackLog(self._samples)
+        lock = LockProbe(self._samples, look=stacks.look)
         self._probe_lines["gil"] = f"gil: wait for the interpreter lock, every {PERIOD_S * 1000:g} ms"
         with contextlib.ExitStack() as stack:
             deaths = stack.enter_context(ThreadDeaths(self._stop))
             stack.enter_context(engine.places.aside())
             engine.start()
+            stacks.watch()
             self._warm_up(engine)
             deaths.check()
             service.compiles.attach()
@@ -131,6 +134,7 @@ class RecordedReplay:
         return {
             **_ended(cost["stalled"], interrupted=self._stop.is_set()),
             "calibration": calibration,
+            "stacks": stacks.stacks,
             "overhead": self._overhead(cost, pauses, samplers, lock, engine),
             "probes": self._probe_lines,
             "threads": engine.thread_ids(),

@@ -14,9 +14,11 @@ from typing import Any
 import latfix
 from latfix.config.workload_toml import WorkloadSpec, traffic_arguments
 from latfix.errors import InputError, LatfixError, RunnerError
+from latfix.profilers.probes.neighbor_watch import LINE, NeighborWatch
 from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.runners.host.kernel_files import System
 from latfix.runners.measure.compute_pace import typical_batches
 from latfix.runners.replay.folder_lock import claim
 from latfix.runners.replay.run_origin import run_origin
@@ -172,9 +174,11 @@ def replay_into(
     """
     folder.update(**{key: process.ready[key] for key in ("machine", "load_s", "device")})
     interrupted = False
+    neighbors = NeighborWatch(_groups(process.pid, folder.meta.http.get("pid")))
     try:
         try:
-            outcome = process.replay(folder.path, on_event=on_event)
+            with neighbors:
+                outcome = process.replay(folder.path, on_event=on_event)
         except KeyboardInterrupt:
             interrupted = True
             process.interrupt()
@@ -186,6 +190,9 @@ def replay_into(
         folder.fail(str(error) or "interrupted twice")
         raise
     folder.update(**{key: value for key, value in outcome.items() if key not in ("event", "do")})
+    if folder.meta.t0_ns is not None and (folder.path / SEGMENTS).is_dir():
+        folder.update(probes={**folder.meta.probes, "neighbors": LINE})
+        neighbors.write(folder.path, folder.meta.t0_ns)
     record = _close(folder)
     if interrupted:
         raise Interrupted(record)
@@ -196,6 +203,20 @@ def replay_into(
         write_meta(folder.path, folder.meta)
         record = replace(record, meta=folder.meta)
     return record
+
+
+def waited_before() -> float | None:
+    """Share of the last minute in which something that could run waited for a core; ``None`` where it is not kept."""
+    return System().pressure("/proc/pressure/cpu", "some")
+
+
+def _groups(*pids: int | None) -> set[int]:
+    """Process groups of the service; without those that are gone."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.add(os.getpgid(pid) if pid else -1)
+    return found
 
 
 def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
@@ -267,6 +288,7 @@ def _first_meta(replay: Replay) -> RunMeta:
         traffic_arguments=tuple(traffic_arguments(spec, traffic.metadata.get("mapping", {}))),
         traffic_sha256=schedule_digest(traffic),
         versions=versions(),
+        waited_before=waited_before(),
         started=_now(),
         origin=run_origin(spec.folder),
     )

@@ -67,6 +67,11 @@ class RunnerProcess:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> Mapping[str, Any]:
         """Start the process and wait until the model is loaded; returns its ``ready`` message."""
         if self._process is None:

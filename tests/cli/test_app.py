@@ -21,7 +21,7 @@ from latfix.errors import InputError, RunnerError
 Cli = Callable[..., tuple[int, str, str]]
 
 _FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "selftest", "doctor", "fragmentation")
-COMMANDS = (*_FIRST, "init", "backends", "history", "schema", "export-plan", "traffic")
+COMMANDS = (*_FIRST, "init", "backends", "history", "schema", "export", "export-plan", "traffic")
 HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 
 

@@ -73,7 +73,7 @@ def report(
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
     run = run.parent if run.name == "run.json" else run
-    if (file := _saved(run)) is not None:
+    if (file := saved_document(run)) is not None:
         for_runs = {
             "--percentile": percentile,
             "--gate": gate,
@@ -99,7 +99,7 @@ def report(
         )
 
 
-def _saved(path: Path) -> Path | None:
+def saved_document(path: Path) -> Path | None:
     """The document of a result that is not a run's folder."""
     if path.is_file():
         return path

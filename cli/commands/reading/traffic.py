@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
 traffic_app = typer.Typer(
     name="traffic",
     add_completion=False,
-    help="Look at recorded traffic, convert it, or make some up.",
+    help="Look at recorded traffic, import and convert it, or make some up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 _MAP_HELP = 'Derive a feature from others, e.g. "tokens=min(input_tokens / 16, 256)". May be repeated.'
 _SKIP_HELP = "Leave malformed lines out, and count them, instead of stopping at the first."
+
+#: Requests from which on reading them takes seconds.
+_WORTH_SAYING = 50_000
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Recorded traffic, of any known format.")]
 MapOption = Annotated[list[str] | None, typer.Option("--map", metavar="FEATURE=EXPRESSION", help=_MAP_HELP)]
@@ -49,6 +53,7 @@ def inspect_command(
     from latfix.cli.shared.options import Target, see_that_it_can_be_written
     from latfix.reports.terminal.traffic import check_picture, draw_shape, render_shape
     from latfix.traffic.derived_features import parse_map_option
+    from latfix.traffic.io.block_reader import read_in_blocks
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.summary import describe
 
@@ -56,7 +61,10 @@ def inspect_command(
     if picture is not None:
         check_picture(picture)
         see_that_it_can_be_written("--picture", str(picture))
-    traffic = read_traffic(file, mapping=parse_map_option(map_ or []), skip_bad_lines=skip_bad_lines)
+    mapping = parse_map_option(map_ or [])
+    traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=_say_rows)
+    if traffic is None:
+        traffic = read_traffic(file, mapping=mapping, skip_bad_lines=skip_bad_lines)
     shape = describe(traffic)
     figures.write_json(shape.to_json())
     if picture is not None:
@@ -132,6 +140,58 @@ def convert_command(
     typer.echo(_written_line(traffic, target))
 
 
+@traffic_app.command("import")
+def import_command(
+    source: Annotated[Path, typer.Argument(metavar="LOG", help="An access log, or CSV or JSON Lines of requests.")],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet; LOG.traffic.jsonl.")
+    ] = None,
+    time: Annotated[str, typer.Option("--time", metavar="COLUMN", help="When requests arrived.")] = "",
+    end: Annotated[str, typer.Option("--end", metavar="COLUMN", help="When requests ended, instead of --time.")] = "",
+    latency: Annotated[
+        str, typer.Option("--latency", metavar="COLUMN", help="How long they took; the unit by the column's name.")
+    ] = "",
+    status: Annotated[str, typer.Option("--status", metavar="COLUMN", help="How they ended.")] = "",
+    feature: Annotated[
+        list[str] | None,
+        typer.Option("--feature", metavar="NAME=COLUMN", help="What tells how much work one is. May be repeated."),
+    ] = None,
+) -> None:
+    """Make traffic of a log of requests.
+
+    nginx, Apache, Envoy, AIPerf, vLLM's benchmark, guidellm and Triton's trace are known by their content; other
+    logs say by the options which column is what. Recorded latencies are kept, and a replay is held against them.
+    """
+    from latfix.formatting import milliseconds
+    from latfix.profilers.recordings.reader import ReadOptions
+    from latfix.profilers.recordings.requests.readers import read_requests
+    from latfix.traffic.io.writer import check_output, write_traffic
+    from latfix.traffic.parsed_fields import RECORDED
+    from latfix.traffic.recorded_latency import recorded_summary_ms
+
+    target = target or Path(f"{source.name}.traffic.jsonl")
+    check_output(target)
+    roles = {"arrival": time, "end": end, "latency": latency, "status": status}
+    mapping = [*(f"{role}={column}" for role, column in roles.items() if column), *(feature or ())]
+    table = read_requests(source, ReadOptions(mapping=tuple(mapping)))
+    if not len(table):
+        raise InputError(f"{source}: found no requests; expected at least one")
+    if not table.timed:
+        raise InputError(f"{source}: found no column with the time of requests; name it: --time COLUMN")
+    traffic = table.traffic(source.name)
+    write_traffic(traffic, target)
+    typer.echo(f"read {len(table):,} requests from {source} ({table.facts.get('format', 'requests')})")
+    for note in table.notes:
+        typer.echo(f"  {note}")
+    summary = recorded_summary_ms(traffic.features[RECORDED])
+    if summary:
+        typer.echo(
+            "recorded latency: " + ", ".join(f"{name} {milliseconds(value)}" for name, value in summary.items())
+        )
+    typer.echo(f"features: {', '.join(traffic.features)}; no payloads: prepare makes inputs from the features")
+    typer.echo(_written_line(traffic, target))
+
+
 @traffic_app.command("synthesize")
 def synthesize_command(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet.")],
@@ -178,6 +238,12 @@ def synthesize_command(
     parameters = ", ".join(f"{name} {value}" for name, value in synthesis.parameters().items())
     typer.echo(f"synthesized {parameters}")
     typer.echo(_written_line(traffic, target))
+
+
+def _say_rows(rows: int) -> None:
+    """How far a large file is read, where somebody watches."""
+    if rows > _WORTH_SAYING and sys.stderr.isatty():
+        sys.stderr.write(f"\r{rows:,} requests read")
 
 
 def _transform_line(entry: dict[str, object]) -> str:

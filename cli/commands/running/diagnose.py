@@ -38,6 +38,7 @@ def diagnose(
     duration: options.DurationOption = None,
     limit: options.LimitOption = None,
     repeat: options.RepeatOption = 1,
+    rounds: options.RoundsOption = 1,
     seed: options.SeedOption = 0,
     percentile: options.PercentileOption = None,
     device: options.DeviceOption = None,
@@ -75,7 +76,7 @@ def diagnose(
     A recording (of a device, of requests) is explained as it is; nothing is replayed.
     """
     from latfix.cli.shared import recording_flow
-    from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
+    from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates, with_rounds
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.http_target.address import is_address
     from latfix.runners.replay.run_session import Hung, Interrupted, default_folder, open_folder
@@ -91,6 +92,8 @@ def diagnose(
     )
     replayed.check()
     options.check_seed(seed)
+    if rounds < 1:
+        raise InputError(f"--rounds: found {rounds}; expected 1 or more")
     check_percentile(percentile)
     drill_down = DrillDown.parse(request, slowest)
     service = address_flow.AddressOptions(
@@ -116,6 +119,7 @@ def diagnose(
             "--history": history,
             "--request": request,
             "--slowest": slowest,
+            "--rounds": rounds if rounds != 1 else None,
         }
         recording_flow.refuse(workload, {**for_replays, **replayed.given()})
         gates = parse_gates(gate, baseline, "off")
@@ -127,7 +131,9 @@ def diagnose(
     if step is not None:
         raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     if is_address(workload):
-        address_flow.refuse_others(workload, {"--profile": profile or None, "--plan": plan, "--device": device})
+        fresh = rounds if rounds != 1 else None  # nobody here can start that service anew
+        others = {"--profile": profile or None, "--plan": plan, "--device": device, "--rounds": fresh}
+        address_flow.refuse_others(workload, others)
         spec = address_flow.spec_of(workload, service, traffic, percentile)
         ready = partial(address_flow.replay_of, workload, service, spec, seed=seed)
     else:
@@ -150,7 +156,12 @@ def diagnose(
             record, interrupted = stopped.record, True
         except Hung as stopped:
             record, failure = stopped.record, stopped.message
+        again: list[RunRecord] = []
+        if not failure:
+            interrupted |= _again(replay, record.folder, again, 1 if interrupted else rounds)
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
+        if again:
+            diagnosis = with_rounds(diagnosis, record, again)
         return conclude(
             record,
             diagnosis,
@@ -163,6 +174,18 @@ def diagnose(
             drill_down=drill_down,
             verbose=verbose,
         )
+
+
+def _again(replay: Callable[[Path], RunRecord], folder: Path, again: list[RunRecord], rounds: int) -> bool:
+    """Replay in further fresh processes, into ``rounds/`` of the first one's folder; whether Ctrl-C ended that."""
+    from latfix.runners.replay.run_session import Interrupted, open_folder
+
+    try:
+        for number in range(2, rounds + 1):
+            again.append(replay(open_folder(folder / "rounds" / str(number))))
+    except Interrupted:
+        return True
+    return False
 
 
 def _replay_of(

@@ -181,7 +181,7 @@ def _rounds(
 ) -> Decision:
     """Rounds until decided; both processes are gone at the end."""
     from latfix.cli.shared.replay_progress import ReplayLines, unwatched
-    from latfix.runners.gate.decide import decide
+    from latfix.runners.gate.decide import decide, with_causes
     from latfix.runners.gate.paired_rounds import replay_rounds
     from latfix.runners.gate.traffic_parts import cut, part_seconds
 
@@ -195,7 +195,9 @@ def _rounds(
             lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {until - time.monotonic():.0f} s left")
 
         rounds = replay_rounds(*arms, parts, folder, unwatched, seed=seed)
-        return decide(gates, rounds, budget_s=until - time.monotonic(), seed=seed, on_round=show)
+        decision = decide(gates, rounds, budget_s=until - time.monotonic(), seed=seed, on_round=show)
+        decision.comparison = with_causes(decision, seed)
+        return decision
     finally:
         for arm in arms:
             arm.close()

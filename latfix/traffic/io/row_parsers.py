@@ -36,7 +36,7 @@ def read_table(source: Source, *, skip_bad_lines: bool) -> RawTable:
     if source.kind == "parquet":
         return _read_parquet(source)
     text = _decode(source, skip_bad_lines)
-    if _looks_like_json(text):
+    if looks_like_json(text):
         return _read_jsonl(source, text, skip_bad_lines)
     return _read_csv(source, text, skip_bad_lines)
 
@@ -53,7 +53,7 @@ def _decode(source: Source, skip_bad_lines: bool) -> str:
         raise input_error(source.path, line, f"byte 0x{byte:02x}, which is not UTF-8", "UTF-8 text") from error
 
 
-def _looks_like_json(text: str) -> bool:
+def looks_like_json(text: str) -> bool:
     """True if the first line begins an object or array, or most of the first lines do (the rest are bad)."""
     head = [line.strip() for line in text[:65536].split("\n", 40)[:40]]
     lines = [line for line in head if line]

@@ -14,6 +14,7 @@ from latfix.profilers.causes.cause import (
     own_and_behind,
     typical_and_p99,
 )
+from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, takers_words
 from latfix.profilers.causes.python.gil_waits import descheduled_ns
 from latfix.profilers.evidence.units import Evidence
 
@@ -70,7 +71,21 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     units, ok = evidence.units, evidence.ok
     delay = units["prepare"].runq + units["finish"].runq
     delay = (delay + evidence.of_batch(units["collate"].runq + units["compute"].runq))[ok]
-    return f"threads were runnable without a core for {typical_and_p99(delay)}; {own_and_behind(figures)}."
+    had = f"; meanwhile the cores were had by {who}" if (who := _culprit(evidence)) else ""
+    return f"threads were runnable without a core for {typical_and_p99(delay)}{had}; {own_and_behind(figures)}."
+
+
+def _culprit(evidence: Evidence) -> str:
+    """Who had the cores while threads waited for one. Of a worker alone its own compute is no other's."""
+    at, weight = [], []
+    for name in ("prepare", "finish", "collate", "compute"):
+        unit = evidence.units[name]
+        at.append(unit.end)
+        weight.append(unit.runq)
+    takers = core_takers(evidence.samples, np.concatenate(at), np.concatenate(weight))
+    alone = evidence.setup.workers == 1 and weight[0].sum() <= weight[2].sum() + weight[3].sum()
+    but = (WORKERS,) if alone else ()
+    return takers_words(takers, but=but if evidence.setup.pooled else (*but, OPERATORS))
 
 
 def _outside(_evidence: Evidence, left: Left) -> Claim:
@@ -80,9 +95,10 @@ def _outside(_evidence: Evidence, left: Left) -> Claim:
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     delay = (evidence.units["finish"].runq + evidence.of_batch(evidence.units["compute"].runq))[evidence.ok]
+    had = f"; meanwhile the cores were had by {who}" if (who := _culprit(evidence)) else ""
     return (
-        f"while a request was at the service, its threads were runnable without a core for {typical_and_p99(delay)}; "
-        f"{own_and_behind(figures)}."
+        f"while a request was at the service, its threads were runnable without a core for {typical_and_p99(delay)}"
+        f"{had}; {own_and_behind(figures)}."
     )
 
 
@@ -93,4 +109,5 @@ CAUSE = Cause(
     sentence=_sentence,
     outside=_outside,
     outside_sentence=_outside_sentence,
+    culprit=_culprit,
 )

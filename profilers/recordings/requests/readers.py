@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from latfix.errors import InputError, input_error
-from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests import findings
 from latfix.profilers.recordings.requests.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.formats import (
@@ -102,6 +102,22 @@ def _request_reader(
         return diagnose_table(read(recorded.path, options), recorded.path, options)
 
     return Reader(kind="requests", reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
+
+
+def read_requests(path: Path, options: ReadOptions) -> RequestTable:
+    """The requests of a log that has them one by one, of any format that is known.
+
+    :raises InputError: it is none, or a mapping is given for one whose fields are known.
+    """
+    head = recorded_at(path).head
+    for name, (knows, read) in _TABLES.items():
+        if knows(head):
+            if options.mapping:
+                raise InputError(f"{path}: found {name}, whose fields are known; leave --time and the like out")
+            return read(path, options)
+    if not mapped_log.knows(head):
+        raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, mapped_log.NAME)))
+    return mapped_log.read(path, options.mapping)
 
 
 def _plain(read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:

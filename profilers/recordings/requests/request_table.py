@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.errors import InputError
 from latfix.stages import Status
+from latfix.traffic.parsed_fields import RECORDED, REQUEST_FIELDS
+from latfix.traffic.schedule import Traffic
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -96,6 +99,34 @@ class RequestTable:
         """``(n,)`` whether each ended well and has a latency."""
         return np.asarray((self.status == Status.OK) & (self.latency_ns >= 0))
 
+    def traffic(self, source: str) -> Traffic:
+        """All that arrived, to be replayed: features, the route, and the recorded latency where one ended ok.
+
+        :param source: the file's name, for the metadata.
+        :raises InputError: a feature has the name of a request's own field.
+        """
+        taken = next((name for name in self.features if name in REQUEST_FIELDS), None)
+        if taken is not None:
+            raise InputError(
+                f"--feature: found the name {taken!r}, which is a request's own field; expected another name"
+            )
+        features: dict[str, npt.NDArray[Any]] = {name: _whole(column) for name, column in self.features.items()}
+        if self.route is not None:
+            features["route"] = np.array(self.routes, dtype=object)[self.route]
+        features[RECORDED] = np.where(self.ok, self.latency_ns / 1e6, np.nan)
+        unique = bool(self.ids) and all(self.ids) and len(set(self.ids)) == len(self.ids)
+        return Traffic.plain(
+            self.arrival_ns,
+            ids=list(self.ids) if unique else None,
+            features=features,
+            metadata={
+                "source": source,
+                "format": f"imported: {self.facts.get('format', 'requests')}",
+                "rows": len(self),
+                "transforms": [],
+            },
+        )
+
     def sorted(self) -> RequestTable:
         """In order of arrival, and counted from the first."""
         order = np.argsort(self.arrival_ns, kind="stable")
@@ -125,3 +156,12 @@ class RequestTable:
             steps=steps,
             start_unix_ns=first if self.start_unix_ns is None and first > 10**17 else self.start_unix_ns,
         )
+
+
+def _whole(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Whole numbers where all are: a size in bytes is not written as 1200.0."""
+    numbers = np.asarray(column, dtype=np.float64)
+    whole = bool(
+        np.isfinite(numbers).all() and (np.abs(numbers) < 2**53).all() and (numbers == np.rint(numbers)).all()
+    )
+    return numbers.astype(np.int64) if whole else numbers

@@ -42,6 +42,7 @@ FIX = Fix(
     compute=0.7,
     risk="accuracy; measured before speed",
     changes_outputs=True,
+    accepted=0.9,
     needs=(available("bf16"), _native),
     sets={"precision": "bf16"},
     verify=_verify,

@@ -19,6 +19,7 @@ FIX = Fix(
     compute=0.7,
     risk="accuracy, and numbers above 65,504 become infinite; measured before speed",
     changes_outputs=True,
+    accepted=0.9,
     needs=(available("fp16"), new_in_half),
     sets={"precision": "fp16"},
     verify=_verify,

@@ -30,6 +30,7 @@ FIX = Fix(
     compute=0.6,
     risk="accuracy, measured before speed; a start that is later by the compilation",
     changes_outputs=True,
+    accepted=0.6,
     making_gpu_s=COMPILING_S,
     needs=(available("fp8_dynamic"), own_layers, with_compiler, fast_layers("fp8_dynamic")),
     sets=_sets,

@@ -66,6 +66,7 @@ FIX = Fix(
     compute=0.6,
     risk="accuracy; measured before speed",
     changes_outputs=True,
+    accepted=0.5,
     making_gpu_s=COMPILING_S,
     needs=NEEDS,
     sets=int8_layers,

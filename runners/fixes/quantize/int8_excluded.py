@@ -85,6 +85,7 @@ FIX = Fix(
     compute=0.75,
     risk="accuracy; measured before speed",
     changes_outputs=True,
+    accepted=0.7,
     making_gpu_s=COMPILING_S,
     needs=(*NEEDS, _layers_known),
     sets=_sets,

@@ -311,6 +311,23 @@ def test_a_slow_prepare_is_not_charged_to_the_batch() -> None:
     assert "python.gc" not in dict(batch.causes)
 
 
+def test_what_it_waited_behind_and_the_ledger_tell_the_same() -> None:
+    # GIVEN a batch that takes 230 ms longer because threads of the operators' pool had no core
+    line = Line(arrivals=paced(60), gc={30: 230.0})
+    record = line.record()
+    record.batches["pool_runq_ns"][30] = 230 * MS
+    none = {name: column[:0] for name, column in record.events.items()}
+    record = replace(record, events=none, meta=record.meta.updated(torch_threads=2))
+    # WHEN
+    (story,) = told(record, "r32")
+    # THEN the batch's table names what the ledger names
+    held = dict(by_label(queue_of(story))["30"].causes)
+    through = {entry.cause: entry.propagated_ns for entry in story.entries}
+    assert held["host.contention"] == pytest.approx(230 * MS, rel=0.02)
+    assert abs(held.get("unexplained", 0)) < MS
+    assert max(through, key=lambda cause: through[cause]) == "host.contention"
+
+
 def test_every_worker_that_was_busy_is_told() -> None:
     record = Line(arrivals=paced(60, 8.0), workers=2, gc={20: 150.0, 21: 170.0}).record()
     (story,) = told(record, "r24")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from latfix.results.comparison import Comparison
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
-from latfix.runners.gate.decide import Decision, check, decide
+from latfix.runners.gate.decide import Decision, check, decide, with_causes
 from latfix.runners.gate.paired_rounds import Round
 from latfix.traffic.schedule import Traffic
 
@@ -159,3 +160,24 @@ def test_the_drift_is_noted() -> None:
     found = decide(GATES, drifting, budget_s=180, seed=0, on_round=lambda *_: None, clock=service.clock)
     assert found.comparison is not None
     assert any("in turns" in note for note in found.comparison.notes)
+
+
+def test_a_failed_gate_on_a_percentile_tells_the_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diagnosed(record: RunRecord, *, percentile: float, seed: int) -> SimpleNamespace:
+        assert percentile == 95 and seed == 0
+        tail_ms = float(np.percentile(record.requests["latency_ns"], 95)) / 1e6
+        causes = [SimpleNamespace(cause="python.gc", tail_ms=0.75 * tail_ms)]
+        return SimpleNamespace(reference_ms=0.25 * tail_ms, causes=causes)
+
+    monkeypatch.setattr("latfix.runners.gate.decide.diagnose", diagnosed)
+    gates = [parse_gate("p95<=baseline*1.1"), parse_gate("mean<=baseline*1.1")]
+    for service, failed in ((Service(factor=1.5), True), (Service(), False)):
+        found = decide(gates, service.rounds(), budget_s=180.0, seed=0, on_round=lambda *_: None, clock=service.clock)
+        comparison = with_causes(found, 0)
+        assert comparison is not None
+        change, of_the_mean = comparison.why
+        assert not of_the_mean.causes_ms and bool(change.causes_ms) is failed
+        if failed:
+            assert change.causes_ms["python.gc"] == pytest.approx(3 * change.causes_ms["a quiet request"])
+            assert change.causes_ms["python.gc"] > 0 and "; by cause, requests beyond it + " in change.sentence
+            assert Comparison.from_json(comparison.to_json()).why == comparison.why

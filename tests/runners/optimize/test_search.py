@@ -170,6 +170,14 @@ def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -
     assert dict(outcome.settings.env) == {"GENTLE": "0.7"}
 
 
+def test_of_ways_that_are_foretold_alike_the_one_whose_answers_are_safer_is_replayed_first(
+    search: Any, world: Any
+) -> None:
+    outcome = search(model(world, "BOLD", 0.5, accepted=0.5), model(world, "SAFE", 0.55, accepted=0.9))
+    assert outcome.trials[0].configuration.fixes == ("a.SAFE",)
+    assert dict(outcome.settings.env) == {"BOLD": "0.5"}, "the better one is still tried, and taken"
+
+
 @pytest.mark.parametrize(("differing", "asked"), [(0, 1), (3, 2)])
 def test_who_shares_a_batch_changes_no_answer_where_batches_answer_as_alone(
     search: Any, world: Any, differing: int, asked: int

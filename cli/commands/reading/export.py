@@ -1,0 +1,138 @@
+"""``latfix export``: a run in the format of another tool."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfix.errors import InputError
+
+if TYPE_CHECKING:
+    from latfix.files.json_documents import Document
+    from latfix.reports.exports.formats import Format, Subject
+    from latfix.run_record.chunked_record import RecordSource
+
+NAMES = (
+    *("perfetto", "otlp", "openmetrics", "hdr", "speedscope", "csv", "parquet"),
+    *("markdown", "plain", "github", "gitlab"),
+)
+#: What other tools call the same.
+_ALIASES = {"chrome": "perfetto", "trace": "perfetto", "opentelemetry": "otlp", "prometheus": "openmetrics"}
+_ALIASES |= {
+    "hdrhistogram": "hdr",
+    "markdown-plain": "plain",
+    "github-annotations": "github",
+    "code-quality": "gitlab",
+}
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's folder, or another result's.", show_default=False)
+    ],
+    target: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"One of {', '.join(NAMES)}.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR/FILE", help="Write there, not to standard output; compressed if it ends in .gz."
+        ),
+    ] = None,
+) -> None:
+    """Write a run in the format of another tool.
+
+    Traces, spans, metrics, histograms, tables, and what CI servers show.
+    """
+    from latfix.formatting import did_you_mean
+    from latfix.reports.exports.formats import FORMATS
+
+    name = _ALIASES.get(target, target)
+    if name not in FORMATS:
+        hint = did_you_mean(target, [*NAMES, *_ALIASES])
+        raise InputError(f"--to: found {target!r}; expected one of {', '.join(NAMES)}{f'; {hint}' if hint else ''}")
+    chosen = FORMATS[name]
+    subject = _subject(run, name, chosen)
+    if out is None or str(out) == "-":
+        if chosen.pieces is None:
+            raise InputError(f"--to {name}: found no --out; expected --out FILE, since it is no text")
+        sys.stdout.writelines(chosen.pieces(subject))
+    else:
+        where = out / chosen.file if out.is_dir() else out
+        _write(subject, chosen, where)
+        typer.echo(f"wrote {where}")
+
+
+def _write(subject: Subject, chosen: Format, where: Path) -> None:
+    """Write a file whole or not at all.
+
+    :raises InputError: it cannot be written, or holds what somebody recorded.
+    """
+    import gzip
+
+    from latfix.cli.shared.options import see_that_it_can_be_written
+    from latfix.files.atomic_write import replacement
+
+    see_that_it_can_be_written("--out", str(where))
+    with replacement(where) as temporary, temporary.open("wb") as file:
+        if where.suffix == ".gz":
+            with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed:
+                chosen.write_to(subject, packed)  # type: ignore[arg-type]
+        else:
+            chosen.write_to(subject, file)
+
+
+def _subject(run: Path, name: str, chosen: Format) -> Subject:
+    """What a format is made from.
+
+    :raises InputError: there is no such run, or it has not what the format needs.
+    """
+    from latfix.reports.exports.formats import Subject
+
+    run = run.parent if run.name == "run.json" else run
+    record = _record(run) if (run / "run.json").exists() else None
+    if not chosen.needs:
+        if record is None:
+            raise InputError(
+                f"{run}: found no run.json; --to {name} expects the folder of a run, as latfix diagnose writes it"
+            )
+        return Subject(record=record, result=None)
+    result = _result(run, record)
+    if not isinstance(result, chosen.needs):
+        expected = " or ".join(each.__name__.lower() for each in chosen.needs)
+        raise InputError(f"{run}: found a {type(result).__name__.lower()}; --to {name} expects a {expected}")
+    return Subject(record=record, result=result, path=_workload_path(record))
+
+
+def _record(run: Path) -> RecordSource:
+    from latfix.profilers.chunked.record_chunks import WholeRecord
+    from latfix.run_record.chunked_record import open_record
+    from latfix.run_record.run_record import RunRecord
+
+    record = open_record(run)
+    return WholeRecord(record) if isinstance(record, RunRecord) else record
+
+
+def _result(run: Path, record: RecordSource | None) -> Document:
+    """The document of a result's file or folder; a run that has none is diagnosed."""
+    from latfix.cli.commands.reading.report import saved_document
+    from latfix.cli.shared.diagnose_flow import diagnosed
+    from latfix.results import read_result
+    from latfix.run_record.chunked_record import open_record
+
+    known = run / "diagnosis.json"
+    file = known if known.is_file() else saved_document(run)
+    if file is not None:
+        return read_result(file)
+    if record is None:
+        raise InputError(f"{run}: found no result; expected the folder that a command wrote, or its JSON file")
+    return diagnosed(open_record(run))
+
+
+def _workload_path(record: RecordSource | None) -> str:
+    """Where the workload's settings lie, from here where that is above them."""
+    folder = Path(record.meta.workload_folder) if record is not None else Path()
+    inside = folder.is_absolute() and folder.is_relative_to(Path.cwd())
+    return os.path.join(folder.relative_to(Path.cwd()) if inside else folder.name, "workload.toml")  # noqa: PTH118

@@ -1,0 +1,175 @@
+"""Reading large traffic for its figures alone: block by block, in memory that holds numbers and no rows."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.errors import InputError
+from latfix.traffic.derived_features import map_columns
+from latfix.traffic.io.file_source import MAX_UNPACKED_BYTES, Source
+from latfix.traffic.io.metadata_sidecar import read_sidecar
+from latfix.traffic.io.native_format import read_native
+from latfix.traffic.io.row_parsers import looks_like_json, read_table
+from latfix.traffic.parsed_fields import Fields, feature_array
+from latfix.traffic.schedule import Traffic
+
+#: Text at a time; parsed, it takes some ten times as much.
+_BLOCK_BYTES = 2 << 20
+_GZIP = b"\x1f\x8b"
+
+Array = npt.NDArray[Any]
+
+
+class _ReadWhole(Exception):
+    """This must be read as a whole: another format, or something is wrong that only that can tell rightly."""
+
+
+def read_in_blocks(
+    path: Path, *, mapping: Mapping[str, str], on_rows: Callable[[int], None] = lambda _rows: None
+) -> Traffic | None:
+    """Sound traffic in latfix's own format, as JSON Lines or CSV, without ids and payloads; ``None`` for any other.
+
+    :param mapping: features to derive, parsed.
+    :param on_rows: told after each block how many requests there are so far.
+    """
+    columns = _Columns(mapping)
+    try:
+        for source in _blocks(path):
+            columns.add(source)
+            on_rows(columns.rows)
+        return columns.traffic(path)
+    except (_ReadWhole, InputError, OSError, EOFError, ValueError, zlib.error):
+        return None
+
+
+def _blocks(path: Path) -> Iterator[Source]:
+    """The file as sources of some lines each; the header of CSV comes before each."""
+    if not path.is_file():
+        raise _ReadWhole
+    with path.open("rb") as raw:
+        compressed = raw.read(2) == _GZIP
+    header, total, first = b"", 0, True
+    with gzip.open(path) if compressed else path.open("rb") as stream:
+        while lines := stream.readlines(_BLOCK_BYTES):
+            data = b"".join(lines).removeprefix(b"\xef\xbb\xbf" if first else b"")
+            total += len(data)
+            if b"\x00" in data or total > MAX_UNPACKED_BYTES:
+                raise _ReadWhole
+            if first and not looks_like_json(data.decode()):
+                header = lines[0].removeprefix(b"\xef\xbb\xbf")
+            elif header:
+                data = header + data
+            first = False
+            if data.strip():
+                yield Source(path=path, sha256="", kind="text", data=data, compressed=compressed)
+
+
+@dataclass(slots=True)
+class _Columns:
+    """What has been read so far, as arrays of each block."""
+
+    mapping: Mapping[str, str]
+    rows: int = 0
+    container: str = ""
+    fields: dict[str, list[Array]] = field(default_factory=dict)
+    features: dict[str, dict[int, Array]] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def add(self, source: Source) -> None:
+        table = read_table(source, skip_bad_lines=False)
+        if "arrival_s" not in table.columns or not table.lines:
+            raise _ReadWhole
+        found = read_native(table, {})
+        if self.mapping:
+            add = table.problems.add
+            found.features = map_columns(
+                found.features, len(table.lines), self.mapping, lambda row, *words: add(table.lines[row], *words)
+            )
+        if table.problems.by_line:
+            raise _ReadWhole
+        self.container = table.container
+        self._keep(found)
+
+    def _keep(self, found: Fields) -> None:
+        ids = [hash(name) for name in found.ids if name is not None]
+        kept: dict[str, Array] = {
+            "arrival_ns": np.array(found.arrival_ns, dtype=np.int64),
+            "ids": np.array(ids, dtype=np.int64),
+            "priority": np.array(found.priority, dtype=np.int8),
+            "deadline_ms": np.array(found.deadline_ms, dtype=np.float64),
+            "sessions": self._shared(found.sessions),
+        }
+        for name, column in kept.items():
+            self.fields.setdefault(name, []).append(column)
+        for name, values in found.features.items():
+            array = feature_array(values)
+            block = self._shared(array.tolist()) if array.dtype == object else array
+            self.features.setdefault(name, {})[len(self.lengths)] = block
+        self.lengths.append(len(found.arrival_ns))
+        self.rows += len(found.arrival_ns)
+
+    def _shared(self, values: list[str | None]) -> Array:
+        """Texts that are the same are one object."""
+        column = np.empty(len(values), dtype=object)
+        column[:] = [None if value is None else self.texts.setdefault(value, value) for value in values]
+        return column
+
+    def traffic(self, path: Path) -> Traffic:
+        if not self.rows:
+            raise _ReadWhole
+        whole = {name: np.concatenate(parts) for name, parts in self.fields.items()}
+        if len(np.unique(whole["ids"])) < len(whole["ids"]):
+            raise _ReadWhole  # an id twice, and the line of it is not known here
+        order = np.argsort(whole["arrival_ns"], kind="stable")
+        names = [
+            *(name for name in self.features if name not in self.mapping),
+            *self.mapping,
+        ]  # the derived ones last
+        return Traffic(
+            arrival_ns=whole["arrival_ns"][order],
+            ids=[],
+            priority=whole["priority"][order],
+            sessions=whole["sessions"][order].tolist(),
+            deadline_ms=whole["deadline_ms"][order],
+            features={name: self._feature(self.features[name])[order] for name in names if name in self.features},
+            payloads=[],
+            metadata={
+                "source": path.name,
+                "format": f"native-{self.container}",
+                "skipped_lines": 0,
+                "transforms": self._transforms(path),
+            },
+        )
+
+    def _feature(self, blocks: Mapping[int, Array]) -> Array:
+        kinds = {array.dtype.kind for array in blocks.values()}
+        if "O" in kinds and len(kinds) > 1:
+            raise _ReadWhole  # a number in one block and a text in another
+        absent: Any = None if "O" in kinds else np.nan
+        parts = [
+            blocks[k] if k in blocks else np.full(length, absent, dtype=object if "O" in kinds else np.float64)
+            for k, length in enumerate(self.lengths)
+        ]
+        return np.concatenate(parts)
+
+    def _transforms(self, path: Path) -> list[Any]:
+        """What was done to traffic that latfix wrote, where the file is still as it wrote it."""
+        sidecar = read_sidecar(path)
+        if sidecar is None:
+            return []
+        if sidecar.kinds and self.container == "csv":
+            raise _ReadWhole  # it says which cells are no numbers
+        with path.open("rb") as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == sidecar.sha256
+        known = sidecar.metadata.get("transforms", []) if same else []
+        return known if isinstance(known, list) else []

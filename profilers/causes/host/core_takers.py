@@ -1,0 +1,181 @@
+"""Who had the cores while the service's threads waited for one, and whether that was the machine's doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.formatting import significant
+from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX
+from latfix.run_record.schema import Columns
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+UNSEEN = "processes that cannot be seen from here (another container, or too short-lived)"
+STOLEN = "a neighbor of this virtual machine (stolen by the hypervisor)"
+OPERATORS = "the service's own operator threads"
+WORKERS = "the service's workers"
+PREPARERS = "its prepare threads"
+REPLAYER = "latfix's replayer"
+PROBES = "latfix's probes and progress"
+#: By name of a thread, whose it is; the first that fits. The replayer runs on the runner's main thread.
+_THREADS = (
+    ("native", OPERATORS),
+    ("MainThread", REPLAYER),
+    ("latfix-worker", WORKERS),
+    ("latfix-prepare", PREPARERS),
+    ("latfix-", PROBES),
+)
+#: Cores below which nobody is worth naming; and of the largest, the share.
+_LEAST, _OF_LARGEST = 0.05, 0.2
+_NAMED = 3
+#: The service waited for a core for so much of the time that its threads ran or wanted to ...
+_WAITED = 0.05
+#: ... while others had so many cores: then the machine is disturbed.
+_TAKEN = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """Somebody who had cores.
+
+    :param cores: on average, over the time that was asked for.
+    :param outside: neither the service nor latfix.
+    """
+
+    name: str
+    cores: float
+    outside: bool
+
+    @property
+    def words(self) -> str:
+        """``stress (process 4711), 1.2 cores``."""
+        return f"{self.name}, {significant(self.cores, 2)} cores"
+
+
+def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = None) -> tuple[Taker, ...]:
+    """Everybody who had cores, the largest first; empty where other processes were not watched.
+
+    :param at: times that matter, with their ``weight``; the whole run where ``None``.
+    """
+    series = _Series.of(samples)
+    if series is None:
+        return ()
+    share = series.shares(at, weight)
+    others: dict[str, float] = {}
+    numbers: dict[str, set[str]] = {}
+    own: dict[str, float] = {}
+    for name in series.names:
+        if name.startswith(PREFIX) and name != ALL_SERIES:
+            number, _, comm = name.removeprefix(PREFIX).removesuffix(SUFFIX).partition(".")
+            others[comm] = others.get(comm, 0.0) + float(share @ series.spent(name))
+            numbers.setdefault(comm, set()).add(number)
+        elif name.startswith("thread.") and name.endswith(".cpu_ns"):
+            thread = name.removeprefix("thread.").removesuffix(".cpu_ns")
+            whose = next((whose for start, whose in _THREADS if thread.startswith(start)), f"its thread {thread}")
+            own[whose] = own.get(whose, 0.0) + float(share @ series.grown(name))
+    latfix = float(share @ series.spent(LATFIX_SERIES))
+    stolen = float(share @ series.grown("host.steal_ns"))
+    process = float(share @ series.grown("process.cpu_ns")) or float(share @ series.grown("server.cpu_ns"))
+    seen = float(share @ series.spent(ALL_SERIES)) + process + latfix + stolen
+    unseen = float(share @ series.grown("host.cpu_busy_ns")) - seen
+    own[PROBES] = own.get(PROBES, 0.0) + latfix
+    found = [
+        *(Taker(name=_named(comm, numbers[comm]), cores=cores, outside=True) for comm, cores in others.items()),
+        *(Taker(name=name, cores=cores, outside=False) for name, cores in own.items()),
+        Taker(name=STOLEN, cores=stolen, outside=True),
+        Taker(name=UNSEEN, cores=unseen, outside=True),
+    ]
+    return tuple(sorted((taker for taker in found if taker.cores > 0), key=lambda taker: -taker.cores))
+
+
+def _named(comm: str, numbers: set[str]) -> str:
+    return f"{comm} (process {next(iter(numbers))})" if len(numbers) == 1 else f"{comm} ({len(numbers)} processes)"
+
+
+def takers_words(takers: tuple[Taker, ...], *, but: tuple[str, ...] = ()) -> str:
+    """The largest in words; empty where nobody was watched.
+
+    :param but: names of those who are the victims themselves.
+    """
+    if not takers:
+        return ""
+    some = [taker for taker in takers if taker.name not in but and taker.cores >= _LEAST]
+    if not some:
+        return "no process that can be seen from here"
+    return "; ".join(taker.words for taker in some[:_NAMED] if taker.cores >= _OF_LARGEST * some[0].cores)
+
+
+def disturbance(samples: Columns) -> str:
+    """How others disturbed the run, in words; empty where they did not, or nobody watched."""
+    takers = tuple(taker for taker in core_takers(samples) if taker.outside)
+    taken = sum(taker.cores for taker in takers)
+    series = _Series.of(samples)
+    if series is None or taken < _TAKEN:
+        return ""
+    share = series.shares(None, None)
+    ran = sum(float(share @ series.grown(name)) for name in series.own("cpu_ns"))
+    waited = sum(float(share @ series.grown(name)) for name in series.own("runq_ns"))
+    if waited <= _WAITED * (ran + waited):
+        return ""
+    return (
+        f"others had {significant(taken, 2)} cores ({takers_words(takers)}), and the service's threads waited for "
+        f"one {100 * waited / (ran + waited):.0f} % of the time that they could have run"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Samples by series, seen at the readings of other processes.
+
+    :param edges: times of these readings; between two of them lies a stretch.
+    """
+
+    edges: Ints
+    names: dict[str, tuple[Ints, Floats]]
+
+    @classmethod
+    def of(cls, samples: Columns) -> _Series | None:
+        """``None`` where other processes were not watched for two readings."""
+        names: dict[str, tuple[Ints, Floats]] = {}
+        column = np.asarray(samples["series"], dtype=object)
+        if not np.any(column == ALL_SERIES):
+            return None
+        wanted = ("thread.", "process.cpu_ns", "server.", "host.", PREFIX, LATFIX_SERIES)
+        for name in set(column.tolist()):
+            if name.startswith(wanted):
+                keep = column == name
+                names[name] = samples["t_ns"][keep], samples["value"][keep]
+        edges = np.asarray(names[ALL_SERIES][0], dtype=np.int64)
+        return cls(edges, names) if len(edges) > 1 else None
+
+    def own(self, suffix: str) -> Iterator[str]:
+        """Counters of the service's threads, or of its process where it is seen from outside."""
+        kinds = ("thread.latfix-worker", "thread.latfix-prepare", "thread.native", "server.")
+        return (name for name in self.names if name.startswith(kinds) and name.endswith(f".{suffix}"))
+
+    def shares(self, at: Ints | None, weight: Ints | None) -> Floats:
+        """Weight of each stretch over its length; together, of a sum in nanoseconds they make cores."""
+        length = np.maximum(np.diff(self.edges), 1).astype(np.float64)
+        if at is None or weight is None or not weight.sum():
+            return np.full(len(length), 1.0 / length.sum())
+        stretch = np.clip(np.searchsorted(self.edges, at) - 1, 0, len(length) - 1)
+        counted = np.bincount(stretch, weights=weight.astype(np.float64), minlength=len(length))
+        return np.asarray(counted / counted.sum() / length, dtype=np.float64)
+
+    def spent(self, name: str) -> Floats:
+        """Of a series that holds what was spent since the reading before: nanoseconds by stretch."""
+        times, values = self.names.get(name, (np.zeros(0, np.int64), np.zeros(0)))
+        stretch = np.clip(np.searchsorted(self.edges, times) - 1, 0, len(self.edges) - 2)
+        return np.asarray(np.bincount(stretch, weights=values, minlength=len(self.edges) - 1), dtype=np.float64)
+
+    def grown(self, name: str) -> Floats:
+        """Of a counter: nanoseconds by stretch."""
+        times, values = self.names.get(name, (np.zeros(0, np.int64), np.zeros(0)))
+        if len(times) < 2:
+            return np.zeros(len(self.edges) - 1)
+        return np.asarray(np.diff(np.interp(self.edges, times, values)), dtype=np.float64)

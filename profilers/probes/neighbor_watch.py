@@ -1,0 +1,119 @@
+"""Who else has the cores: CPU time of other processes, read once a second by the process that waits for a replay.
+
+Not by the service's own process: there a walk through ``/proc`` would take the interpreter lock again and again. A
+container sees only its own processes, and one that ends within a second is not seen either; ``/proc/stat`` counts
+both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import TracebackType
+
+from latfix.run_record.run_record import SEGMENTS
+
+PERIOD_S = 1.0
+PREFIX, SUFFIX = "other.", ".spent_ns"
+ALL_SERIES = "other.all.spent_ns"
+LATFIX_SERIES = "latfix.spent_ns"
+LINE = "neighbors: CPU time of other processes, once a second; a container sees only its own"
+#: The largest of each reading that are kept, and from which share of a core on.
+_KEPT, _LEAST = 5, 0.02
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class NeighborWatch:
+    """Reads CPU time of processes until it is left.
+
+    :param own: process groups of the service, which are no neighbors.
+    :param proc: the kernel's files; ``clock`` gives nanoseconds.
+    :ivar samples: time, series and nanoseconds on a core since the reading before, as in ``samples.parquet``.
+    """
+
+    def __init__(
+        self,
+        own: Collection[int],
+        *,
+        proc: Path = Path("/proc"),
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._own, self._proc, self._clock = set(own), proc, clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="latfix-neighbors", daemon=True)
+        self._before: dict[int, tuple[str, int]] = {}
+        self._read_ns = 0
+        self.samples: list[tuple[int, str, float]] = []
+
+    def __enter__(self) -> NeighborWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self.look()
+        while not self._stop.wait(PERIOD_S):
+            self.look()
+        self.look()
+
+    def look(self) -> None:
+        """One reading; the first has nothing to compare with, and says when the second begins."""
+        now, found = self._clock(), self._processes()
+        spent = {
+            pid: ticks - self._before[pid][1]
+            for pid, (born, ticks) in found.items()
+            if pid in self._before and self._before[pid][0] == born
+        }
+        took = now - self._read_ns if self._read_ns else 0
+        if found:
+            others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid != os.getpid()}
+            self.samples.append((now, ALL_SERIES, float(sum(others.values()))))
+            self.samples.append((now, LATFIX_SERIES, float(spent.get(os.getpid(), 0) * _TICK_NS)))
+            for pid in sorted(others, key=lambda each: -others[each])[:_KEPT]:
+                if others[pid] > _LEAST * took:
+                    self.samples.append((now, f"{PREFIX}{pid}.{self._name(pid)}{SUFFIX}", float(others[pid])))
+        self._before, self._read_ns = found, now
+
+    def _processes(self) -> dict[int, tuple[str, int]]:
+        """By number, when each process was born, which tells two of one number apart, and its ticks on a core."""
+        found = {}
+        try:
+            entries = os.listdir(self._proc)  # noqa: PTH208
+        except OSError:
+            return {}
+        for entry in entries:
+            if entry.isdigit() and (stat := self._text(f"{entry}/stat")):
+                fields = stat.rpartition(")")[2].split()
+                if len(fields) > 19 and int(fields[2]) not in self._own:
+                    found[int(entry)] = fields[19], int(fields[11]) + int(fields[12])
+        return found
+
+    def _name(self, pid: int) -> str:
+        """What the kernel calls it, without characters that a terminal or a series' name would take for more."""
+        name = self._text(f"{pid}/comm").strip() or "ended"
+        return "".join(c if c.isprintable() else "?" for c in name)
+
+    def _text(self, path: str) -> str:
+        try:
+            return (self._proc / path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def write(self, folder: Path, t0_ns: int) -> None:
+        """Append to the samples of a run whose own process has ended writing them.
+
+        :param t0_ns: from which its times count.
+        :raises OSError: they cannot be written.
+        """
+        with (folder / SEGMENTS / "samples.jsonl").open("a", encoding="utf-8") as file:
+            file.write("\n")  # after a line that a kill cut short
+            file.writelines(json.dumps([at - t0_ns, *rest]) + "\n" for at, *rest in self.samples)

@@ -1,0 +1,45 @@
+"""GitLab's code quality report: what a merge request shows of gates that did not pass.
+
+Format: https://docs.gitlab.com/ci/testing/code_quality/#code-quality-report-format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from latfix.formatting import visible
+from latfix.reports.ci.ci_summary import Summary
+
+_LONGEST = 1000
+
+
+def code_quality(summary: Summary, *, path: str) -> str:
+    """The document: ``blocker`` a failed run, ``major`` a failed gate, ``minor`` an undecided one.
+
+    :param path: the file that findings are shown at, from the repository's root.
+    """
+    found = [("blocker", "latfix", summary.failure)] if summary.failure else []
+    for outcome, severity in (("failed", "major"), ("undecided", "minor")):
+        found += [
+            (severity, gate.gate, f"gate {gate.gate} {outcome}: {gate.reason}")
+            for gate in summary.gates
+            if gate.outcome == outcome
+        ]
+    entries = [
+        {
+            "description": visible(words, limit=_LONGEST),
+            "check_name": visible(name, limit=200),
+            "fingerprint": _fingerprint(summary, name),
+            "severity": severity,
+            "location": {"path": visible(path, limit=_LONGEST), "lines": {"begin": 1}},
+        }
+        for severity, name, words in found
+    ]
+    return json.dumps(entries, indent=2) + "\n"
+
+
+def _fingerprint(summary: Summary, name: str) -> str:
+    """The same for the same gate of the same workload, by which GitLab tells what is new."""
+    known = "\0".join((summary.command, summary.workload, name))
+    return hashlib.sha256(known.encode(errors="surrogatepass")).hexdigest()

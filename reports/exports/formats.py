@@ -1,0 +1,101 @@
+"""The formats that ``latfix export`` knows, by name: what each is made from, and how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from latfix.files.json_documents import Document
+from latfix.reports.ci.ci_summary import Summary, read_summary
+from latfix.reports.ci.github_annotations import annotation_lines
+from latfix.reports.ci.gitlab_code_quality import code_quality
+from latfix.reports.ci.markdown import markdown, plain_markdown
+from latfix.reports.exports.chrome_trace import chrome_trace
+from latfix.reports.exports.hdr_log import hdr_log
+from latfix.reports.exports.openmetrics import openmetrics
+from latfix.reports.exports.otlp_spans import otlp_lines
+from latfix.reports.exports.request_tables import csv_pieces, write_parquet
+from latfix.reports.exports.speedscope import speedscope
+from latfix.results.comparison import Comparison
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.optimization import Optimization
+from latfix.run_record.chunked_record import RecordSource
+
+#: The commands whose results can be summed up for CI.
+COMMANDS: Mapping[type[Document], str] = {Diagnosis: "diagnose", Optimization: "optimize", Comparison: "compare"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is exported: a run's record, a result, or both.
+
+    :param path: of the workload as a repository has it, for findings about it.
+    """
+
+    record: RecordSource | None
+    result: Document | None
+    path: str = "workload.toml"
+
+    @property
+    def requests(self) -> RecordSource:
+        """The record; only of formats that need one."""
+        assert self.record is not None
+        return self.record
+
+    @property
+    def summary(self) -> Summary:
+        """The result as CI is told of it."""
+        assert self.result is not None
+        return read_summary(self.result.to_json(), command=COMMANDS[type(self.result)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format.
+
+    :param file: name of the file in a folder.
+    :param pieces: its text; ``None`` of one that is no text, which ``write`` writes.
+    :param needs: the types of results that it is made from; empty where it is made from requests.
+    """
+
+    file: str
+    pieces: Callable[[Subject], Iterable[str]] | None = None
+    write: Callable[[Subject, BinaryIO], None] | None = None
+    needs: tuple[type[Document], ...] = ()
+
+    def write_to(self, subject: Subject, file: BinaryIO) -> None:
+        """Write it whole, text in UTF-8."""
+        if self.write is not None:
+            self.write(subject, file)
+        for piece in self.pieces(subject) if self.pieces is not None else ():
+            file.write(piece.encode())
+
+
+def _metrics(subject: Subject) -> Iterator[str]:
+    assert isinstance(subject.result, Diagnosis)
+    return openmetrics(subject.result, subject.record)
+
+
+_ANY = tuple(COMMANDS)
+FORMATS: Mapping[str, Format] = {
+    "perfetto": Format(file="trace.json", pieces=lambda subject: chrome_trace(subject.requests)),
+    "otlp": Format(file="spans.otlp.jsonl", pieces=lambda subject: otlp_lines(subject.requests)),
+    "openmetrics": Format(file="metrics.txt", pieces=_metrics, needs=(Diagnosis,)),
+    "hdr": Format(file="latency.hlog", pieces=lambda subject: hdr_log(subject.requests)),
+    "speedscope": Format(file="speedscope.json", pieces=lambda subject: speedscope(subject.requests)),
+    "csv": Format(file="requests.csv", pieces=lambda subject: csv_pieces(subject.requests)),
+    "parquet": Format(file="rows.parquet", write=lambda subject, file: write_parquet(subject.requests, file)),
+    "markdown": Format(file="summary.md", pieces=lambda subject: [markdown(subject.summary)], needs=_ANY),
+    "plain": Format(file="summary.txt", pieces=lambda subject: [plain_markdown(subject.summary)], needs=_ANY),
+    "github": Format(
+        file="annotations.txt",
+        pieces=lambda subject: (f"{line}\n" for line in annotation_lines(subject.summary)),
+        needs=_ANY,
+    ),
+    "gitlab": Format(
+        file="gl-code-quality-report.json",
+        pieces=lambda subject: [code_quality(subject.summary, path=subject.path)],
+        needs=_ANY,
+    ),
+}

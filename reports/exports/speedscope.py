@@ -1,0 +1,99 @@
+"""A speedscope file: where the time of mean requests goes, and what each worker did when.
+
+Format: https://www.speedscope.app/file-format-schema.json. Frames come last, since they are known only then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+
+from latfix import __version__
+from latfix.formatting import visible
+from latfix.reports.exports.chrome_trace import BATCH_PARTS
+from latfix.reports.exports.hdr_log import places_of
+from latfix.run_record.chunked_record import RecordSource
+from latfix.run_record.schema import Columns
+from latfix.stages import STAGES, Status, stage_label
+
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_TAIL = 0.99
+
+
+def speedscope(source: RecordSource) -> Iterator[str]:
+    """The document, in pieces."""
+    frames: dict[str, int] = {}
+    head: dict[str, object] = {"$schema": _SCHEMA, "exporter": f"latfix {__version__}", "activeProfileIndex": 0}
+    head["name"] = visible(source.meta.workload, limit=200)
+    yield f'{json.dumps(head)[:-1]},"profiles":['
+    for number, profile in enumerate(chain(_means(source, frames), _workers(source, frames))):
+        yield from chain([",\n"] if number else [], profile)
+    yield f'],\n"shared":{{"frames":{json.dumps([{"name": frame} for frame in frames])}}}}}\n'
+
+
+def _place(frames: dict[str, int], name: str) -> int:
+    return frames.setdefault(name, len(frames))
+
+
+def _means(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
+    """A profile each of the mean request and of the mean of the slowest 1 %: stages by nanoseconds."""
+    counts = np.zeros(0, np.int64)
+    for rows in _answered(source, ("latency_ns",)):
+        found = np.bincount(places_of(rows["latency_ns"]))
+        counts = np.pad(counts, (0, max(len(found) - len(counts), 0)))
+        counts[: len(found)] += found
+    # Three digits tell where p99 lies: all that share its counter belong to the tail.
+    rank = int(np.searchsorted(np.cumsum(counts), _TAIL * counts.sum(), side="left"))
+    for title, least in (("mean of all requests", 0), ("mean of the slowest 1 %", rank)):
+        sums, number = np.zeros(len(STAGES), np.int64), 0
+        for rows in _answered(source, ("latency_ns", *(f"{stage}_ns" for stage in STAGES))):
+            slow = places_of(rows["latency_ns"]) >= least
+            sums += [int(rows[f"{stage}_ns"][slow].sum()) for stage in STAGES]
+            number += int(np.count_nonzero(slow))
+        means = (sums // max(number, 1)).tolist()
+        labels = [stage_label(stage, outside=source.meta.is_http) for stage in STAGES]
+        stacks = [[_place(frames, "request"), _place(frames, label)] for label in labels]
+        known = {"type": "sampled", "name": title, "unit": "nanoseconds", "startValue": 0, "endValue": sum(means)}
+        yield [json.dumps({**known, "samples": stacks, "weights": means})]
+
+
+def _answered(source: RecordSource, names: tuple[str, ...]) -> Iterator[Columns]:
+    """Columns of measured requests that ended ``ok``."""
+    for rows in source.scan((*names, "status", "warmup")):
+        keep = (rows["warmup"] == 0) & (rows["status"] == Status.OK)
+        yield {name: rows[name][keep] for name in names}
+
+
+def _workers(source: RecordSource, frames: dict[str, int]) -> Iterator[Iterator[str]]:
+    """A profile each of the batches of a worker, over time: one pass over the batches a worker."""
+    workers: set[int] = set()
+    latest = 0
+    for rows in source.table("batches"):
+        workers.update(np.unique(rows["worker"]).tolist())
+        latest = max(latest, int(rows["finish_end_ns"].max(initial=0)))
+    for worker in sorted(workers):
+        yield _worker(source, frames, worker, latest)
+
+
+def _worker(source: RecordSource, frames: dict[str, int], worker: int, latest: int) -> Iterator[str]:
+    known = {"type": "evented", "name": f"worker {worker}", "unit": "nanoseconds"}
+    now, between = 0, ""
+    yield f'{json.dumps(known)[:-1]},"startValue":0,"endValue":{latest},"events":['
+    for rows in source.table("batches"):
+        keep = rows["worker"] == worker
+        columns = [rows[name][keep].tolist() for name in ("size", "open_ns", *(end for _, end in BATCH_PARTS))]
+        for size, opened, *ends in zip(*columns, strict=True):
+            now = begun = max(now, opened)  # times of a profile never go back
+            whole = _place(frames, f"batch of {size}")
+            yield f'{between}{{"type":"O","frame":{whole},"at":{begun}}}'
+            between = ",\n"
+            for (name, _), end in zip(BATCH_PARTS, ends, strict=True):
+                if end > now:
+                    frame = _place(frames, name)
+                    yield f',{{"type":"O","frame":{frame},"at":{now}}},{{"type":"C","frame":{frame},"at":{end}}}'
+                    now = end
+            yield f',{{"type":"C","frame":{whole},"at":{now}}}'
+    yield "]}"

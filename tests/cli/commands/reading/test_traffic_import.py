@@ -1,0 +1,83 @@
+"""`latfix traffic import`: a log of requests becomes traffic, and what was recorded is held against its replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.parsed_fields import RECORDED
+from latfix.traffic.recorded_latency import recorded_summary_ms
+from tests.cli.commands.reading.test_traffic import run
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Two hundred requests a second apart, in the order in which they ended; every tenth failed."""
+    path = tmp_path / "access.jsonl"
+    rows = [
+        {
+            "ts": f"2026-03-01T10:{k // 60:02}:{k % 60:02}Z",
+            "latency_ms": 10 + k / 10,
+            "request_bytes": 100 * k,
+            "status": 500 if k % 10 == 9 else 200,
+        }
+        for k in range(200)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
+    return path
+
+
+def test_columns_are_named_and_latencies_kept(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "traffic.jsonl"
+    said = run("import", log, out, "--time", "ts", "--latency", "latency_ms", "--feature", "size=request_bytes")
+    traffic = read_traffic(out)
+    assert len(traffic) == 200 and traffic.arrival_ns.tolist() == [k * 10**9 for k in range(200)]
+    assert traffic.features["size"].dtype == np.int64 and traffic.features["size"].tolist()[:3] == [0, 100, 200]
+    kept = traffic.features[RECORDED]
+    assert kept[0] == 10.0 and np.isnan(kept[9]) and np.count_nonzero(np.isnan(kept)) == 20
+    assert (
+        "read 200 requests" in said and "recorded latency: p50 " in said and "wrote 200 requests over 199 s" in said
+    )
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_they_survive_a_conversion(log: Path, tmp_path: Path, suffix: str) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / f"b.{suffix}"
+    run("import", log, first, "--time", "ts", "--latency", "latency_ms", "--feature", "size=request_bytes")
+    run("convert", first, second, "--limit", 50)
+    np.testing.assert_array_equal(
+        read_traffic(second).features[RECORDED], read_traffic(first).features[RECORDED][:50]
+    )
+
+
+def test_an_access_log_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        f'10.0.0.1 - - [01/Mar/2026:10:00:{k:02} +0000] "POST /predict HTTP/1.1" 200 {50 + k} "-" "curl" 0.0{k + 10}'
+        for k in range(40)
+    ]
+    Path("access.log").write_text("\n".join(lines) + "\n")
+    run("import", "access.log")
+    traffic = read_traffic(Path("access.log.traffic.jsonl"))
+    assert len(traffic) == 40 and recorded_summary_ms(traffic.features[RECORDED])["p50"] == pytest.approx(29.5)
+    with pytest.raises(InputError, match="whose fields are known"):
+        run("import", "access.log", "--latency", "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--time", "when"), "when"),
+        (("--time", "ts", "--latency", "latency_ms", "--feature", "session=request_bytes"), "session"),
+        (("--latency", "latency_ms", "--time", "latency_ms", "--feature", "id="), "id"),
+    ],
+)
+def test_refused(log: Path, tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        run("import", log, tmp_path / "out.jsonl", *options)
+    assert not (tmp_path / "out.jsonl").exists()

@@ -1,0 +1,89 @@
+"""Lines that slow work spends longer on than typical work, on samples made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfix.profilers.code_lines.slow_lines import slow_lines
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.units import Evidence, gather
+from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+
+MS = 1_000_000
+PERIOD = int(PERIOD_S * 1e9)
+#: The model's usual line, the line that is slow now and then (in a library that the user's code calls), latfix's own.
+STACKS = [
+    ("/home/me/w/model.py:10 Ranker.forward", "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:9 call"),
+    ("/venv/lib/python3.11/json/decoder.py:353 raw_decode", "/home/me/w/model.py:41 Ranker.lookup"),
+    ("/venv/lib/python3.11/site-packages/torch/_ops.py:7 _call",),
+]
+
+
+def looked_at(record: RunRecord, stack_of: Callable[[bool], int], hit: Mapping[int, object]) -> RunRecord:
+    """The record with a look every period: into batches, the stack that ``stack_of`` says of those that were hit."""
+    compute = gather(record).units["compute"]
+    batches, last = set(hit), int(compute.end.max())
+    rows: list[tuple[int, str, float]] = []
+    for at in range(PERIOD, last, PERIOD):
+        rows.append((at, WAIT_SERIES, 0.0))
+        place = int(np.searchsorted(compute.start, at, side="right")) - 1
+        if place >= 0 and at < compute.end[place]:
+            rows.append((at, "stack.worker.0", float(stack_of(place in batches))))
+    return replace(record, samples=columns(rows))
+
+
+def columns(rows: list[tuple[int, str, float]]) -> Columns:
+    names = np.empty(len(rows), dtype=object)
+    names[:] = [name for _, name, _ in rows]
+    return {
+        "t_ns": np.array([at for at, _, _ in rows], dtype=np.int64),
+        "series": names,
+        "value": np.array([value for _, _, value in rows]),
+    }
+
+
+@pytest.fixture
+def hit() -> dict[int, tuple[str, float]]:
+    return dict.fromkeys(range(50, 600, 20), ("cpu", 60.0))
+
+
+def test_the_line_of_slow_batches_is_told(
+    simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
+) -> None:
+    # GIVEN one batch of twenty that takes 60 ms longer, on a line that the others never reach
+    record = looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 1 if slow else 0, hit)
+    record = replace(record, meta=record.meta.updated(stacks=STACKS, workload_folder="/home/me/w"))
+    # WHEN
+    found = diagnose(record, bootstrap=20).lines
+    # THEN that line comes first, with the time that it took
+    line = found[0]
+    assert (line.unit, line.file, line.line, line.function) == ("compute", "model.py", 41, "Ranker.lookup")
+    assert line.inside == "decoder.py raw_decode"
+    assert line.slow_ms == pytest.approx(60, rel=0.3) and line.typical_ms == 0.0
+    assert all(each.line != 10 for each in found), "no longer in slow ones than in typical"
+
+
+def test_where_nothing_is_the_user_s_the_library_is_named(
+    simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
+) -> None:
+    evidence = gather(looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 2 if slow else 0, hit))
+    (line,) = slow_lines(evidence, STACKS, "/home/me/w")
+    assert (line.file, line.line) == ("/venv/lib/python3.11/site-packages/torch/_ops.py", 7)
+
+
+def test_without_looks_there_are_no_lines(simulate: Callable[..., RunRecord]) -> None:
+    evidence: Evidence = gather(simulate(rate=10))
+    assert slow_lines(evidence, STACKS, "/w") == () and slow_lines(evidence, (), "/w") == ()
+
+
+def test_a_look_of_an_unknown_stack_says_nothing(
+    simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
+) -> None:
+    evidence = gather(looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 77 if slow else 78, hit))
+    assert slow_lines(evidence, STACKS, "/w") == ()

@@ -1,0 +1,90 @@
+"""Stacks of the service's threads: what is the user's is kept, what is latfix's and waiting is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from latfix.profilers.code_lines.stack_samples import StackLog, is_users
+from latfix.profilers.probes.gil_probe import LockProbe
+from latfix.profilers.probes.stage_recorder import SampleLog
+
+
+def prepare_features(begun: threading.Event, go_on: threading.Event) -> None:
+    """Code of a user, as far as a stack shows."""
+    begun.set()
+    go_on.wait()
+
+
+@contextmanager
+def working(name: str) -> Iterator[None]:
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=prepare_features, args=(begun, go_on), name=name)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def samples_of(log: SampleLog) -> list[str]:
+    return log.drain(0).splitlines()
+
+
+def test_the_user_s_frames_are_kept_innermost_first() -> None:
+    samples = SampleLog()
+    log = StackLog(samples)
+    with working("latfix-prepare-3"):
+        log.watch()
+        log.look(70)
+        log.look(90)
+    (stack,) = log.stacks
+    assert stack[0].startswith(f"{__file__}:") and stack[0].endswith(" prepare_features")
+    assert samples_of(samples) == ['[70, "stack.prepare.3", 0]', '[90, "stack.prepare.3", 0]']
+
+
+def test_threads_of_others_and_those_that_wait_are_left_out() -> None:
+    samples, end = SampleLog(), threading.Event()
+    idle = threading.Thread(target=end.wait, name="latfix-worker-0")
+    idle.start()
+    log = StackLog(samples)
+    with working("user-thread"):
+        log.watch()
+        log.look(70)
+    end.set()
+    idle.join()
+    log.look(90)
+    assert log.stacks == [] and samples_of(samples) == []
+
+
+def test_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latfix.profilers.code_lines.stack_samples._MOST_STACKS", 0)
+    samples = SampleLog()
+    log = StackLog(samples)
+    with working("latfix-prepare-0"):
+        log.watch()
+        log.look(70)
+    assert log.stacks == [] and samples_of(samples) == []
+
+
+def test_whose_a_file_is() -> None:
+    import latfix
+
+    package = Path(latfix.__file__).parent
+    assert not is_users(str(package / "runners" / "engine" / "worker.py"))
+    assert is_users(str(package / "sample_workloads" / "recommender" / "workload.py"))
+    assert is_users("/home/me/ranker/workload.py") and not is_users(threading.__file__)
+
+
+def test_the_lock_probe_looks_each_time() -> None:
+    looked: list[int] = []
+    with LockProbe(SampleLog(), period_s=0.001, look=looked.append) as probe:
+        while len(looked) < 3:
+            pass
+    assert len(looked) == probe.readings and looked == sorted(looked)

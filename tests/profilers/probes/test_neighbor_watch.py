@@ -1,0 +1,85 @@
+"""Other processes' time on a core, from files as the kernel writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import count
+from pathlib import Path
+
+from latfix.profilers.probes.neighbor_watch import NeighborWatch
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+SECOND = 1_000_000_000
+
+
+def process(proc: Path, pid: int, name: str, ticks: int, *, group: int = 0, born: int = 5) -> None:
+    """A process that has spent ``ticks``, half of them in the kernel."""
+    (proc / str(pid)).mkdir(exist_ok=True)
+    zeros = " ".join("0" * 7)
+    times = f"{ticks - ticks // 2} {ticks // 2} 0 0 20 0 1 0 {born}"
+    (proc / str(pid) / "stat").write_text(f"{pid} ({name}) R 1 {group or pid} 1 {zeros} {times} 0 0\n")
+    (proc / str(pid) / "comm").write_text(f"{name}\n")
+
+
+def looked(proc: Path, own: set[int], *changes: list[tuple[int, str, int]]) -> list[tuple[int, str, float]]:
+    """What is noted of processes that change between readings a second apart."""
+    clock = count(SECOND, SECOND)
+    watch = NeighborWatch(own, proc=proc, clock=lambda: next(clock))
+    watch.look()
+    for change in changes:
+        for pid, name, ticks in change:
+            process(proc, pid, name, ticks)
+        watch.look()
+    return watch.samples
+
+
+def test_who_spent_how_much(tmp_path: Path) -> None:
+    # GIVEN a hog whose name is no field, an idle shell, the service's group of two, and this process
+    process(tmp_path, 7, "a) R 1 (b", 1000)
+    process(tmp_path, 8, "sh", 3)
+    process(tmp_path, 9, "python3", 50, group=9)
+    process(tmp_path, 10, "loader", 50, group=9)
+    process(tmp_path, os.getpid(), "latfix", 10)
+    # WHEN all but the shell compute for a second
+    found = looked(tmp_path, {9}, [(7, "a) R 1 (b", 1090), (9, "python3", 140), (os.getpid(), "latfix", 13)])
+    # THEN the hog is told apart, the service and the watch are no neighbors
+    assert found == [
+        (SECOND, "other.all.spent_ns", 0.0),
+        (SECOND, "latfix.spent_ns", 0.0),
+        (2 * SECOND, "other.all.spent_ns", 90.0 * TICK_NS),
+        (2 * SECOND, "latfix.spent_ns", 3.0 * TICK_NS),
+        (2 * SECOND, "other.7.a) R 1 (b.spent_ns", 90.0 * TICK_NS),
+    ]
+
+
+def test_another_process_of_the_same_number_starts_anew(tmp_path: Path) -> None:
+    process(tmp_path, 7, "old", 5000, born=5)
+    watch = NeighborWatch(set(), proc=tmp_path)
+    watch.look()
+    process(tmp_path, 7, "new", 5001, born=6)
+    watch.look()
+    assert [value for _, _, value in watch.samples] == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_name_brings_no_control_characters_and_a_torn_line_takes_none_with_it(tmp_path: Path) -> None:
+    process(tmp_path, 7, "x", 0)
+    clock = count(SECOND, SECOND)
+    watch = NeighborWatch(set(), proc=tmp_path, clock=lambda: next(clock))
+    watch.look()
+    process(tmp_path, 7, "\x1b[31mred", 80)
+    watch.look()
+    run = tmp_path / "run"
+    (run / "segments").mkdir(parents=True)
+    (run / "segments" / "samples.jsonl").write_text('[1, "host.st')
+    watch.write(run, SECOND)
+    lines = (run / "segments" / "samples.jsonl").read_text().splitlines()
+    assert lines[0] == '[1, "host.st'
+    assert json.loads(lines[-1]) == [SECOND, "other.7.?[31mred.spent_ns", 80.0 * TICK_NS]
+
+
+def test_without_proc_nothing_is_noted(tmp_path: Path) -> None:
+    watch = NeighborWatch(set(), proc=tmp_path / "none")
+    watch.look()
+    watch.look()
+    assert watch.samples == []

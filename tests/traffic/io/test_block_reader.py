@@ -1,0 +1,102 @@
+"""Traffic read block by block has the shape of traffic read whole; what is odd is left to that."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from latfix.traffic.io import block_reader
+from latfix.traffic.io.block_reader import read_in_blocks
+from latfix.traffic.io.reader import read_traffic
+from latfix.traffic.io.writer import write_traffic
+from latfix.traffic.summary import describe
+from latfix.traffic.transforms import limit
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_reader, "_BLOCK_BYTES", 300)
+
+
+def rows(n: int) -> list[dict[str, object]]:
+    """Out of order, with gaps in a column of whole numbers, texts, sessions, classes and deadlines."""
+    return [
+        {
+            "arrival_s": round((k * 7919 % n) * 0.37, 6),
+            "id": f"q{k}",
+            "tokens": k,
+            **({"size": k * 10} if k > n // 2 else {}),
+            **({"lang": "de" if k % 3 else "en"} if k % 5 else {}),
+            **({"session": f"s{k % 7}", "priority": "high", "deadline_ms": 5.5} if k % 2 else {}),
+            "payload": {"text": "x" * (k % 11)},
+        }
+        for k in range(n)
+    ]
+
+
+def json_lines(n: int = 100) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows(n))
+
+
+def csv_text(n: int = 100) -> str:
+    return "arrival_s,tokens,lang\n" + "".join(f"{k * 0.5},{k},{'de' if k % 3 else 'en'}\n" for k in range(n))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", json_lines().encode()),
+        ("a.jsonl.gz", gzip.compress(json_lines().encode())),
+        ("bom.jsonl", b"\xef\xbb\xbf" + json_lines().encode()),
+        ("no-last-newline.jsonl", json_lines().strip().encode()),
+        ("a.csv", csv_text().encode()),
+        ("bom.csv", b"\xef\xbb\xbf" + csv_text().encode()),
+    ],
+)
+def test_the_shape_is_the_same(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    seen: list[int] = []
+    found = read_in_blocks(path, mapping={"double": "tokens * 2"}, on_rows=seen.append)
+    assert found is not None
+    assert len(seen) > 3 and seen == sorted(seen) and seen[-1] == 100
+    assert describe(found).to_json() == describe(read_traffic(path, mapping={"double": "tokens * 2"})).to_json()
+
+
+def test_what_was_done_to_it_is_told(tmp_path: Path) -> None:
+    path, cut = tmp_path / "a.jsonl", tmp_path / "cut.jsonl"
+    path.write_text(json_lines())
+    write_traffic(limit(read_traffic(path), 60), cut)
+    found = read_in_blocks(cut, mapping={})
+    assert found is not None and describe(found).transforms == describe(read_traffic(cut)).transforms != ()
+    cut.write_text(cut.read_text().replace("q1", "z1"))
+    changed = read_in_blocks(cut, mapping={})
+    assert changed is not None and describe(changed).transforms == (), "its sidecar is stale"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json_lines() + "{bad\n",
+        json_lines() + '{"arrival_s": 1, "id": "q3"}\n',  # an id of another block
+        json_lines() + '{"arrival_s": 1, "tokens": "many"}\n',  # a text among numbers of another block
+        json_lines() + '{"arrival_s": -1}\n',
+        json_lines() + '{"arrival_s": 1, "tokens": 1, "lang": "\x00"}\n',
+        csv_text() + '1,2,"a cell\nof two lines"\n' * 30,
+        csv_text() + "1,many,de\n",  # then the column is texts
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n",
+        "",
+    ],
+)
+def test_what_is_odd_is_read_whole(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd"
+    path.write_text(text)
+    assert read_in_blocks(path, mapping={}) is None
+
+
+def test_there_is_no_such_file(tmp_path: Path) -> None:
+    assert read_in_blocks(tmp_path / "none", mapping={}) is None
+    assert read_in_blocks(tmp_path, mapping={}) is None
