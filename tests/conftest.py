@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import os
+import pickle
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,6 +145,33 @@ def cli() -> Cli:
         return code, out.getvalue(), err.getvalue()
 
     return call
+
+
+class Canary:
+    """What would be executed by whoever unpickles it: it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.file),)
+
+    @property
+    def pickle(self) -> bytes:
+        return pickle.dumps(self)
+
+    @property
+    def sang(self) -> bool:
+        """Whether it was executed."""
+        return self.file.exists()
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[Canary]:
+    """Fails the test at its end if it was executed."""
+    bird = Canary(tmp_path / "canary")
+    yield bird
+    assert not bird.sang
 
 
 class DeviceRefused(RuntimeError):

@@ -49,8 +49,15 @@ def _walked(value: Any, name: str) -> list[Output]:
         tensor = value.detach().cpu()
         return [Output(name, (tensor.float() if tensor.is_floating_point() else tensor).numpy())]
     if isinstance(value, bool | int | float | str | np.generic | np.ndarray | tuple | list):
-        return [Output(name, np.asarray(value))]
+        return [Output(name, _elements(np.asarray(value)))]
     return [Output(name, np.asarray(repr(value)))]
+
+
+def _elements(values: Array) -> Array:
+    """Objects, such as integers beyond 64 bits, as their texts: no file holds them, and nothing compares them."""
+    if not values.dtype.hasobject:
+        return values
+    return np.array([str(each) for each in values.ravel()], dtype=np.str_).reshape(values.shape)
 
 
 def _under(name: str, key: str) -> str:

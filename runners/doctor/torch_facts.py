@@ -15,7 +15,7 @@ _TIMEOUT_S = 120.0
 
 def torch_facts() -> dict[str, Any]:
     """Facts about torch here; only ``error``, one line, where it does not load."""
-    command = [sys.executable, "-m", "latfix.runners.doctor.torch_facts"]
+    command = [sys.executable, "-P", "-m", "latfix.runners.doctor.torch_facts"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from latfix.errors import RunnerError
+from latfix.errors import RunnerError, input_error
 from latfix.request import Request
+from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
 from latfix.runners.answers.output_distance import Floats
@@ -96,34 +95,42 @@ class Reference:
     def save(self, file: Path) -> None:
         """Write it to one file, for another process of the same workload.
 
-        Answers that cannot be pickled are left out, and with them the comparison of scores request by request.
+        Answers to ``evaluate`` of types that :mod:`plain_archive` does not know are left out, and with them the
+        comparison of scores request by request.
         """
-        leaves = {(k, j): leaf for k, answer in enumerate(self.sample) for j, leaf in enumerate(answer or ())}
-        arrays: dict[str, Any] = {f"{k}.{j}": leaf.values for (k, j), leaf in leaves.items()}
         told = {
-            "names": [None if answer is None else [leaf.name for leaf in answer] for answer in self.sample],
+            "sample": [None if answer is None else [tuple(leaf) for leaf in answer] for answer in self.sample],
+            "agreements": self.agreements,
             "yardstick": self.yardstick.to_json(),
         }
         try:
-            scored = pickle.dumps((self.ids, self.answers, self.score))
-        except Exception:  # noqa: BLE001 - whatever a user's own class raises when it is pickled
-            scored = pickle.dumps(((), (), None))
-        arrays |= {"told": np.array(json.dumps(told)), "agreements": self.agreements}
-        np.savez(file, scored=np.frombuffer(scored, dtype=np.uint8), **arrays)
+            plain_archive.save(file, {**told, "scored": (self.ids, self.answers, self.score)})
+        except plain_archive.Unwritable:
+            plain_archive.save(file, {**told, "scored": ((), (), None)})
 
     @classmethod
     def load(cls, file: Path) -> Reference:
-        """Read what :meth:`save` wrote; the file is this program's own."""
-        with np.load(file) as archive:
-            told = json.loads(str(archive["told"]))
-            sample = tuple(
-                None if names is None else [Output(name, archive[f"{k}.{j}"]) for j, name in enumerate(names)]
-                for k, names in enumerate(told["names"])
+        """Read what :meth:`save` wrote.
+
+        :raises InputError: the file holds something else; nothing in it is executed.
+        """
+        told = plain_archive.load(file)
+        try:
+            ids, answers, score = told["scored"]
+            return cls(
+                sample=tuple(
+                    None if leaves is None else [Output(name, values) for name, values in leaves]
+                    for leaves in told["sample"]
+                ),
+                agreements=told["agreements"],
+                yardstick=Yardstick.from_json(told["yardstick"]),
+                ids=ids,
+                answers=answers,
+                score=score,
             )
-            ids, answers, score = pickle.loads(archive["scored"].tobytes())
-            agreements = archive["agreements"]
-        yardstick = Yardstick.from_json(told["yardstick"])
-        return cls(sample=sample, agreements=agreements, yardstick=yardstick, ids=ids, answers=answers, score=score)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found, todo = "something else than a model's answers", "begin anew in another folder"
+            raise input_error(file, None, found, "what a search's baseline answered", todo) from error
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from latfix.results.optimization import BUDGET, Candidate
 from latfix.results.optimization_step import KEYS, Shares, Step
 from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import prove
@@ -280,6 +281,7 @@ class Optimizer:
 
     def _resumed(self, journal: Journal) -> tuple[Outcome, Journal]:
         bench = self._bench
+        plain_archive.check(bench.reference)
         journal.check(self._out, self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
         diagnosis = self._diagnosed(record)

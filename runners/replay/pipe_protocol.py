@@ -12,6 +12,8 @@ from latfix.errors import EXIT_RUNNER
 
 #: How long a runner may show no sign of progress with requests in flight before it is given up.
 STALL_S = 300.0
+#: Has a runner write the stacks of its threads to its log, without the interpreter lock.
+STACKS_SIGNAL = signal.SIGUSR2
 _PR_SET_PDEATHSIG = 1
 
 

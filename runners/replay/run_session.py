@@ -20,7 +20,7 @@ from latfix.run_record.run_record import SCHEDULE, SEGMENTS, RunRecord, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.host.kernel_files import System
 from latfix.runners.measure.compute_pace import typical_batches
-from latfix.runners.replay.folder_lock import claim
+from latfix.runners.replay.folder_lock import claim, claim_again
 from latfix.runners.replay.run_origin import run_origin
 from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
@@ -130,6 +130,21 @@ def open_folder(path: Path) -> Path:
         raise _unwritable(path, error) from error
     if free < _NEEDED_BYTES:
         raise InputError(f"{path}: found {free >> 20} MiB free; expected {_NEEDED_BYTES >> 20} MiB or more")
+    return path
+
+
+def reopen_folder(path: Path) -> Path:
+    """Claim a folder that an earlier command wrote, to go on in it.
+
+    :raises InputError: another process is at work in it, or it cannot be written.
+    """
+    try:
+        if not claim_again(path):
+            raise InputError(f"{path}: found another latfix at work in it; wait for its end, or end it first")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot write there ({error.strerror}); expected the folder of an earlier command"
+        ) from error
     return path
 
 

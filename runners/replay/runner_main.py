@@ -7,6 +7,7 @@ User code may print; standard output and error go to ``runner.log`` in the run's
 from __future__ import annotations
 
 import errno
+import faulthandler
 import gc
 import math
 import os
@@ -31,7 +32,13 @@ from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.measure.compute_pace import measure_pace
 from latfix.runners.measure.layer_sensitivity import measure as measure_sensitivity
-from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, die_with_parent, first_message
+from latfix.runners.replay.pipe_protocol import (
+    STACKS_SIGNAL,
+    LineReader,
+    LineWriter,
+    die_with_parent,
+    first_message,
+)
 from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.service.load import pool_applies
 from latfix.runners.service.loaded_service import Service
@@ -202,6 +209,7 @@ def main() -> int:
     for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    faulthandler.register(STACKS_SIGNAL)
     parent, commands = LineWriter(event_fd), LineReader(command_fd)
     try:
         job = first_message(commands)

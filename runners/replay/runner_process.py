@@ -17,7 +17,7 @@ from typing import Any
 
 from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
 from latfix.runners.host.process_setup import process_environment
-from latfix.runners.replay.pipe_protocol import STALL_S, LineReader, LineWriter
+from latfix.runners.replay.pipe_protocol import STACKS_SIGNAL, STALL_S, LineReader, LineWriter
 from latfix.settings import RunnerSettings
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -27,6 +27,8 @@ LOAD_TIMEOUT_S = 1800.0
 _EXIT_TIMEOUT_S = 5.0
 #: How often a silent runner is looked after.
 _LOOK_S = 0.5
+#: How long it takes to write the stacks of a process's threads.
+_STACKS_S = 1.0
 
 
 class RunnerProcess:
@@ -48,6 +50,7 @@ class RunnerProcess:
             "entry": entry,
             "settings": settings.to_json(),
         }
+        self._hang_limit_s = settings.hang_limit_ms / 1e3
         self._env = {**process_environment(settings), "PYTHONUNBUFFERED": "1"}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -170,7 +173,7 @@ class RunnerProcess:
         """
         assert self._reader is not None and self._process is not None, "start() comes first"
         quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
-        heard = time.monotonic()
+        beating, heard = 0.0, time.monotonic()
         while True:
             while self._heard:
                 message = self._heard.popleft()
@@ -180,6 +183,8 @@ class RunnerProcess:
                     continue
                 if message["event"] == "failed":
                     raise self._failure(message)
+                if message["event"] == "status" and self._hang_limit_s:  # from now on four times a second
+                    quiet_limit = beating = max(self._hang_limit_s, STALL_S)
                 if on_event is not None:
                     on_event(message)
             if self._reader.ended:
@@ -190,10 +195,24 @@ class RunnerProcess:
                 if self._process.poll() is not None and not select.select([self._reader.fd], [], [], 0)[0]:
                     raise self._death()
                 if time.monotonic() - heard > quiet_limit:
-                    raise RunnerError(f"the runner has said nothing for {quiet_limit:.0f} s; see {self._log}")
+                    raise self._silence(quiet_limit, beating=bool(beating))
                 continue
             heard = time.monotonic()
             self._heard.extend(self._reader.read())
+
+    def _silence(self, seconds: float, *, beating: bool) -> RunnerError:
+        """The error of a process that says nothing; where its replay had begun, its stacks are in its log.
+
+        Its own watchdog is a thread that needs the interpreter lock, as the model does.
+        """
+        if not beating:
+            return RunnerError(f"the runner has said nothing for {seconds:.0f} s; see {self._log}")
+        self._signal(STACKS_SIGNAL)
+        time.sleep(_STACKS_S)
+        return RunnerError(
+            f"no thread of the runner has said anything for {seconds:.0f} s: one holds the interpreter lock, or the "
+            f"process is stopped; gave up; what was recorded is kept; stacks of its threads: {self._log}"
+        )
 
     def _failure(self, message: Mapping[str, Any]) -> LatfixError:
         kind = InputError if message["exit_code"] == EXIT_INPUT else RunnerError

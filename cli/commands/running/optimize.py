@@ -83,7 +83,7 @@ def optimize(
     from latfix.gates.evaluate import check_gates
     from latfix.gates.syntax import parse_gate
     from latfix.runners.optimize.optimizer import Options
-    from latfix.runners.replay.run_session import default_folder, open_folder
+    from latfix.runners.replay.run_session import default_folder, open_folder, reopen_folder
 
     replayed = options.TrafficOptions(
         mapping=tuple(mapping or ()),
@@ -114,7 +114,7 @@ def optimize(
     schedule = options.load_traffic(spec, replayed)
     gates = Gates(parsed, recording=Recording.open(history, parsed))
     outputs = Outputs.open("optimize", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
-    folder = resume or open_folder(out or default_folder(spec.name, "optimize"))
+    folder = reopen_folder(resume) if resume else open_folder(out or default_folder(spec.name, "optimize"))
     return optimize_into(
         folder,
         spec,

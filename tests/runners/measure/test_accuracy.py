@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from latfix.errors import InputError
 from latfix.results.answer_check import AnswerCheck
+from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import yardstick_of
 from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.measure.accuracy import (
@@ -94,11 +97,18 @@ def test_a_reference_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert read.agreements.tolist() == [0.5, 1.0, 1.0] and read.yardstick == whole.yardstick
 
 
-def test_answers_that_cannot_be_pickled_cost_the_pairing_only(tmp_path: Path) -> None:
-    whole = Reference(sample=(outputs_of(1),), ids=("a",), answers=(lambda: 1,), score=0.5)
+def test_answers_of_a_users_own_class_cost_the_pairing_only(tmp_path: Path) -> None:
+    whole = Reference(sample=(outputs_of(1),), ids=("a",), answers=(Fraction(1, 2),), score=0.5)
     whole.save(tmp_path / "r.npz")
     read = Reference.load(tmp_path / "r.npz")
     assert len(read.sample) == 1 and read.ids == () and read.score is None
+
+
+@pytest.mark.parametrize("held", [None, {"scored": ((), (), None), "sample": 3}, {"scored": 1}])
+def test_a_file_that_holds_no_answers_is_one_line(tmp_path: Path, held: object) -> None:
+    plain_archive.save(tmp_path / "r.npz", held)
+    with pytest.raises(InputError, match=r"found something else than a model's answers.*begin anew"):
+        Reference.load(tmp_path / "r.npz")
 
 
 def test_a_score_is_paired_with_the_originals(labelled: Callable[..., Service], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import Applied, Context, Fix, Verified
 from latfix.runners.optimize.optimizer import Optimizer, Options, Outcome
 from latfix.runners.replay.run_session import schedule_digest
@@ -251,6 +252,8 @@ class FakeArm:
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
             return {"alone": each, "together": each}
         if do == "evaluate":
+            if "save" in _more:
+                plain_archive.save(Path(_more["save"]), None)
             score = min([1.0, *(self.world.scores.get(name, 1.0) for name in self.settings.env)])
             return {
                 "score": score,

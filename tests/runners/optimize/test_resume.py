@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from latfix.errors import InputError
 from latfix.settings import RunnerSettings
+from tests.conftest import Canary
 
 
 def stop_at(world: Any, label: str) -> None:
@@ -156,3 +158,16 @@ def test_the_journal_is_written_after_every_trial(search: Any, world: Any, tmp_p
     world.on_replay = look
     search(world.fix("A", 0.5), world.fix("B", 1.0))
     assert seen[0] == [] and ["a.A"] in seen
+
+
+def test_answers_that_a_pickle_holds_are_refused_before_anything_runs(
+    search: Any, world: Any, tmp_path: Path, canary: Canary
+) -> None:
+    """As versions up to now wrote them; a folder may come from a stranger."""
+    search(world.fix("A", 0.5))
+    world.replays.clear()
+    pickled = np.frombuffer(canary.pickle, dtype=np.uint8)
+    np.savez(tmp_path / "out" / "outputs.npz", scored=pickled, told=np.array("{}"))
+    with pytest.raises(InputError, match=r"outputs\.npz: found .* pickles.*; expected .*; begin anew") as caught:
+        search(world.fix("A", 0.5), resume=True)
+    assert "\n" not in caught.value.message and not canary.sang and not world.replays

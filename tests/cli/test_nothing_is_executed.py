@@ -1,0 +1,175 @@
+"""Folders from a stranger, as CI artifacts of a pull request are: no command executes what it reads there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from latfix.runners.optimize.journal import Journal
+from tests.cli.conftest import batches_of, refused, serve_one_by_one, write_run
+from tests.conftest import Canary
+
+Cli = Callable[..., tuple[int, str, str]]
+WriteWorkload = Callable[..., Path]
+MS = 1_000_000
+PARQUET = ("requests", "batches", "events", "samples", "traffic")
+#: Modules that a program finds before its own where it looks into the folder that it is called in.
+MODULES = (
+    "adapter",
+    "conftest",
+    "json",
+    "latfix",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "sitecustomize",
+    "torch",
+    "workload",
+)
+PLAN = """
+schema = "latfix.plan/1"
+workload = "w"
+[[fix]]
+id = "memory.allocator"
+reason = "$(mkdir {canary}) `mkdir {canary}`"
+[fix.settings]
+env = {{ GLIBC_TUNABLES = "$(mkdir {canary}); `mkdir {canary}`" }}
+"""
+MAIN = "import json, sys; from latfix.cli.app import main; print([main(each) for each in json.load(sys.stdin)])"
+
+
+def _write_artifact(folder: Path, bird: Canary) -> None:
+    """Runs that are sound, and beside them all that could be executed by accident."""
+    rows, _ = serve_one_by_one([5 * MS] * 40 + [20 * MS] * 5)
+    code = f"__import__('os').mkdir({str(bird.file)!r})"
+    hostile: dict[str, Any] = {
+        "entry": "adapter:Plain",
+        "workload_folder": str(folder),
+        "workload": f"{{{{{code}}}}}",
+    }
+    for name, finished in (("run", True), ("killed", False)):
+        write_run(
+            folder / name, rows, batches=batches_of(rows), finished=finished, **hostile, traffic_arguments=[code]
+        )
+        (folder / name / "outputs.npz").write_bytes(bird.pickle)
+    run = pq.read_table(folder / "run" / "requests.parquet")
+    kind = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": bird.pickle}
+    fields = [each.with_metadata(kind) if each.name == "latency_ns" else each for each in run.schema]
+    pq.write_table(run.cast(pa.schema(fields)), folder / "run" / "requests.parquet")
+    for place in (folder, folder / "run"):
+        for name in MODULES:
+            (place / f"{name}.py").write_text(code)
+        (place / "hook.pth").write_text(f"import os; {code}")
+        (place / "matplotlibrc").write_text("backend: module://workload\n")
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    with (folder / ".git" / "config").open("a") as config:
+        config.write(f"[core]\n\tfsmonitor = mkdir {bird.file}\n\tpager = mkdir {bird.file}\n")
+    (folder / "plan.toml").write_text(PLAN.format(canary=bird.file))
+    (folder / "requests.jsonl").write_text(
+        "".join(json.dumps({"arrival_s": k, "id": f"{code}{k}", code: 1}) + "\n" for k in range(9))
+    )
+    (folder / "memory.pickle").write_bytes(bird.pickle)
+    (folder / "optimize").mkdir()
+    np.savez(folder / "optimize" / "outputs.npz", scored=np.frombuffer(bird.pickle, dtype=np.uint8))
+    journal: dict[str, Any] = {
+        "settings": {},
+        "traffic_sha256": "",
+        "stretch_s": 1,
+        "seed": 0,
+        "accuracy": 1,
+        "accuracy_kind": code,
+    }
+    Journal(**journal, load_s=1, accuracy_s=1).write(folder / "optimize")
+    with zipfile.ZipFile(folder / "archive.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", bird.pickle)
+    np.save(folder / "objects.npy", np.array([bird], dtype=object), allow_pickle=True)
+
+
+#: What is called in the stranger's folder, and the code that it ends with.
+CALLS: list[tuple[int, str]] = [
+    (0, "report killed --slowest 2 --out ../pages"),
+    (0, "compare run killed"),
+    (0, "export-plan plan.toml --for env"),
+    (0, "traffic inspect requests.jsonl"),
+    (0, "traffic convert requests.jsonl ../converted.csv"),
+    (2, "traffic inspect memory.pickle"),
+    (2, "diagnose memory.pickle"),
+    (2, "diagnose archive.pt"),
+    (2, "diagnose objects.npy"),
+    (2, "diagnose archive.pt --traffic requests.jsonl"),
+    (2, "fragmentation memory.pickle"),
+    (2, "report memory.pickle"),
+    (2, "report optimize"),
+    (2, "history --history memory.pickle"),
+    (2, "gate run run --gate p99<=baseline*1.1"),
+    (2, "gate plan.toml plan.toml --gate p99<=baseline*1.1 --workload run"),
+    (2, "diagnose ../w --plan memory.pickle"),
+    (2, "diagnose ../w --baseline memory.pickle --gate p99<=baseline*1.1"),
+    (2, "optimize ../w --resume optimize"),
+]
+
+
+def test_no_command_executes_what_a_strangers_folder_holds(
+    tmp_path: Path, canary: Canary, write_workload: WriteWorkload
+) -> None:
+    write_workload(tmp_path / "w")
+    _write_artifact(tmp_path / "artifact", canary)
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "main.py").write_text(MAIN)
+    called = subprocess.run(
+        [sys.executable, tmp_path / "program" / "main.py"],
+        input=json.dumps([words.split() for _, words in CALLS]),
+        cwd=tmp_path / "artifact",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "LATFIX_HISTORY": "off"},
+    )
+    assert json.loads(called.stdout.splitlines()[-1]) == [code for code, _ in CALLS], called.stderr
+    lines = called.stderr.splitlines()
+    assert sum(line.startswith("latfix: ") for line in lines) == sum(code == 2 for code, _ in CALLS), called.stderr
+    assert not any("Traceback" in line for line in lines)
+    assert any("optimize/outputs.npz: found " in line and "pickles" in line for line in lines)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows, _ = serve_one_by_one([5 * MS] * 40)
+    base = tmp_path_factory.mktemp("runs")
+    for name, finished in (("run", True), ("killed", False)):
+        write_run(base / name, rows, batches=batches_of(rows), finished=finished)
+    return base
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize(
+    "file",
+    [*(f"run/{name}.parquet" for name in PARQUET), "run/run.json", "killed/run.json", "killed/traffic.parquet"],
+)
+def test_a_pickle_in_the_place_of_a_file(
+    sound: Path, tmp_path: Path, cli: Cli, canary: Canary, command: str, file: str
+) -> None:
+    shutil.copytree(sound, tmp_path / "runs")
+    (tmp_path / "runs" / file).write_bytes(canary.pickle)
+    folder = tmp_path / "runs" / Path(file).parent
+    refused(cli(command, *[folder] * (2 if command == "compare" else 1)), file)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "samples.jsonl", "requests.bin", "batches.bin"])
+def test_a_pickle_in_the_place_of_a_segment(sound: Path, tmp_path: Path, cli: Cli, canary: Canary, name: str) -> None:
+    """Of lines and rows that are torn as much is read as is whole: none of it."""
+    shutil.copytree(sound / "killed", tmp_path / "run")
+    (tmp_path / "run" / "segments" / name).write_bytes(canary.pickle)
+    assert cli("report", tmp_path / "run", "--json", "-")[0] in (0, 2)
