@@ -41,7 +41,7 @@ COMMANDS = {
     "schema": ("reading.schema:schema", "Print the JSON Schema of a result."),
     "export": ("reading.export:export", "Write a run in the format of another tool."),
     "export-plan": ("reading.export_plan:export_plan", "Write a plan as the configuration of another server."),
-    "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, convert it, or make some up."),
+    "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, import and convert it, or make some up."),
 }
 
 #: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.

@@ -145,7 +145,7 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
-        told += f"; cores were had by {cause.culprit}" if cause.culprit else ""
+        told += f"; cores went to {cause.culprit}" if cause.culprit else ""
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
         if number and _is_replay(found):
             yield Line(label="", words=words)
