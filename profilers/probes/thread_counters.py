@@ -46,13 +46,12 @@ _X86 = ("x86_64", "AMD64")
 
 
 class DenormalFlag:
-    """Whether the thread that asks computed with denormal numbers: a sticky flag, which costs nothing until it is read.
+    """Whether the thread that asks computed with denormal numbers: a sticky flag, free until it is read.
 
-    Numbers too small for a full mantissa (float32: below 1.2e-38) take a slow path for some instructions or all, by
-    processor: some hundred cycles instead of one. The flag is bit 1 of MXCSR, "denormal operand" (Intel SDM, volume
-    1, 10.2.3): set by the first instruction of SSE or AVX that reads one, kept by thread. Where such numbers are taken
-    for zero (DAZ), it is never set, nor on other processors. No library function clears it: ``fetestexcept`` and its
-    kin do not know it.
+    Numbers too small for a full mantissa (float32: below 1.2e-38) take a slow path for some instructions or all,
+    by processor: some hundred cycles instead of one. The flag is bit 1 of MXCSR, "denormal operand" (Intel SDM,
+    volume 1, 10.2.3): set by the first instruction of SSE or AVX that reads one, kept by thread. Where they are
+    taken for zero (DAZ), it is never set, nor on other processors. ``fetestexcept`` and its kin do not know it.
     """
 
     __slots__ = ("_arguments", "_get", "_set", "_words")
