@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.replay import runner_process
 
 pytestmark = pytest.mark.slow
 
@@ -68,19 +69,27 @@ DEATHS = {
     "kill": ("os.kill(os.getpid(), 9)", "SIGKILL"),
     # Whether its end or the silence of its pipes is seen first, it has failed.
     "closed pipes": ("os.closerange(3, 64)", "pipe|exit code 1 "),
+    "interpreter lock": ("__import__('ctypes').PyDLL(None).sleep(600)", "one holds the interpreter lock"),
 }
 
 
 @pytest.mark.parametrize("how", DEATHS)
-def test_a_model_process_that_dies(how: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_a_model_process_that_dies(
+    how: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     statement, named = DEATHS[how]
-    folder = write_workload(tmp_path / "w", adapter=_adapter(forward=statement), traffic=_rows(60, 0.05))
+    runner = {"hang_limit_ms": 1000.0}
+    folder = write_workload(
+        tmp_path / "w", adapter=_adapter(forward=statement), traffic=_rows(60, 0.05), runner=runner
+    )
+    monkeypatch.setattr(runner_process, "STALL_S", 3.0)
 
     code, out, err = cli("diagnose", folder, "--out", tmp_path / "run")
 
     assert code == 4
     assert not out
     assert re.search(named, _one_line(err))
+    assert "in forward" in (tmp_path / "run" / "runner.log").read_text() or how != "interpreter lock"
     record = RunRecord.load(tmp_path / "run")
     assert record.partial and record.meta.state == "failed"
     assert 10 <= record.counts()["ok"] <= 30, "all but the last second is kept"
