@@ -29,6 +29,7 @@ COMMANDS = {
     "gate": ("running.gate:gate", "Replay two services in turns until gates are decided."),
     "sweep": ("running.sweep:sweep", "Find the largest load that meets the objective."),
     "report": ("reading.report:report", "Show a recorded run or any other result again."),
+    "watch": ("reading.watch:watch", "Show percentiles and causes of a running service, again and again."),
     "selftest": ("running.selftest:selftest", "Inject known faults here, and score the diagnosis."),
     "doctor": ("running.doctor:doctor", "Look for what makes latency jitter on this machine."),
     "fragmentation": (

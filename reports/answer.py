@@ -83,6 +83,9 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         lines += _reasons(found)
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
+    for number, each in enumerate(found.advice[:_REASONS]):
+        words = f"{each.server}: {each.change} (for {each.cause}; {each.server} by {each.told_by})"
+        lines.append(Line(label="" if number else "try", words=words))
     proposed = f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if finite(value) else ""
     lines += _merge(gate_rows(found.gates), proposed)
     if closing := closing_advice(found):

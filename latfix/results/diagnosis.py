@@ -331,6 +331,21 @@ class StreamFigures(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Document):
+    """What to change in the settings of a server that latfix does not run.
+
+    :param server: whose settings they are; ``told_by`` how that is known.
+    :param cause: what they treat: a named cause, or a metric of the server's own; ``evidence`` for it.
+    """
+
+    server: str
+    told_by: str
+    cause: str
+    change: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput(Document):
     """Requests that ended ``ok`` within every limit.
 
@@ -424,6 +439,7 @@ class Diagnosis(Document):
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
     :param service: of a service behind an address, what is known beside latency.
+    :param advice: of a service that latfix does not run, what to change in its own settings, where it is known.
     :param requests_explained: only in what ``--json`` writes, where requests were asked for.
     :param ledger: not in the document.
     """
@@ -472,6 +488,7 @@ class Diagnosis(Document):
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))
     service: ServiceFigures | None = field(default=None, metadata=json_key(omit_empty=True))
+    advice: tuple[Advice, ...] = field(default=(), metadata=json_key(omit_empty=True))
     requests_explained: tuple[Story, ...] | None = field(default=None, metadata=json_key(omit_empty=True))
     ledger: Ledger = field(default_factory=Ledger.empty, metadata=HIDDEN)
 

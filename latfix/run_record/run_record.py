@@ -22,7 +22,7 @@ from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import PARQUET, ROW_GROUP, ParquetRows, unreadable
 from latfix.files.parquet_types import check_type, read_column
 from latfix.files.regular_file import check_regular
-from latfix.run_record.run_meta import RunMeta, read_meta
+from latfix.run_record.run_meta import RUN_FILE, RunMeta, read_meta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
 from latfix.run_record.validation import RequestCheck, check_batches, check_detail, damaged
@@ -75,10 +75,14 @@ class RunRecord:
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:
-        """Read a run's folder, complete or not.
+        """Read a run's folder, complete or not; or the parts that a live service writes.
 
         :raises InputError: the folder is not a run's, or nothing readable is in it.
         """
+        from latfix.run_record import live_record
+
+        if not (folder / RUN_FILE).exists() and live_record.live_parts(folder):
+            return live_record.load_live(folder)
         meta = read_meta(folder)
         with damaged(folder):
             record = cls._read(folder, meta)

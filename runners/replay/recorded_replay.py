@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
 from latfix.profilers.probes.sampler import (
     Probe,
+    Reading,
     Sampler,
     host_reader,
     pressure_reader,
@@ -174,33 +176,14 @@ class RecordedReplay:
 
     @contextlib.contextmanager
     def _samplers(self, engine: Engine, devices: list[DeviceProbe]) -> Any:
-        fast = [
-            Probe("host", 0.2, host_reader()),
-            Probe("process", 0.5, process_reader()),
-            Probe("runner", 0.1, engine.load),
-            Probe("threads", 0.5, thread_reader()),
-        ]
         lines = self._probe_lines
-        counters = ThreadCounters()
-        lines["threads"] = (
-            "thread counters: on-CPU, run-queue delay, switches, faults"
-            if counters.has_run_delay
-            else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
-        )
-        counters.close()
         blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
+        fast = host_probes(engine, lines)
         for name, reader, period, missing in (
-            ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
-            ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
-            ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
             ("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
             ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
         ):
-            if reader is None:
-                lines[name] = missing
-            else:
-                lines[name] = f"{name}: every {period * 1000:g} ms"
-                fast.append(Probe(name, period, reader))
+            fast += _probe(name, reader, period, missing, lines)
         if blocks is not None:
             lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, where no batch is being served"
         if devices[0].allocator is not None:
@@ -287,6 +270,37 @@ class RecordedReplay:
             "sampler_core_share": sampler_ns / cost["wall_ns"],
             "lock_probe_core_share": lock.cpu_ns / cost["wall_ns"],
         }
+
+
+def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
+    """What is read of the machine and the process while a service runs; ``lines`` gets a sentence for each."""
+    counters = ThreadCounters()
+    lines["threads"] = (
+        "thread counters: on-CPU, run-queue delay, switches, faults"
+        if counters.has_run_delay
+        else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
+    )
+    counters.close()
+    found = [
+        Probe("host", 0.2, host_reader()),
+        Probe("process", 0.5, process_reader()),
+        Probe("runner", 0.1, engine.load),
+        Probe("threads", 0.5, thread_reader()),
+    ]
+    for name, reader, period, missing in (
+        ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
+        ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
+        ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
+    ):
+        found += _probe(name, reader, period, missing, lines)
+    return found
+
+
+def _probe(
+    name: str, reader: Callable[[], Reading] | None, period_s: float, missing: str, lines: dict[str, str]
+) -> list[Probe]:
+    lines[name] = missing if reader is None else f"{name}: every {period_s * 1000:g} ms"
+    return [] if reader is None else [Probe(name, period_s, reader)]
 
 
 class ThreadDeaths:
