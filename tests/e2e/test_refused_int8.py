@@ -77,8 +77,6 @@ class Classifier(Workload):
         return sum(right) / CASES
 """
 WHOLE, PART = "quantize.int8_dynamic", "quantize.int8_excluded"
-#: A gate that asks for more than the objective does is the limit of every fix.
-LEAST = 0.895
 
 
 def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tuple[int, ...]) -> dict[str, Any]:
@@ -88,9 +86,10 @@ def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tu
     workload = write_workload(
         folder / "w", adapter=adapter, traffic=rows, runner={"warmup_requests": 8, "max_batch_size": 16}
     )
-    asked = ("--fix", WHOLE, "--fix", PART, "--gate", f"accuracy>={LEAST}")
-    code, out, err = cli("optimize", workload, "--budget", "120s", *asked, "--out", folder / "o", "--json", "-")
-    assert code in (0, 3), err  # where the machine was too busy, no gate is judged
+    code, out, err = cli(
+        "optimize", workload, "--budget", "120s", "--fix", WHOLE, "--fix", PART, "--out", folder / "o", "--json", "-"
+    )
+    assert code == 0, err
     document: dict[str, Any] = json.loads(out)
     assert [step["fix"] for step in document["steps"]] == [WHOLE, PART], "int8 first, then without layers"
     for step in document["steps"]:
@@ -110,7 +109,7 @@ def test_the_layer_that_accuracy_hangs_on_is_named_and_left_out(
     figures = re.match(r"accuracy (\S+) -> (\S+), limit (\S+); loss \S+ \[\S+, \S+\]; ", whole["reason"])
     assert figures, whole["reason"]
     before, after, limit = (float(figure) for figure in figures.groups())
-    assert before == pytest.approx(0.9) and limit == LEAST and after < 0.5
+    assert before == pytest.approx(0.9) and limit == pytest.approx(before - 0.01) and after < 0.5
     assert whole["reason"] in document["told"], "told while it runs"
     # Measured: of all layers, the fragile one's effect on the answers is the largest by far.
     layers = {name: layer for layer in document["layers"]["layers"] for name in layer["names"]}
