@@ -58,7 +58,8 @@ def _timed(call: Callable[[], object], calls: int, pause_s: float) -> list[int]:
         start = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - start)
-        time.sleep(pause_s)
+        if pause_s:
+            time.sleep(pause_s)
     return times
 
 
@@ -68,7 +69,8 @@ async def _timed_async(call: Callable[[], Awaitable[object]], calls: int, pause_
         start = time.perf_counter_ns()
         await call()
         times.append(time.perf_counter_ns() - start)
-        await asyncio.sleep(pause_s)
+        if pause_s:
+            await asyncio.sleep(pause_s)
     return times
 
 

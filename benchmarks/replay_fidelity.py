@@ -1,21 +1,33 @@
 """How exactly the replayer keeps its schedule: error of each send against its scheduled time.
 
-For each rate, in one run and in turns: the replayer with the whole engine behind it (null model, so that
-nothing but latfix works), the replayer alone, and a bare loop of ``time.sleep`` until the next request is due.
-Prints p50, p99 and max in milliseconds and writes ``benchmarks/results/replay_fidelity.json``.
+For each rate, in one run and in turns: the replayer with the whole engine behind it (null model, so that nothing
+but latfix works), the replayer alone, a bare loop of ``time.sleep`` until the next request is due, and MLPerf LoadGen
+with the engine behind it where ``mlcommons-loadgen`` is installed. In three conditions: idle, beside a process that
+spins on each core, and with a ``prepare`` that holds the interpreter lock for 8 ms. Prints p50, p99 and max in
+milliseconds and the CPU time that a request took, and writes ``benchmarks/results/replay_fidelity.json``.
 
-    python benchmarks/replay_fidelity.py [--seconds 4] [--rounds 3]
+    python benchmarks/replay_fidelity.py [--seconds 4] [--rounds 3] [--loadgen FOLDER]
+
+LoadGen's error is the time from a query's schedule to the return of its callback, from its own trace; its first query
+is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import importlib.util
 import json
+import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,59 +37,115 @@ from latfix import Request, Workload
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.runners.engine.engine import Engine
 from latfix.runners.engine.worker import ModelInstance
+from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
 from latfix.runners.replay.runner_main import machine
 from latfix.settings import RunnerSettings
 
-RATES = (50, 200, 500, 1000, 5000)
 Errors = npt.NDArray[np.int64]
+_HELD_NS = 8_000_000
+_LOADGEN = "mlperf_loadgen"
+
+
+class Sent(NamedTuple):
+    """Errors of one round in nanoseconds, and CPU nanoseconds a request of the whole process."""
+
+    errors: Errors
+    cpu_ns: float = 0.0
 
 
 class _Null(Workload):
+    """:param held: added up in one call in each ``prepare``, which keeps the interpreter lock meanwhile."""
+
+    def __init__(self, held: list[int]) -> None:
+        self._held = held
+
     def load(self, device: str) -> torch.nn.Module:
         del device
         return torch.nn.Identity()
 
     def prepare(self, request: Request) -> torch.Tensor:
         del request
+        if self._held:
+            sum(self._held)
         return _INPUT
 
 
 _INPUT = torch.zeros(4)
 
 
+def held_for(ns: int) -> list[int]:
+    """Numbers whose sum takes so long."""
+    some = list(range(1_000_000))
+    took = []
+    for _ in range(5):
+        start = time.perf_counter_ns()
+        sum(some)
+        took.append(time.perf_counter_ns() - start)
+    return list(range(round(len(some) * ns / min(took))))
+
+
+@contextlib.contextmanager
+def hogs() -> Iterator[None]:
+    """A process that spins on each core meanwhile."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(round(usable_cores()))]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
 def schedule(rate: float, seconds: float, seed: int) -> Errors:
     """Poisson arrivals from 0.2 s in the future, absolute nanoseconds."""
-    gaps = np.random.default_rng(seed).exponential(1e9 / rate, max(int(rate * seconds), 20))
-    return time.perf_counter_ns() + 200_000_000 + np.cumsum(gaps).astype(np.int64)
+    return time.perf_counter_ns() + 200_000_000 + np.cumsum(gaps(rate, seconds, seed))
 
 
-def with_engine(due: Errors) -> Errors:
-    """The whole path: stamps of the engine's own recorder, as a run records them in ``dispatch``."""
+def gaps(rate: float, seconds: float, seed: int) -> Errors:
+    """Nanoseconds between arrivals."""
+    return np.random.default_rng(seed).exponential(1e9 / rate, max(int(rate * seconds), 20)).astype(np.int64)
+
+
+def _engine(slots: int, held: list[int]) -> Engine:
     settings = RunnerSettings(max_batch_size=64, batch_window_ms=0.0, intra_op_threads=1)
-    adapter = _Null()
-    recorder = StageRecorder(len(due))
-    recorder.scheduled_ns[:] = due
+    adapter = _Null(held)
     instance = ModelInstance(adapter, torch.nn.Identity(), "cpu", None, adapter.collate, set())
-    engine = Engine(
+    return Engine(
         adapter=adapter,
         instances=[instance],
         settings=settings,
-        recorder=recorder,
+        recorder=StageRecorder(slots),
         events=EventLog(),
         request_of=lambda slot: Request(id=str(slot), arrival_s=0.0),
     )
+
+
+@contextlib.contextmanager
+def _served(engine: Engine) -> Iterator[None]:
     engine.start()
     take_priority()
-    replay(due, engine.submit, threading.Event())
+    yield
     give_priority_back()
     engine.drain()
     engine.shutdown()
-    return np.asarray(recorder.handed, dtype=np.int64) - due
 
 
-def alone(due: Errors) -> Errors:
+def with_engine(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
+    """The whole path: stamps of the engine's own recorder, as a run records them in ``dispatch``."""
+    count = len(gaps(rate, seconds, seed))
+    engine = _engine(count, held)
+    cpu = time.process_time_ns()
+    with _served(engine):
+        engine.recorder.scheduled_ns[:] = due = schedule(rate, seconds, seed)
+        replay(due, engine.submit, threading.Event())
+    return Sent(np.asarray(engine.recorder.handed, dtype=np.int64) - due, (time.process_time_ns() - cpu) / count)
+
+
+def alone(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
     """The replayer with nothing behind it."""
+    del held
+    due = schedule(rate, seconds, seed)
     sent = np.zeros(len(due), dtype=np.int64)
 
     def stamp(k: int) -> None:
@@ -86,25 +154,72 @@ def alone(due: Errors) -> Errors:
     take_priority()
     replay(due, stamp, threading.Event())
     give_priority_back()
-    return sent - due
+    return Sent(sent - due)
 
 
-def bare_sleep(due: Errors) -> Errors:
+def bare_sleep(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
     """What a simple load generator does."""
+    del held
+    due = schedule(rate, seconds, seed)
     sent = np.zeros(len(due), dtype=np.int64)
     for k, at in enumerate(due.tolist()):
         left = at - time.perf_counter_ns()
         if left > 0:
             time.sleep(left / 1e9)
         sent[k] = time.perf_counter_ns()
-    return sent - due
+    return Sent(sent - due)
 
 
-KINDS: dict[str, Callable[[Errors], Errors]] = {
+def loadgen(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
+    """MLPerf LoadGen's server scenario, in the service's process as its users run it, with the engine behind it."""
+    import mlperf_loadgen as lg  # type: ignore[import-not-found, unused-ignore]
+
+    count = max(int(rate * seconds), 20)
+    engine = _engine(4 * count + 1000, held)
+    next_slot = iter(range(engine.recorder.slots))
+
+    def issue(samples: list[Any]) -> None:
+        lg.QuerySamplesComplete([lg.QuerySampleResponse(sample.id, 0, 0) for sample in samples])
+        for _ in samples:
+            slot = next(next_slot)
+            engine.recorder.scheduled_ns[slot] = time.perf_counter_ns()
+            engine.submit(slot)
+
+    settings = lg.TestSettings()
+    settings.scenario, settings.mode = lg.TestScenario.Server, lg.TestMode.PerformanceOnly
+    settings.server_target_qps, settings.server_target_latency_ns = rate, 10**12
+    settings.min_duration_ms = settings.max_duration_ms = int(seconds * 1000)
+    settings.min_query_count, settings.max_query_count = 1, count
+    settings.schedule_rng_seed = seed
+    with tempfile.TemporaryDirectory() as folder:
+        log = lg.LogSettings()
+        log.enable_trace, log.log_output.outdir = True, folder
+        sut, library = lg.ConstructSUT(issue, lambda: None), lg.ConstructQSL(1024, 1024, _ignored, _ignored)
+        cpu = time.process_time_ns()
+        engine.start()
+        lg.StartTestWithLogSettings(sut, library, settings, log)
+        engine.drain()
+        engine.shutdown()
+        cpu = time.process_time_ns() - cpu
+        lg.DestroyQSL(library)
+        lg.DestroySUT(sut)
+        trace = (Path(folder) / "mlperf_log_trace.json").read_text(encoding="utf-8")
+    ended = np.array(re.findall(r'"complete_ns":(\d+)', trace), dtype=np.int64)
+    return Sent(ended[1:], cpu / max(len(ended), 1))
+
+
+def _ignored(_: object) -> None:
+    """The samples that LoadGen would have loaded."""
+
+
+KINDS: dict[str, Callable[[float, float, int, list[int]], Sent]] = {
     "latfix, engine behind it": with_engine,
     "latfix, replayer alone": alone,
     "bare time.sleep": bare_sleep,
+    "MLPerf LoadGen": loadgen,
 }
+#: By condition, its rates: with a lock that is held for 8 ms, more than 100 a second would only queue up.
+CONDITIONS = {"idle": (50, 200, 500, 1000, 5000, 20000), "hogs": (50, 500, 5000), "lock": (20, 50, 100)}
 
 
 def main() -> None:
@@ -112,33 +227,55 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--conditions", nargs="*", choices=tuple(CONDITIONS), default=tuple(CONDITIONS))
+    parser.add_argument("--loadgen", help="the folder that mlcommons-loadgen was installed into, where not here")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "replay_fidelity.json")
     options = parser.parse_args()
+    if options.loadgen:
+        sys.path.append(str(Path(options.loadgen).resolve()))
+    kinds = {name: send for name, send in KINDS.items() if send is not loadgen or importlib.util.find_spec(_LOADGEN)}
     rows = []
-    print(f"{'rate':>6}  {'':26}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}")
-    for rate in RATES:
-        errors: dict[str, list[Errors]] = {kind: [] for kind in KINDS}
-        for round_number in range(options.rounds):
-            for kind, send in KINDS.items():
-                errors[kind].append(send(schedule(rate, options.seconds, round_number)))
-        for kind, parts in errors.items():
-            late = np.concatenate(parts) / 1e6
-            p50, p99 = (float(value) for value in np.percentile(late, [50, 99]))
-            rows.append({"rate": rate, "kind": kind, "requests": len(late), "p50_ms": p50, "p99_ms": p99})
-            rows[-1]["max_ms"] = float(late.max())
-            rows[-1]["early"] = int(np.count_nonzero(late < 0))
-            print(f"{rate:>6}  {kind:26}{p50:>10.4f}{p99:>10.4f}{late.max():>10.3f}")
+    print(f"{'':5}{'rate':>6}  {'':26}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'µs CPU':>10}")
+    for condition in options.conditions:
+        held = held_for(_HELD_NS) if condition == "lock" else []
+        with hogs() if condition == "hogs" else contextlib.nullcontext():
+            for rate in CONDITIONS[condition]:
+                rounds: dict[str, list[Sent]] = {kind: [] for kind in kinds}
+                for seed in range(options.rounds):
+                    for kind, send in kinds.items():
+                        rounds[kind].append(send(rate, options.seconds, seed, held))
+                rows += [_row(condition, rate, kind, parts) for kind, parts in rounds.items()]
     document = {
         "what": "error of each send against its scheduled time",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "rounds": options.rounds,
         "seconds": options.seconds,
+        "held_ms": _HELD_NS / 1e6,
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print(f"written to {options.out}")
+
+
+def _row(condition: str, rate: float, kind: str, parts: list[Sent]) -> dict[str, Any]:
+    late = np.concatenate([part.errors for part in parts]) / 1e6
+    p50, p99 = (float(value) for value in np.percentile(late, [50, 99]))
+    cpu_us = float(np.median([part.cpu_ns for part in parts])) / 1e3
+    figures = f"{p50:>10.4f}{p99:>10.4f}{late.max():>10.3f}{cpu_us:>10.1f}"
+    print(f"{condition:5}{rate:>6}  {kind:26}{figures}", flush=True)
+    return {
+        "condition": condition,
+        "rate": rate,
+        "kind": kind,
+        "requests": len(late),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "max_ms": float(late.max()),
+        "early": int(np.count_nonzero(late < 0)),
+        "cpu_us": cpu_us,
+    }
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.server_advice import with_advice
 from latfix.profilers.services.service_figures import service_figures
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Source, WhatIf
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Slowest, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status, status_counts
@@ -168,6 +168,7 @@ class _Findings:
             notes=(*_machine_note(disturbed), *([late] if late else []), *notes),
             disturbed=disturbed,
             recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
+            largest=Slowest.of(ledger),
             **self._outside(),
             **self._extra(causes),
         )

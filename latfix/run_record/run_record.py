@@ -102,7 +102,7 @@ class RunRecord:
             samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
         elif segments.is_dir():
             names = segment_names(meta)
-            requests = Segment(segments / "requests.bin", REQUEST_DTYPE, "index", names["requests"]).columns()
+            requests = _request_segment(folder, meta).columns()
             batches = Segment(segments / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"]).columns()
             events, samples, errors = segment_lines(segments)
         else:
@@ -206,7 +206,7 @@ def finalize(folder: Path) -> None:
     names = segment_names(meta)
     events, samples, errors = segment_lines(folder / SEGMENTS)
     batches = Segment(folder / SEGMENTS / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"])
-    requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names["requests"])
+    requests = _request_segment(folder, meta)
     tables = {
         "batches": _batch_tables(batches),
         "events": _line_tables({**events, "detail": [json.dumps(detail) for detail in events["detail"]]}),
@@ -243,9 +243,38 @@ def request_tables(folder: Path) -> Iterator[Any]:
             yield rows.rows(0, 0)
             yield from (rows.group(k) for k in range(len(rows.bounds) - 1))
         else:
-            names = segment_names(meta)["requests"]
-            requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names)
+            requests = _request_segment(folder, meta)
             yield from _request_tables(requests, folder / SCHEDULE, segment_lines(folder / SEGMENTS)[2])
+
+
+def _request_segment(folder: Path, meta: RunMeta) -> Segment:
+    """Rows of requests; of a run that did not end in order, also of those that were in flight."""
+    path, names = folder / SEGMENTS / "requests.bin", segment_names(meta)["requests"]
+    segment = Segment(path, REQUEST_DTYPE, "index", names)
+    if meta.state in ("running", "failed") and len(segment):
+        segment.add(_in_flight(segment.columns(), folder / SCHEDULE))
+    return segment
+
+
+def _in_flight(rows: Columns, schedule: Path) -> Columns:
+    """Requests that had arrived by the last end that is recorded, and have no row: they had not ended by then.
+
+    Where their wait was spent is not known: it is in ``queue``, as that of others whose stages are not.
+    """
+    from latfix.traffic.io.stored_schedule import load_schedule
+
+    measured = rows["warmup"] == 0
+    arrival = np.asarray(load_schedule(schedule).arrival_ns)
+    last = int((rows["arrival_ns"] + rows["latency_ns"])[measured].max(initial=0))
+    missing = arrival < last
+    index = rows["index"][measured]
+    missing[index[(index >= 0) & (index < len(arrival))]] = False
+    if (rows["status"] == Status.UNFINISHED).any():  # the runner ended the record itself
+        missing[:] = False
+    (index,) = np.nonzero(missing)
+    waited, none, status = last - arrival[index], np.full(len(index), -1), np.full(len(index), int(Status.UNFINISHED))
+    stages = {"index": index, "arrival_ns": arrival[index], "queue_ns": waited, "latency_ns": waited}
+    return {**stages, "status": status, "batch_id": none, "prepare_thread": none}
 
 
 def _line_tables(columns: Mapping[str, Any]) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar, cast
 
 from latfix.errors import InputError
 from latfix.formatting import shown
-from latfix.profilers.service_log.request_counters import read_counters
+from latfix.profilers.service_log.request_counters import counters_at_begin, counters_at_end
 from latfix.profilers.service_log.row_writer import Row, RowWriter
 from latfix.spans import SpanRecord, collect_spans
 
@@ -41,11 +41,11 @@ class OpenRequest:
         self._in_flight = len(log.inside)
         self._spans: list[SpanRecord] = []
         self._outer = collect_spans(self._spans)
-        self._before = read_counters()
+        self._before = counters_at_begin()
 
     def end(self, status: str, route: str, features: Mapping[str, float] = _NONE) -> None:
         """The request ended, on the thread or in the task in which it began."""
-        after = read_counters()
+        after = counters_at_end(self._before)
         collect_spans(self._outer)
         self._log.inside.discard(self)
         self._log.rows.add(Row(self._before, after, status, route, self._in_flight, self._spans, features))

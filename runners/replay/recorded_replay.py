@@ -22,7 +22,7 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
-from latfix.profilers.probes.control_groups import cgroup_reader
+from latfix.profilers.probes.control_groups import cgroup_reader, neighbor_reader
 from latfix.profilers.probes.gc_probe import GcPauses
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
@@ -178,7 +178,7 @@ class RecordedReplay:
     def _samplers(self, engine: Engine, devices: list[DeviceProbe]) -> Any:
         lines = self._probe_lines
         blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
-        fast = host_probes(engine, lines)
+        fast = [*host_probes(engine, lines), Probe("compiler", 0.5, self._service.compiles.read)]
         for name, reader, period, missing in (
             ("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
             ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
@@ -289,6 +289,7 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
     ]
     for name, reader, period, missing in (
         ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
+        ("neighbors", neighbor_reader(), 0.1, "neighbors: no control group with a quota is seen beside this one"),
         ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
         ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
     ):
